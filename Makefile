@@ -1,0 +1,51 @@
+# One word per chore. `make setup` needs Python 3.11 and the package registry, nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
+
+.PHONY: setup gen fmt check test demo bench identity draft-faults simulate clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+gen: setup
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+fmt: setup
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy slipstream services bench training
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.support.generated_code
+
+test: setup
+	$(BIN)/python -m pytest
+
+demo: setup
+	$(BIN)/slipstream demo
+
+bench: setup
+	$(BIN)/python -m bench
+
+identity: setup
+	$(BIN)/python -m bench.identity
+
+draft-faults: setup
+	$(BIN)/python -m bench.draft_faults
+
+simulate: setup
+	$(BIN)/python -m bench.simulate
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

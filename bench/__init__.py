@@ -1,0 +1,1 @@
+"""Measurements and predictions; the last line that each program prints is one JSON document."""

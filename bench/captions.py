@@ -1,0 +1,53 @@
+"""Captions one clip through a running stack and keeps what the client saw. Knows no model and no statistics."""
+
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from slipstream.cli.client import caption
+from slipstream.errors import ProtocolViolation
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """One caption as its client saw it."""
+
+    token_ids: tuple[int, ...]
+    from_draft: tuple[bool, ...]
+    """Per token, whether the draft wrote it."""
+    ready_at: tuple[int, ...]
+    """How many tokens there were at each moment when a draft became ready."""
+    lost_at: tuple[int, ...]
+    """The same for drafts that were lost."""
+    summary: Summary
+
+
+async def run_caption(
+    channel: grpc.aio.Channel,
+    video: Path,
+    options: CaptionOptions,
+    on_tokens: Callable[[int, bool], None] = lambda num_tokens, has_draft: None,
+) -> Captioned:
+    """Uploads `video` and follows its caption to the end.
+
+    `on_tokens` hears how many tokens there are whenever there are more, and whether a draft has joined.
+    """
+    token_ids: list[int] = []
+    from_draft: list[bool] = []
+    moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
+    async with aclosing(caption(channel, video, options)) as events:
+        async for event in events:
+            if event.HasField("summary"):
+                ready_at, lost_at = (tuple(moments[stage]) for stage in ("draft_ready", "draft_lost"))
+                return Captioned(tuple(token_ids), tuple(from_draft), ready_at, lost_at, event.summary)
+            if event.HasField("stage"):
+                moments.get(event.stage.stage, []).append(len(token_ids))
+                continue
+            token_ids += [token.token_id for token in event.text.tokens]
+            from_draft += [token.from_draft for token in event.text.tokens]
+            on_tokens(len(token_ids), bool(moments["draft_ready"]))
+    raise ProtocolViolation("the gateway ended the caption without a summary")

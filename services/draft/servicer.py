@@ -1,0 +1,130 @@
+"""The draft's gRPC face: prepares a session while pulling guidance, then reads restarts while the line is written."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+
+import grpc
+import torch
+
+from services.draft.engine import Chunk, DraftEngine, DraftSession
+from slipstream.errors import ProtocolViolation, ServiceUnavailable
+from slipstream.logs import get_logger
+from slipstream.pruning import Guidance, get_pruner
+from slipstream.rpc import codec
+from slipstream.rpc.client import open_channel, request_metadata
+from slipstream.rpc.guidance import read_guidance
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+
+GUIDANCE_TIMEOUT_S = 600.0
+
+
+class DraftServicer(draft_pb2_grpc.DraftServicer):
+    """Implements `proto/slipstream/rpc/v1/draft.proto`."""
+
+    def __init__(self, engine: DraftEngine) -> None:
+        self.engine = engine
+        self._targets: dict[str, grpc.aio.Channel] = {}
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        return codec.model_info_message(self.engine.model.info)
+
+    async def Session(
+        self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[draft_pb2.DraftEvent]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "start":
+            raise ProtocolViolation("a session begins with `start`")
+        request, join = codec.read_draft_start(first.start)
+        frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
+        session = self.engine.open(request, join, len(frames))
+        get_logger().info("session.opened", num_frames=len(frames), num_committed=len(join.committed))
+        try:
+            ready = await self._prepare(session, frames)
+            del frames
+            yield draft_pb2.DraftEvent(ready=ready)
+            reading = asyncio.create_task(self._read(session, requests))
+            try:
+                async for chunk in self.engine.write(session):
+                    yield _tokens_event(chunk)
+            finally:
+                reading.cancel()
+            await reading
+        finally:
+            self.engine.close(session)
+            get_logger().info("session.closed", num_written=len(session.line.output))
+
+    async def close(self) -> None:
+        """Closes the connections to targets."""
+        for channel in self._targets.values():
+            await channel.close()
+
+    async def _prepare(self, session: DraftSession, frames: codec.Frames) -> draft_pb2.DraftReady:
+        """Encodes while the guidance is on its way, prunes and prefills."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        (embeddings, encode_s), (guidance, guidance_bytes) = await asyncio.gather(
+            self.engine.encode(session, frames), self._pull_guidance(session)
+        )
+        guidance_s = loop.time() - started - encode_s
+        keep, prune_s = await self.engine.choose_tokens(session, guidance)
+        prefill_s = await self.engine.prefill(session, embeddings, keep)
+        get_logger().info("draft.ready", kept_tokens=len(keep), guidance_bytes=guidance_bytes)
+        return draft_pb2.DraftReady(
+            kept_tokens=len(keep),
+            video_tokens=session.plan.num_video_tokens,
+            encode_s=encode_s,
+            guidance_s=max(guidance_s, 0.0),
+            prune_s=prune_s,
+            prefill_s=prefill_s,
+            guidance_bytes=guidance_bytes,
+            kept_digest=_digest(keep),
+        )
+
+    async def _pull_guidance(self, session: DraftSession) -> tuple[Guidance | None, int]:
+        request = session.request
+        if not get_pruner(request.pruner).needs_guidance:
+            return None, 0
+        if request.guidance_address not in self._targets:
+            self._targets[request.guidance_address] = open_channel(request.guidance_address)
+        stub = target_pb2_grpc.TargetStub(self._targets[request.guidance_address])
+        pull = target_pb2.PullGuidanceRequest(
+            session_id=request.session_id, kind=codec.GUIDANCE_KINDS[request.guidance]
+        )
+        metadata = request_metadata(request.session_id)
+        try:
+            guidance, num_bytes = await read_guidance(
+                aiter(stub.PullGuidance(pull, timeout=GUIDANCE_TIMEOUT_S, metadata=metadata))
+            )
+        except grpc.aio.AioRpcError as error:
+            raise ServiceUnavailable(f"no guidance from the target: {error.details()}") from None
+        return guidance, num_bytes
+
+    async def _read(self, session: DraftSession, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
+        """Hands restarts and advances to the engine until `end` or the end of the stream."""
+        try:
+            async for message in requests:
+                kind = message.WhichOneof("message")
+                if kind == "restart":
+                    self.engine.restart(session, codec.read_restart(message.restart))
+                elif kind == "advance":
+                    self.engine.advance(session, codec.read_advance(message.advance))
+                elif kind == "end":
+                    return
+                else:
+                    raise ProtocolViolation("a line takes `restart`, `advance` or `end`")
+        finally:
+            self.engine.close(session)
+
+
+def _tokens_event(chunk: Chunk) -> draft_pb2.DraftEvent:
+    tokens = draft_pb2.DraftTokens(
+        epoch=chunk.epoch, position=chunk.position, token_ids=chunk.token_ids, pass_s=chunk.pass_s
+    )
+    return draft_pb2.DraftEvent(tokens=tokens)
+
+
+def _digest(keep: torch.Tensor) -> str:
+    return hashlib.sha256(keep.to("cpu", torch.int64).numpy().astype("<i8").tobytes()).hexdigest()

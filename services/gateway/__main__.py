@@ -1,0 +1,39 @@
+"""Starts the gateway: `python -m services.gateway --listen ADDRESS --target ADDRESS [--draft ADDRESS]`."""
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from services.gateway.config import GatewayConfig
+from services.gateway.peers import Peers
+from services.gateway.servicer import GatewayServicer
+from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.logs import get_logger
+from slipstream.rpc.server import run_service
+from slipstream.rpc.v1 import gateway_pb2_grpc
+
+
+async def setup(server: grpc.aio.Server, config: GatewayConfig) -> Callable[[], Awaitable[None]]:
+    """Waits for the target, checks that the draft fits if it is up already, and registers the servicer."""
+    for root in config.roots:
+        if not root.is_dir():
+            raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
+    peers = Peers(config.target, config.draft)
+    await peers.target.wait(config.start_timeout_s)
+    if peers.draft is not None:
+        try:
+            await peers.find_draft()
+        except ServiceUnavailable as error:
+            get_logger().warning("draft.missing", reason=str(error))
+    servicer = GatewayServicer(config, peers)
+    gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, server)
+
+    async def close() -> None:
+        await servicer.close()
+        await peers.close()
+
+    return close
+
+
+if __name__ == "__main__":
+    run_service("gateway", GatewayConfig, setup)

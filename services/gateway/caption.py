@@ -1,0 +1,246 @@
+"""One caption, from sampled frames to the last token: the only I/O around the protocol's state machine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc
+
+from services.gateway.draft_link import DraftLink
+from services.gateway.ledger import Ledger
+from services.gateway.options import CaptionOptions
+from services.gateway.peers import Peers
+from slipstream.errors import DraftFault, ProtocolViolation, ServiceUnavailable, SlipstreamError
+from slipstream.rpc import codec
+from slipstream.rpc.client import as_slipstream_error, request_metadata
+from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
+from slipstream.speculation.costs import CostModel
+from slipstream.speculation.pacing import get_policy
+from slipstream.speculation.pipeline import (
+    Action,
+    AdvanceLine,
+    Commit,
+    Finish,
+    JoinPoint,
+    JudgeWindow,
+    Pipeline,
+    RestartLine,
+)
+from slipstream.video.decode import SampledVideo
+
+MAX_HOLD_S = 1.0
+SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
+"""What a draft may claim of its speed: pacing divides by it."""
+_STAGE_NAMES = {target_pb2.STAGE_ENCODE: "encode", target_pb2.STAGE_PREFILL: "prefill"}
+Emit = Callable[[gateway_pb2.CaptionEvent], None]
+
+
+class Caption:
+    """Drives one caption. Reads both model streams, feeds the pipeline and carries out its actions at once.
+
+    Everything happens on the event loop and nothing in an event handler awaits, so the order of events is the order
+    of actions; messages leave through queues.
+    """
+
+    def __init__(
+        self,
+        options: CaptionOptions,
+        video: SampledVideo,
+        peers: Peers,
+        costs: CostModel,
+        ledger: Ledger,
+        emit: Emit,
+        *,
+        draft_silence_s: float,
+        timeout_s: float,
+    ) -> None:
+        target_model = peers.target.model
+        assert target_model is not None, "the target has been asked"
+        self._options = options
+        self._video = video
+        self._peers = peers
+        self._ledger = ledger
+        self._emit = emit
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._pipeline = Pipeline(
+            get_policy(options.policy),
+            costs,
+            max_window=options.max_window,
+            vocab_size=target_model.vocab_size,
+            **({} if options.speculative else {"solo_passes": options.max_new_tokens}),
+        )
+        self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
+        self._draft_link = self._make_draft_link(draft_silence_s) if options.speculative else None
+        self._window_len = 0
+        self._pass_started = self._held_since = 0.0
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._restarted_at: float | None = None
+
+    async def run(self) -> gateway_pb2.Summary:
+        """To the end of the text. Cancelled, it stops both services."""
+        drafting = asyncio.create_task(self._draft_link.run()) if self._draft_link else None
+        call = self._peers.target.stub.Session(
+            self._target_messages(), timeout=self._timeout_s, metadata=request_metadata(self._options.request_id)
+        )
+        try:
+            async for event in call:
+                self._on_target_event(event)
+        except grpc.aio.AioRpcError as error:
+            if self._pipeline.finish_reason is None:  # else our `end` has only crossed the target's own
+                raise self._target_failure(error) from None
+        except ProtocolViolation as error:
+            raise SlipstreamError(f"the target broke the protocol: {error}") from error
+        finally:
+            if self._hold_timer:
+                self._hold_timer.cancel()
+            if drafting:
+                drafting.cancel()
+            call.cancel()
+            self._to_target.put_nowait(None)  # grpc would wait for messages of a call that the target has ended
+        if self._pipeline.finish_reason is None:
+            raise ServiceUnavailable("the target ended the session before the text was complete")
+        return self._ledger.summary(self._options, self._video, self._pipeline, self._pipeline.finish_reason)
+
+    # -- what the draft says (DraftListener) --------------------------------------------------------------------------
+
+    def draft_joining(self) -> JoinPoint:
+        return self._pipeline.on_draft_joining()
+
+    def draft_ready(self, num_known: int, ready: draft_pb2.DraftReady) -> None:
+        self._ledger.joined(self._loop.time(), ready)
+        self._emit_stage("draft_ready", ready.kept_tokens, ready.video_tokens)
+        self._carry_out(self._pipeline.on_draft_ready(num_known))
+
+    def draft_wrote(self, tokens: draft_pb2.DraftTokens) -> None:
+        costs, num_tokens = self._pipeline.costs, len(tokens.token_ids)
+        if not num_tokens:
+            raise DraftFault("the draft sent a chunk without tokens")
+        if not SHORTEST_PASS_S <= tokens.pass_s <= LONGEST_PASS_S:
+            raise DraftFault(f"the draft says that a pass took {tokens.pass_s} s")
+        costs.draft_pass_s.observe(tokens.pass_s)
+        if self._restarted_at is not None and tokens.epoch == self._pipeline.epoch:
+            waited_s = self._loop.time() - self._restarted_at
+            costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
+            self._restarted_at = None
+        self._ledger.drafted(tokens)
+        self._carry_out(self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids))
+
+    def draft_lost(self, reason: str) -> None:
+        self._ledger.drafts_lost += 1
+        self._emit_stage("draft_lost", detail=reason)
+        self._carry_out(self._pipeline.on_draft_lost())
+
+    def draft_missing(self, reason: str) -> None:
+        self._emit_stage("draft_missing", detail=reason)
+
+    @property
+    def draft_owes(self) -> bool:
+        return self._pipeline.draft_owes
+
+    # -- what the target says -----------------------------------------------------------------------------------------
+
+    def _on_target_event(self, event: target_pb2.TargetEvent) -> None:
+        kind = event.WhichOneof("message")
+        if kind == "progress":
+            self._emit_stage(
+                _STAGE_NAMES.get(event.progress.stage, "queued"), event.progress.done, event.progress.total
+            )
+        elif kind == "prefilled":
+            self._ledger.prefilled = event.prefilled
+            self._emit_stage("generate")
+        elif kind == "verdict":
+            self._on_verdict(event.verdict)
+        else:
+            raise ProtocolViolation("the target sent an empty message")
+
+    def _on_verdict(self, message: target_pb2.Verdict) -> None:
+        now = self._loop.time()
+        if self._pipeline.committed:
+            round_s = now - self._pass_started
+            self._pipeline.costs.target_pass_s.observe(self._window_len, round_s)
+            self._ledger.passed(self._window_len, message.pass_s, round_s)
+        self._pass_started, self._window_len = now, 0
+        actions = self._pipeline.on_verdict(codec.read_verdict(message))
+        self._carry_out(actions, message.pieces)
+
+    # -- actions ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: Sequence[Action], pieces: Sequence[str] = ()) -> None:
+        for action in actions:
+            match action:
+                case JudgeWindow():
+                    judge = target_pb2.Judge(window=action.window, num_passes=action.num_passes)
+                    self._to_target.put_nowait(target_pb2.TargetRequest(judge=judge))
+                    self._window_len, self._pass_started = len(action.window), self._loop.time()
+                case RestartLine() | AdvanceLine():
+                    assert self._draft_link is not None
+                    self._draft_link.send(action)
+                    if isinstance(action, RestartLine):
+                        self._restarted_at = self._loop.time()
+                case Commit():
+                    self._commit(action, pieces)
+                case Finish():
+                    self._to_target.put_nowait(None)
+        self._watch_hold()
+
+    def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
+        if len(pieces) != len(action.tokens):
+            raise ProtocolViolation("the target sent a verdict without the text of its tokens")
+        self._ledger.committed(self._loop.time(), list(pieces))
+        tokens = [
+            gateway_pb2.CommittedToken(token_id=token, piece=piece, from_draft=index < action.num_from_draft)
+            for index, (token, piece) in enumerate(zip(action.tokens, pieces, strict=True))
+        ]
+        self._emit(gateway_pb2.CaptionEvent(text=gateway_pb2.CommittedText(tokens=tokens)))
+
+    def _watch_hold(self) -> None:
+        """While the target waits for the draft, a timer bounds the wait by a few times what it should take."""
+        if self._pipeline.holding and self._hold_timer is None:
+            costs = self._pipeline.costs
+            expected_s = self._pipeline.max_window * costs.draft_pass_s.value + costs.restart_s.value
+            self._held_since = self._loop.time()
+            self._hold_timer = self._loop.call_later(min(0.005 + 3 * expected_s, MAX_HOLD_S), self._on_hold_expired)
+        elif not self._pipeline.holding and self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+            self._ledger.held_s += self._loop.time() - self._held_since
+
+    def _on_hold_expired(self) -> None:
+        self._carry_out(self._pipeline.on_hold_expired())
+
+    # -- the streams --------------------------------------------------------------------------------------------------
+
+    async def _target_messages(self) -> AsyncIterator[target_pb2.TargetRequest]:
+        options, frames = self._options, self._video.frames
+        request = codec.TargetRequest(
+            options.request_id, options.prompt, options.max_new_tokens, with_guidance=options.speculative
+        )
+        yield codec.target_start(request, frames)
+        for chunk in codec.frame_chunks(frames):
+            yield target_pb2.TargetRequest(frames=chunk)
+        while (message := await self._to_target.get()) is not None:
+            yield message
+        yield target_pb2.TargetRequest(end=common_pb2.End())
+
+    def _make_draft_link(self, silence_s: float) -> DraftLink:
+        options = self._options
+        request = codec.DraftRequest(
+            session_id=options.request_id,
+            prompt=options.prompt,
+            pruner=options.pruner,
+            alpha=options.alpha,
+            positions=options.positions,
+            guidance=options.guidance,
+            guidance_address=self._peers.target.address,
+            seed=options.seed,
+        )
+        return DraftLink(self._peers, request, self._video.frames, self, silence_s=silence_s, timeout_s=self._timeout_s)
+
+    def _target_failure(self, error: grpc.aio.AioRpcError) -> Exception:
+        failure = as_slipstream_error(error, "target")
+        emitted = len(self._pipeline.committed)
+        return type(failure)(f"{failure} ({emitted} tokens were delivered)") if emitted else failure
+
+    def _emit_stage(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
+        change = gateway_pb2.StageChange(stage=stage, done=done, total=total, detail=detail)
+        self._emit(gateway_pb2.CaptionEvent(stage=change))

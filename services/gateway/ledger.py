@@ -1,0 +1,156 @@
+"""What one caption measured of itself, and the summary made of it. Knows no stream and no protocol."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from services.gateway.options import CaptionOptions
+from slipstream.rpc import codec
+from slipstream.rpc.v1 import draft_pb2, gateway_pb2, target_pb2
+from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.pipeline import Pipeline
+from slipstream.video.decode import SampledVideo
+
+
+@dataclass
+class PassTally:
+    """Target passes over windows of one length."""
+
+    count: int = 0
+    pass_s: float = 0.0
+    round_s: float = 0.0
+
+
+@dataclass
+class Ledger:
+    """Times are `loop.time()` of this process; durations come from the services themselves."""
+
+    arrived: float
+    sampled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    draft_ready_at: float = 0.0
+    longest_gap_s: float = 0.0
+    held_s: float = 0.0
+    draft_pass_s: float = 0.0
+    draft_tokens: int = 0
+    drafts_lost: int = 0
+    passes: defaultdict[int, PassTally] = field(default_factory=lambda: defaultdict(PassTally))
+    prefilled: target_pb2.Prefilled = field(default_factory=target_pb2.Prefilled)
+    draft_ready: draft_pb2.DraftReady = field(default_factory=draft_pb2.DraftReady)
+    pieces: list[str] = field(default_factory=list)
+
+    def committed(self, now: float, pieces: list[str]) -> None:
+        """Tokens became text."""
+        if not self.first_token:
+            self.first_token = now
+        else:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_token)
+        self.last_token = now
+        self.pieces.extend(pieces)
+
+    def passed(self, window_len: int, pass_s: float, round_s: float) -> None:
+        """A target pass ended. `round_s` is what it took as seen from here."""
+        tally = self.passes[window_len]
+        tally.count += 1
+        tally.pass_s += pass_s
+        tally.round_s += round_s
+
+    def drafted(self, tokens: draft_pb2.DraftTokens) -> None:
+        """The draft wrote tokens."""
+        self.draft_tokens += len(tokens.token_ids)
+        self.draft_pass_s += tokens.pass_s * len(tokens.token_ids)
+
+    def joined(self, now: float, ready: draft_pb2.DraftReady) -> None:
+        """A draft became ready; the first one's figures are kept."""
+        if not self.draft_ready_at:
+            self.draft_ready_at, self.draft_ready = now, ready
+
+    def summary(
+        self,
+        options: CaptionOptions,
+        video: SampledVideo,
+        pipeline: Pipeline,
+        finish_reason: FinishReason | None,
+    ) -> gateway_pb2.Summary:
+        """Everything, for the client."""
+        return gateway_pb2.Summary(
+            request_id=options.request_id,
+            text="".join(self.pieces),
+            num_tokens=len(pipeline.committed),
+            finish_reason=codec.finish_reason_number(finish_reason),
+            method=options.method,
+            pruner=options.pruner,
+            alpha=options.alpha,
+            policy=options.policy,
+            max_window=options.max_window,
+            video=self._video_facts(video),
+            timings=self._timings(),
+            speculation=self._speculation(pipeline),
+        )
+
+    def _video_facts(self, video: SampledVideo) -> gateway_pb2.VideoFacts:
+        num_frames, height, width, _ = video.frames.shape
+        return gateway_pb2.VideoFacts(
+            num_frames=num_frames,
+            width=width,
+            height=height,
+            duration_s=video.duration_s,
+            timestamps_s=video.timestamps_s,
+            warnings=video.warnings,
+            video_tokens=self.prefilled.video_tokens,
+            prompt_tokens=self.prefilled.prompt_tokens,
+        )
+
+    def _timings(self) -> gateway_pb2.Timings:
+        target, draft = self.prefilled, self.draft_ready
+        return gateway_pb2.Timings(
+            decode_s=self.sampled - self.arrived,
+            target_encode_s=target.encode_s,
+            target_prefill_s=target.prefill_until_guidance_s + target.prefill_after_guidance_s,
+            draft_encode_s=draft.encode_s,
+            draft_guidance_s=draft.guidance_s,
+            draft_prune_s=draft.prune_s,
+            draft_prefill_s=draft.prefill_s,
+            first_token_s=self.first_token - self.sampled,
+            draft_ready_s=self.draft_ready_at - self.sampled if self.draft_ready_at else 0.0,
+            generate_s=self.last_token - self.first_token,
+            total_s=self.last_token - self.arrived,
+            longest_gap_s=self.longest_gap_s,
+        )
+
+    def _speculation(self, pipeline: Pipeline) -> gateway_pb2.Speculation:
+        tallies = sorted(self.passes.items())
+        windows = [tally for window_len, tally in tallies if window_len]
+        plain = self.passes.get(0, PassTally())
+        num_passes = sum(tally.count for _, tally in tallies)
+        mean_pass_s = sum(tally.pass_s for _, tally in tallies) / max(num_passes, 1)
+        plain_pass_s = plain.pass_s / max(plain.count, 1)
+        draft_pass_s = self.draft_pass_s / max(self.draft_tokens, 1)
+        single_pass_s = plain_pass_s or pipeline.costs.target_pass_s(0)
+        return gateway_pb2.Speculation(
+            passes=num_passes,
+            windows=sum(tally.count for tally in windows),
+            judged=pipeline.num_judged,
+            accepted=pipeline.num_accepted,
+            restarts=pipeline.num_deaths,
+            drafts_lost=self.drafts_lost,
+            tau=pipeline.num_accepted / max(pipeline.num_judged, 1),
+            mean_accepted_length=pipeline.num_accepted / max(pipeline.num_deaths, 1),
+            target_pass_s=mean_pass_s,
+            plain_pass_s=plain_pass_s,
+            draft_pass_s=draft_pass_s,
+            speed_ratio=single_pass_s / draft_pass_s if draft_pass_s else 0.0,
+            kept_tokens=self.draft_ready.kept_tokens,
+            guidance_bytes=self.draft_ready.guidance_bytes,
+            kept_digest=self.draft_ready.kept_digest,
+            held_s=self.held_s,
+            pass_costs=[
+                gateway_pb2.PassCost(
+                    window=window_len,
+                    count=tally.count,
+                    pass_s=tally.pass_s / tally.count,
+                    round_s=tally.round_s / tally.count,
+                )
+                for window_len, tally in tallies
+            ],
+        )

@@ -1,0 +1,109 @@
+"""What one caption was asked to be: the wire's options with defaults filled in, every value checked."""
+
+import math
+import uuid
+from dataclasses import dataclass
+
+from services.gateway.config import GatewayConfig
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
+from slipstream.rpc.codec import GUIDANCE_KINDS
+from slipstream.rpc.v1 import gateway_pb2
+from slipstream.speculation.pacing import POLICIES
+
+METHODS = ("parallel", "autoregressive")
+PRUNERS = ("uv_spread", "uv", "random", "uniform", "none")
+POSITIONS = ("original", "compact")
+MAX_ID_CHARS = 128
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """A request, complete and valid. Field meanings are those of `CaptionOptions` in gateway.proto."""
+
+    request_id: str
+    path: str
+    prompt: str
+    method: str
+    num_frames: int
+    max_new_tokens: int
+    pruner: str
+    alpha: float
+    policy: str
+    max_window: int
+    guidance: str
+    positions: str
+    seed: int
+
+    @property
+    def speculative(self) -> bool:
+        """A draft takes part."""
+        return self.method == "parallel"
+
+
+def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) -> CaptionOptions:
+    """Fills in defaults and checks every value. Raises `InvalidRequest` or `LimitExceeded` naming the option."""
+
+    def given(name: str, default: object) -> object:
+        return getattr(message, name) if message.HasField(name) else default
+
+    default_method = "parallel" if config.draft else "autoregressive"
+    options = CaptionOptions(
+        request_id=message.request_id or uuid.uuid4().hex,
+        path=message.path,
+        prompt=str(given("prompt", config.default_prompt)),
+        method=_choice("method", given("method", default_method), METHODS),
+        num_frames=_count(
+            "num_frames", given("num_frames", min(config.default_frames, config.max_frames)), config.max_frames
+        ),
+        max_new_tokens=_count(
+            "max_new_tokens",
+            given("max_new_tokens", min(config.default_new_tokens, config.max_new_tokens)),
+            config.max_new_tokens,
+        ),
+        pruner=_choice("pruner", given("pruner", PRUNERS[0]), PRUNERS),
+        alpha=_share("alpha", given("alpha", config.default_alpha)),
+        policy=_choice("policy", given("policy", "self_clocked"), tuple(POLICIES)),
+        max_window=_count(
+            "max_window", given("max_window", min(config.default_window, config.max_window)), config.max_window
+        ),
+        guidance=_choice("guidance", given("guidance", "hidden_states"), tuple(GUIDANCE_KINDS)),
+        positions=_choice("positions", given("positions", "original"), POSITIONS),
+        seed=int(str(given("seed", 0))),
+    )
+    if (
+        len(options.request_id) > MAX_ID_CHARS
+        or not options.request_id.isprintable()
+        or not options.request_id.isascii()
+    ):
+        raise InvalidRequest(f"request_id must be at most {MAX_ID_CHARS} printable ASCII characters")
+    if options.seed >= 2**63:
+        raise InvalidRequest(f"seed {options.seed} is too large; give one below 2^63")
+    if not options.prompt.strip():
+        raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
+    if len(options.prompt) > config.max_prompt_chars:
+        raise LimitExceeded(f"the prompt has {len(options.prompt)} characters; at most {config.max_prompt_chars} fit")
+    if options.speculative and not config.draft:
+        raise InvalidConfig("method 'parallel' needs a draft, and this gateway has none; ask for 'autoregressive'")
+    return options
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InvalidRequest(f"{name} {value!r} is unknown; choose one of {', '.join(choices)}")
+    return str(value)
+
+
+def _count(name: str, value: object, limit: int) -> int:
+    count = int(str(value))
+    if count < 1:
+        raise InvalidRequest(f"{name} must be at least 1")
+    if count > limit:
+        raise LimitExceeded(f"{name} {count} is more than this server's limit of {limit}")
+    return count
+
+
+def _share(name: str, value: object) -> float:
+    share = float(str(value))
+    if math.isnan(share) or not 0.0 <= share <= 1.0:
+        raise InvalidRequest(f"{name} must be between 0 and 1, not {share}")
+    return share

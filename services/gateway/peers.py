@@ -1,0 +1,90 @@
+"""The gateway's two peers: their channels, what they serve, and whether they fit each other."""
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.rpc.client import as_slipstream_error, open_channel
+from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+
+ASK_TIMEOUT_S = 2.0
+RETRY_S = 0.2
+
+
+class Peer:
+    """One model service: its channel and what it said of itself last."""
+
+    def __init__(self, role: str, address: str, stub_type: Any) -> None:
+        self.role = role
+        self.address = address
+        self.model: common_pb2.ModelInfo | None = None
+        self._channel = open_channel(address)
+        self.stub = stub_type(self._channel)
+
+    async def ask(self, timeout_s: float = ASK_TIMEOUT_S, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
+        """What it serves now; it may have been restarted with another model. Raises when it is not reachable, at once
+        or, with `wait_for_ready`, after `timeout_s`."""
+        try:
+            self.model = await self.stub.GetModel(
+                common_pb2.GetModelRequest(), timeout=timeout_s, wait_for_ready=wait_for_ready
+            )
+        except grpc.aio.AioRpcError as error:
+            raise as_slipstream_error(error, self.role) from None
+        return self.model
+
+    async def wait(self, timeout_s: float) -> common_pb2.ModelInfo:
+        """Asks until it answers. Raises `ServiceUnavailable` after `timeout_s`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                return await self.ask()
+            except ServiceUnavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    message = f"the {self.role} at {self.address} did not answer within {timeout_s:g} s"
+                    raise ServiceUnavailable(message) from None
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class Peers:
+    """Target and draft. The draft may be absent, unreachable or replaced at any time; the target may not."""
+
+    def __init__(self, target: str, draft: str) -> None:
+        self.target = Peer("target", target, target_pb2_grpc.TargetStub)
+        self.draft = Peer("draft", draft, draft_pb2_grpc.DraftStub) if draft else None
+
+    async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
+        """Raises `ServiceUnavailable` when no draft answers, and `ModelNotUsable` when it does not fit the target."""
+        assert self.draft is not None
+        try:
+            await self.draft.ask(timeout_s)
+        except SlipstreamError:
+            self.draft.model = None
+            raise
+        self.check_pair()
+
+    def check_pair(self) -> None:
+        """Raises `ModelNotUsable` when the two models that answered last do not fit each other."""
+        target, draft = self.target.model, self.draft.model if self.draft else None
+        if target is None or draft is None:
+            return
+        if target.tokenizer_digest != draft.tokenizer_digest:
+            raise ModelNotUsable(
+                f"target {target.model_id!r} and draft {draft.model_id!r} have different tokenizers; "
+                "take a draft of the same family, or ask for method 'autoregressive'"
+            )
+        if target.tokens_per_frame != draft.tokens_per_frame:
+            raise ModelNotUsable(
+                f"the target makes {target.tokens_per_frame} tokens of a frame and the draft {draft.tokens_per_frame}; "
+                "guidance needs them equal"
+            )
+
+    async def close(self) -> None:
+        """Closes both channels."""
+        for peer in (self.target, self.draft):
+            if peer is not None:
+                await peer.close()

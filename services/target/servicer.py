@@ -1,0 +1,99 @@
+"""The target's gRPC face: reads a session's messages in order, calls the engine, writes its answers."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.target.engine import Judgement, PrefillFacts, StageProgress, TargetEngine, TargetSession
+from slipstream.errors import ProtocolViolation
+from slipstream.logs import get_logger
+from slipstream.rpc import codec
+from slipstream.rpc.guidance import guidance_chunks
+from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+
+MAX_PASSES = 1_000_000
+_STAGES = {"encode": target_pb2.STAGE_ENCODE, "prefill": target_pb2.STAGE_PREFILL}
+_GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()}
+
+
+class TargetServicer(target_pb2_grpc.TargetServicer):
+    """Implements `proto/slipstream/rpc/v1/target.proto`."""
+
+    def __init__(self, engine: TargetEngine) -> None:
+        self.engine = engine
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        return codec.model_info_message(self.engine.model.info)
+
+    async def Session(
+        self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[target_pb2.TargetEvent]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "start":
+            raise ProtocolViolation("a session begins with `start`")
+        request = codec.read_target_start(first.start)
+        frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
+        session = await self.engine.open(request, len(frames))
+        get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
+        try:
+            async for progress in self.engine.prefill(session, frames):
+                yield _prefill_event(progress)
+            del frames
+            judgement = await self.engine.judge(session, ())
+            yield _verdict_event(judgement)
+            if judgement.verdict.finish_reason is None:
+                async for event in self._judge_windows(session, requests):
+                    yield event
+        finally:
+            self.engine.close(session)
+            get_logger().info("session.closed", num_tokens=len(session.committed))
+
+    async def _judge_windows(
+        self, session: TargetSession, requests: AsyncIterator[target_pb2.TargetRequest]
+    ) -> AsyncIterator[target_pb2.TargetEvent]:
+        async for message in requests:
+            kind = message.WhichOneof("message")
+            if kind == "end":
+                return
+            if kind != "judge" or not 0 < message.judge.num_passes <= MAX_PASSES:
+                raise ProtocolViolation("after the prefill a session takes `judge` with at least one pass, or `end`")
+            window, reason = tuple(message.judge.window), None
+            for _ in range(message.judge.num_passes):
+                judgement = await self.engine.judge(session, window)
+                yield _verdict_event(judgement)
+                window, reason = (), judgement.verdict.finish_reason
+                if reason is not None:
+                    return
+
+    async def PullGuidance(
+        self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[target_pb2.GuidanceChunk]:
+        kind = _GUIDANCE_NAMES.get(request.kind)
+        if kind is None:
+            raise ProtocolViolation("guidance is of kind hidden_states or scores")
+        guidance = await self.engine.guidance(request.session_id, kind)
+        for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
+            yield chunk
+
+
+def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetEvent:
+    if isinstance(progress, StageProgress):
+        stage = _STAGES[progress.stage]
+        return target_pb2.TargetEvent(
+            progress=target_pb2.Progress(stage=stage, done=progress.done, total=progress.total)
+        )
+    prefilled = target_pb2.Prefilled(
+        prompt_tokens=progress.prompt_tokens,
+        video_tokens=progress.video_tokens,
+        encode_s=progress.encode_s,
+        prefill_until_guidance_s=progress.until_guidance_s,
+        prefill_after_guidance_s=progress.after_guidance_s,
+        kv_bytes=progress.kv_bytes,
+    )
+    return target_pb2.TargetEvent(prefilled=prefilled)
+
+
+def _verdict_event(judgement: Judgement) -> target_pb2.TargetEvent:
+    return codec.verdict_message(judgement.verdict, judgement.pieces, judgement.pass_s)

@@ -1,0 +1,73 @@
+"""Gathers the commands, and ends every failure with one line on stderr and its exit status."""
+
+import logging
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from slipstream import __version__
+from slipstream.cli.caption import caption_command
+from slipstream.cli.demo import demo_command
+from slipstream.cli.info import info_command
+from slipstream.cli.up import up_command
+from slipstream.errors import SlipstreamError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells give it."""
+
+_LOGGER = logging.getLogger("slipstream.cli")
+
+app = typer.Typer(
+    help="Captions videos with a big Video-LLM and a small one that writes ahead of it: the same text, sooner.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up_command)
+app.command("caption")(caption_command)
+app.command("demo")(demo_command)
+app.command("info")(info_command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"slipstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+) -> None:
+    if debug:
+        _LOGGER.addHandler(logging.StreamHandler())
+        _LOGGER.setLevel(logging.DEBUG)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit status."""
+    command = typer.main.get_command(app)
+    try:
+        return command.main(args=args, prog_name="slipstream", standalone_mode=False) or 0
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        _LOGGER.debug("command.failed", exc_info=True)
+        message, exit_code = _describe(error)
+        typer.echo(f"slipstream: {message}", err=True)
+        return exit_code
+
+
+def _describe(error: Exception) -> tuple[str, int]:
+    if isinstance(error, SlipstreamError):
+        return str(error), error.exit_code
+    usage_message = getattr(error, "format_message", None)  # typer's own errors; their base class moved over versions
+    if usage_message is not None:
+        return f"{usage_message()} (see --help)", 2
+    return f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1

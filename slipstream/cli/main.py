@@ -1,0 +1,16 @@
+"""Entry point of the command line: loads it so that a Ctrl-C in that moment just ends the process."""
+
+import signal
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """What the installed `slipstream` command calls."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if on_interrupt is signal.default_int_handler:  # a KeyboardInterrupt inside an import is a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from slipstream.cli.app import run
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    sys.exit(run())

@@ -1,0 +1,53 @@
+"""What a caption's summary says: as a dictionary for JSON, as one line, and the rates that follow from it."""
+
+from typing import Any
+
+from google.protobuf import json_format
+
+from slipstream.rpc.v1.gateway_pb2 import Summary
+from slipstream.rpc.v1.target_pb2 import FinishReason
+
+
+def decoding_rate(summary: Summary) -> float:
+    """Tokens a second after the first one; 0 when there is no second one."""
+    return _rate(summary.num_tokens - 1, summary.timings.generate_s)
+
+
+def end_to_end_rate(summary: Summary) -> float:
+    """Tokens a second from the request's arrival to its last token."""
+    return _rate(summary.num_tokens, summary.timings.total_s)
+
+
+def closing_line(summary: Summary) -> str:
+    """The caption's figures on one line."""
+    speculation = summary.speculation
+    facts = [
+        f"{summary.num_tokens} tokens",
+        f"{decoding_rate(summary):.1f} tokens/s",
+        f"{speculation.passes} passes",
+        f"first token after {summary.timings.first_token_s:.2f} s",
+    ]
+    if speculation.judged:
+        facts.insert(2, f"tau {speculation.tau:.2f}")
+    if speculation.drafts_lost:
+        facts.append(f"draft lost {speculation.drafts_lost} time(s)")
+    if summary.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+        facts.append("cut at the token limit")
+    return ", ".join([*facts, *summary.video.warnings])
+
+
+def summary_dict(summary: Summary) -> dict[str, Any]:
+    """Every field of the summary under its name in the contract; numbers stay numbers."""
+    fields: dict[str, Any] = json_format.MessageToDict(
+        summary, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    fields["finish_reason"] = FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_").lower()
+    for group in ("video", "timings", "speculation"):
+        fields.setdefault(group, {})
+    if "guidance_bytes" in fields["speculation"]:  # protobuf's JSON spells 64-bit numbers as strings
+        fields["speculation"]["guidance_bytes"] = summary.speculation.guidance_bytes
+    return fields
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0

@@ -1,0 +1,63 @@
+"""`slipstream up`: the whole stack on this machine until Ctrl-C."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slipstream.cli.launch import POCKET_DIR
+from slipstream.cli.runtime import run_async
+from slipstream.cli.stack import Stack, StackOptions
+
+TargetOption = Annotated[
+    Path, typer.Option("--target", help="Folder of the target's checkpoint.", show_default="the pocket target")
+]
+DraftOption = Annotated[
+    Path, typer.Option("--draft", help="Folder of the draft's checkpoint.", show_default="the pocket draft")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Torch device of both models, such as cpu or cuda:0.")]
+DraftDeviceOption = Annotated[
+    str | None, typer.Option("--draft-device", help="Torch device of the draft, if it is another.")
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="Torch dtype of the weights.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="Torch threads of each model.")]
+PinOption = Annotated[bool, typer.Option("--pin/--no-pin", help="Give each model one core of its own.")]
+
+
+def up_command(
+    target: TargetOption = POCKET_DIR / "target",
+    draft: DraftOption = POCKET_DIR / "draft",
+    device: DeviceOption = "cpu",
+    draft_device: DraftDeviceOption = None,
+    dtype: DtypeOption = "float32",
+    listen: Annotated[
+        str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
+    ] = None,
+    video_root: Annotated[
+        list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
+    ] = None,
+    threads: ThreadsOption = None,
+    pin: PinOption = False,
+) -> None:
+    """Run target, draft and gateway on this machine until Ctrl-C."""
+    options = StackOptions(
+        target_model=target,
+        draft_model=draft,
+        device=device,
+        draft_device=draft_device,
+        dtype=dtype,
+        listen=listen,
+        video_roots=tuple(video_root or ()),
+        threads=threads,
+        pin=pin,
+    )
+    run_async(_serve(options))
+
+
+async def _serve(options: StackOptions) -> None:
+    typer.echo("starting target, draft and gateway...", err=True)
+    async with Stack(options, report=lambda line: typer.echo(f"slipstream: {line}", err=True)) as stack:
+        typer.echo(f"gateway: {stack.gateway_address}")
+        typer.echo(f"logs: {stack.run_dir}", err=True)
+        typer.echo(f"try: slipstream caption VIDEO --gateway {stack.gateway_address} (Ctrl-C ends the stack)", err=True)
+        await stack.wait_failed()

@@ -1,0 +1,91 @@
+"""Frozen process configuration from flags and environment, validated once at start. Knows no particular service.
+
+A configuration is a frozen dataclass whose fields carry `option(...)` metadata. The field `max_sessions` of the
+service `target` is the flag `--max-sessions` and the variable `SLIPSTREAM_TARGET_MAX_SESSIONS`; a flag wins.
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeVar, cast, get_type_hints
+
+from slipstream.errors import InvalidConfig
+
+PREFIX = "SLIPSTREAM"
+Check = Callable[[Any], str | None]
+"""Returns what is wrong with a value, or None."""
+ConfigT = TypeVar("ConfigT")
+
+
+def option(help_text: str, *, default: Any = dataclasses.MISSING, check: Check | None = None) -> Any:
+    """A dataclass field that is a flag and an environment variable. Without a default it must be given."""
+    return dataclasses.field(default=default, metadata={"help": help_text, "check": check})
+
+
+def between(low: float, high: float) -> Check:
+    """Accepts numbers in [low, high]."""
+
+    def check(value: float) -> str | None:
+        return None if low <= value <= high else f"must be between {low:g} and {high:g}"
+
+    return check
+
+
+def one_of(*choices: str) -> Check:
+    """Accepts the given words."""
+
+    def check(value: str) -> str | None:
+        return None if value in choices else f"must be one of {', '.join(choices)}"
+
+    return check
+
+
+def parse_config(config_type: type[ConfigT], service: str, argv: Sequence[str], environ: Mapping[str, str]) -> ConfigT:
+    """Builds the configuration of `service`, or raises `InvalidConfig` naming the option that is wrong."""
+    prefix = f"{PREFIX}_{service.upper()}_"
+    types = get_type_hints(config_type)
+    fields = {field.name: field for field in dataclasses.fields(cast(Any, config_type))}
+    raw = {name.removeprefix(prefix).lower(): text for name, text in environ.items() if name.startswith(prefix)}
+    for name in raw:
+        if name not in fields:
+            raise InvalidConfig(f"{prefix}{name.upper()} is no option of {service}; known: {', '.join(sorted(fields))}")
+    raw |= _parse_flags(fields, service, argv)
+    values = {}
+    for name, field in fields.items():
+        if name in raw:
+            values[name] = _convert(name, raw[name], types[name], field.metadata["check"])
+        elif field.default is dataclasses.MISSING:
+            raise InvalidConfig(f"--{_flag(name)} (or {prefix}{name.upper()}) is needed: {field.metadata['help']}")
+    return config_type(**values)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfig(f"{message}; see --help")
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _parse_flags(fields: Mapping[str, Any], service: str, argv: Sequence[str]) -> dict[str, str]:
+    parser = _Parser(prog=f"python -m services.{service}", allow_abbrev=False)
+    for name, field in fields.items():
+        shown = "needed" if field.default is dataclasses.MISSING else f"default: {field.default!r}"
+        help_text = f"{field.metadata['help']} ({shown})".replace("%", "%%")
+        parser.add_argument(f"--{_flag(name)}", dest=name, help=help_text)
+    return {name: text for name, text in vars(parser.parse_args(argv)).items() if text is not None}
+
+
+def _convert(name: str, text: str, kind: type, check: Check | None) -> Any:
+    try:
+        value = kind(text)
+        if kind is float and not math.isfinite(value):
+            raise ValueError
+    except ValueError:
+        raise InvalidConfig(f"--{_flag(name)}: {text!r} is no {kind.__name__}") from None
+    complaint = check(value) if check else None
+    if complaint:
+        raise InvalidConfig(f"--{_flag(name)}: {text!r} {complaint}")
+    return value

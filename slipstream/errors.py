@@ -1,0 +1,82 @@
+"""The one error tree. Each class names its gRPC status and its exit status; nothing here imports gRPC."""
+
+from typing import ClassVar
+
+
+class SlipstreamError(Exception):
+    """Base of every error that a user may see. The message says what is wrong and what to do about it."""
+
+    status: ClassVar[str] = "INTERNAL"
+    """Name of the `grpc.StatusCode` that a service answers with."""
+    exit_code: ClassVar[int] = 1
+    """Exit status of a command line that ends with this error."""
+
+
+class InvalidRequest(SlipstreamError):
+    """The request contradicts itself or a documented range."""
+
+    status = "INVALID_ARGUMENT"
+    exit_code = 2
+
+
+class UnreadableVideo(InvalidRequest):
+    """The bytes are no video that can be decoded: wrong format, damaged, empty, or without a video stream."""
+
+    exit_code = 3
+
+
+class VideoNotFound(SlipstreamError):
+    """The path does not exist below the allowed roots."""
+
+    status = "NOT_FOUND"
+    exit_code = 3
+
+
+class LimitExceeded(SlipstreamError):
+    """The request is well formed but larger than this server serves."""
+
+    status = "OUT_OF_RANGE"
+    exit_code = 2
+
+
+class InvalidConfig(SlipstreamError):
+    """A start-up option is unknown, malformed or impossible here."""
+
+    status = "FAILED_PRECONDITION"
+    exit_code = 2
+
+
+class ModelNotUsable(InvalidConfig):
+    """A checkpoint is missing, unsafe, of an unknown architecture, or does not fit its partner."""
+
+
+class SessionGone(SlipstreamError):
+    """The session was never opened here, has ended, or was cancelled."""
+
+    status = "NOT_FOUND"
+
+
+class Overloaded(SlipstreamError):
+    """No room for another caption now; the same request may succeed later."""
+
+    status = "RESOURCE_EXHAUSTED"
+    exit_code = 4
+
+
+class ServiceUnavailable(SlipstreamError):
+    """A peer that this request cannot do without is not reachable."""
+
+    status = "UNAVAILABLE"
+    exit_code = 4
+
+
+class DraftFault(SlipstreamError):
+    """The draft broke the protocol. It is dropped from the caption; the caption goes on."""
+
+    status = "INTERNAL"
+
+
+class ProtocolViolation(SlipstreamError):
+    """A peer sent a message that the protocol does not allow at this point."""
+
+    status = "INVALID_ARGUMENT"

@@ -1,0 +1,231 @@
+"""What every Video-LLM looks like to the services, `VideoLM`, and the small `Adapter` that each family supplies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
+from slipstream.models.runner import Decoder, Rows, Runner
+from slipstream.models.session import DecodeState, Prefill
+from slipstream.models.text import TextDecoder, TextStream
+
+__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoLM"]
+
+FRAMES_PER_CHUNK = 8
+"""Frames that the vision tower encodes between two looks at `should_stop`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What peers and logs need to know of a loaded model."""
+
+    model_id: str
+    model_type: str
+    dtype: str
+    device: str
+    tokenizer_digest: str
+    """SHA-256 over everything that decides token ids: equal digests mean interchangeable tokens."""
+    vocab_size: int
+    """Width of the logits; may exceed the tokenizer's vocabulary."""
+    hidden_size: int
+    num_layers: int
+    eos_token_ids: tuple[int, ...]
+    max_context: int
+    """Positions that the model was made for."""
+    tokens_per_frame: int
+    max_frames: int
+    """Frames that fit the context together with an empty prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPlan:
+    """A tokenised prompt and where its video lies.
+
+    Between the video and the text there may be structural tokens, such as LLaVA's newline; they are always kept and
+    belong to neither span.
+    """
+
+    token_ids: tuple[int, ...]
+    """The whole prompt, with a placeholder id for every video token."""
+    video_start: int
+    num_video_tokens: int
+    """Prunable tokens: frames * tokens_per_frame."""
+    text_start: int
+    """The first text token that can see the video."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Text tokens behind the video."""
+        return self.num_tokens - self.text_start
+
+    @property
+    def video_stop(self) -> int:
+        return self.video_start + self.num_video_tokens
+
+
+class Adapter(Protocol):
+    """The part of the engine that knows one model family."""
+
+    decoder: Decoder
+    lm_head: nn.Module
+    tokens_per_frame: int
+
+    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
+        """Tokenise a user prompt about a video of `num_frames` frames; nothing in `prompt` acts as a special token."""
+        ...
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        """Video embeddings of a few frames, RGB [n, height, width, 3] -> [n * tokens_per_frame, hidden]."""
+        ...
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        """Input embeddings of the whole prompt, [num_tokens, hidden]."""
+        ...
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        """Position ids of the prompt tokens `rows` (sorted int64), and the position of the token after the prompt.
+
+        Args:
+            scheme: "original" leaves every token where it was before pruning; "compact" closes the gaps.
+
+        Returns:
+            [n], or [axes, n] for rotary embeddings of several axes.
+        """
+        ...
+
+
+class VideoLM:
+    """A loaded Video-LLM. Not thread-safe: all tensor work belongs on the one thread that owns the model."""
+
+    def __init__(self, info: ModelInfo, adapter: Adapter, runner: Runner, text: TextDecoder) -> None:
+        self.info = info
+        self._adapter = adapter
+        self._runner = runner
+        self._text = text
+
+    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
+        """Tokenise a prompt about `num_frames` frames. Needs no model pass.
+
+        Raises:
+            InvalidRequest: an empty prompt, or no frames.
+            LimitExceeded: prompt and video leave no room in the context for an answer.
+        """
+        if not prompt.strip():
+            raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+        if num_frames < 1:
+            raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
+        plan = self._adapter.plan_prompt(prompt, num_frames)
+        if plan.num_tokens >= self.info.max_context:
+            raise LimitExceeded(
+                f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
+                f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
+                " or a shorter prompt"
+            )
+        return plan
+
+    def encode_frames(self, frames: NDArray[np.uint8], should_stop: Callable[[], bool] | None = None) -> Tensor:
+        """Run the vision tower.
+
+        Args:
+            frames: RGB, uint8 [n, height, width, 3].
+            should_stop: asked before every few frames.
+
+        Returns:
+            [n * tokens_per_frame, hidden].
+
+        Raises:
+            InvalidRequest: frames of another shape or type.
+            SessionGone: `should_stop` said so.
+        """
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+            raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
+        chunks = []
+        for first in range(0, len(frames), FRAMES_PER_CHUNK):
+            if should_stop is not None and should_stop():
+                raise SessionGone("cancelled while its frames were encoded")
+            with torch.inference_mode():
+                chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
+        return torch.cat(chunks)
+
+    def start_prefill(
+        self,
+        plan: PromptPlan,
+        video_embeddings: Tensor,
+        *,
+        keep: Tensor | None = None,
+        positions: str = "original",
+        headroom: int = 512,
+    ) -> Prefill:
+        """Begin the pass over a prompt; no layer has run when this returns.
+
+        Args:
+            plan: from `plan_prompt`.
+            video_embeddings: from `encode_frames`, [num_video_tokens, hidden].
+            keep: which video tokens to keep, int64, ascending; None keeps all.
+            positions: "original" or "compact", see `Adapter.positions`.
+            headroom: tokens that the answer may take before the cache is reallocated.
+        """
+        if positions not in ("original", "compact"):
+            raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
+        with torch.inference_mode():
+            rows, num_kept = _kept_rows(plan, keep)
+            position_ids, next_position = self._adapter.positions(plan, rows, positions)
+            hidden = self._adapter.embed_prompt(plan, video_embeddings)
+            hidden = hidden.index_select(0, rows.to(hidden.device))
+        cache = self._runner.new_cache(len(rows) + headroom)
+        forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device))])
+        state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
+        video = slice(plan.video_start, plan.video_start + num_kept)
+        return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens)
+
+    def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> list[Tensor]:
+        """Feed every state's new tokens in one packed pass and append them to its cache.
+
+        Returns:
+            Per state the fp32 logits that follow each of its new tokens, [n, vocab].
+
+        Raises:
+            LimitExceeded: a state would leave the model's context; no state has changed then.
+        """
+        assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
+        for state, token_ids in batch:
+            if state.next_position + len(token_ids) > self.info.max_context:
+                raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        return self._runner.start([self._step_rows(state, token_ids) for state, token_ids in batch]).finish()
+
+    def text_stream(self) -> TextStream:
+        """A fresh incremental detokeniser."""
+        return TextStream(self._text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens."""
+        return self._text.decode(token_ids)
+
+    def _step_rows(self, state: DecodeState, token_ids: Sequence[int]) -> Rows:
+        hidden = self._runner.embed(token_ids)
+        first = state.next_position
+        positions = torch.arange(first, first + len(token_ids), device=hidden.device)
+        return Rows(state.cache, hidden, positions)
+
+
+def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, int]:
+    """Prompt rows that survive pruning, int64 ascending, and how many of them are video tokens."""
+    if keep is None:
+        return torch.arange(plan.num_tokens), plan.num_video_tokens
+    keep = keep.to("cpu", torch.int64)
+    if len(keep) > 0:
+        assert int(keep[0]) >= 0, "keep has negative indices"
+        assert int(keep[-1]) < plan.num_video_tokens, "keep points behind the video"
+        assert bool((keep.diff() > 0).all()), "keep must be ascending"
+    before = torch.arange(plan.video_start)
+    after = torch.arange(plan.video_stop, plan.num_tokens)
+    return torch.cat([before, keep + plan.video_start, after]), len(keep)

@@ -1,0 +1,122 @@
+"""The KV cache of one session: preallocated buffers with a length. Knows nothing of models, prompts or other sessions.
+
+Appending writes into a slice; rolling back changes a number. Nothing is concatenated, so a step costs no copy of the
+past. Buffers appear layer by layer on the device of the first key written there, which also serves models that are
+spread over several devices.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+_GRANULE_TOKENS = 64
+_GROWTH_FACTOR = 1.5
+
+
+class Layout(Enum):
+    """Physical order of one buffer; the logical shape is [kv_heads, tokens, head_dim] for all of them.
+
+    The value lists the logical axes from the slowest to the fastest in memory.
+    """
+
+    HEAD_TOKEN_DIM = (0, 1, 2)
+    HEAD_DIM_TOKEN = (0, 2, 1)
+    TOKEN_HEAD_DIM = (1, 0, 2)
+
+    def allocate(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
+        """An uninitialised buffer of logical `shape` in this order, with the dtype and device of `like`."""
+        physical = [shape[axis] for axis in self.value]
+        inverse = [self.value.index(axis) for axis in range(3)]
+        return torch.empty(physical, dtype=like.dtype, device=like.device).permute(inverse)
+
+
+@dataclass(slots=True)
+class _LayerBuffers:
+    keys: Tensor
+    values: Tensor
+
+
+class KVCache:
+    """Keys and values of one session for every layer of one model.
+
+    Args:
+        num_layers: decoder layers of the model.
+        capacity: tokens to make room for before the first growth.
+        key_layout, value_layout: what the attention kernel reads fastest.
+    """
+
+    def __init__(self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout) -> None:
+        self._layers: list[_LayerBuffers | None] = [None] * num_layers
+        self._capacity = _round_up(capacity)
+        self._key_layout = key_layout
+        self._value_layout = value_layout
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that every layer holds."""
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit before buffers are reallocated."""
+        return self._capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffers that exist now."""
+        return sum(buffers.keys.nbytes + buffers.values.nbytes for buffers in self._layers if buffers is not None)
+
+    def reserve(self, num_tokens: int) -> None:
+        """Make sure that `num_tokens` tokens in total will fit. Buffers grow by at least half, each when written to."""
+        if num_tokens > self._capacity:
+            self._capacity = _round_up(max(num_tokens, int(self._capacity * _GROWTH_FACTOR)))
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new rows behind the current length, which `advance` moves when all layers are done.
+
+        Args:
+            keys, values: [kv_heads, n, head_dim].
+
+        Returns:
+            Views of all keys and values up to and including the new rows, [kv_heads, length + n, head_dim].
+        """
+        buffers = self._buffers(layer, keys, values)
+        end = self._length + keys.shape[1]
+        buffers.keys[:, self._length : end] = keys
+        buffers.values[:, self._length : end] = values
+        return buffers.keys[:, :end], buffers.values[:, :end]
+
+    def advance(self, num_tokens: int) -> None:
+        """Count `num_tokens` rows, which every layer has written, as part of the past."""
+        assert 0 <= num_tokens <= self._capacity - self._length, "advance beyond what was reserved"
+        self._length += num_tokens
+
+    def rollback(self, length: int) -> None:
+        """Forget everything behind the first `length` tokens. O(1)."""
+        assert 0 <= length <= self._length, "rollback goes backwards only"
+        self._length = length
+
+    def clear(self) -> None:
+        """Free the buffers."""
+        self._layers = [None] * len(self._layers)
+        self._length = 0
+
+    def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> _LayerBuffers:
+        current = self._layers[layer]
+        if current is not None and current.keys.shape[1] >= self._capacity:
+            return current
+        kv_heads, _, head_dim = keys.shape
+        shape = (kv_heads, self._capacity, head_dim)
+        grown = _LayerBuffers(self._key_layout.allocate(shape, keys), self._value_layout.allocate(shape, values))
+        if current is not None:
+            grown.keys[:, : self._length] = current.keys[:, : self._length]
+            grown.values[:, : self._length] = current.values[:, : self._length]
+        self._layers[layer] = grown
+        return grown
+
+
+def _round_up(num_tokens: int) -> int:
+    return -(-num_tokens // _GRANULE_TOKENS) * _GRANULE_TOKENS

@@ -1,0 +1,83 @@
+"""LLaVA-OneVision: prompt layout, frame features and positions. Weights and layer maths are upstream's."""
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerBase
+
+from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.models.base import PromptPlan
+from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.preprocess import FramePreprocessor
+from slipstream.models.prompts import ChatTemplate
+from slipstream.models.runner import Decoder
+
+
+class LlavaOnevision:
+    """Adapter of `LlavaOnevisionForConditionalGeneration`.
+
+    The prompt is: template, frames * tokens_per_frame placeholders, one newline embedding, text.
+
+    Raises:
+        ModelNotUsable: the parts of the checkpoint do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: LlavaOnevisionForConditionalGeneration,
+        checkpoint: Checkpoint,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        vision: Any = model.config.vision_config
+        self._model = model
+        self._preprocess = FramePreprocessor.from_config(checkpoint.video_processor_config())
+        if (self._preprocess.height, self._preprocess.width) != (vision.image_size, vision.image_size):
+            raise ModelNotUsable(
+                f"{checkpoint.ref}: the vision tower takes frames of {vision.image_size}x{vision.image_size}, not the"
+                f" {self._preprocess.height}x{self._preprocess.width} of the video processor's config"
+            )
+        self._template = ChatTemplate.render(tokenizer, checkpoint.chat_template())
+        self._video_token_id: int = model.config.video_token_id
+        if self._template.before.count(self._video_token_id) != 1:
+            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
+        self.decoder = cast(Decoder, model.model.language_model)
+        self.lm_head = model.lm_head
+        self.tokens_per_frame: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+
+    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
+        token_ids = self._template.encode(prompt)
+        if token_ids.count(self._video_token_id) != 1:
+            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        video_start = token_ids.index(self._video_token_id)
+        num_video_tokens = num_frames * self.tokens_per_frame
+        newline = 1
+        placeholders = [self._video_token_id] * (num_video_tokens + newline)
+        token_ids[video_start : video_start + 1] = placeholders
+        return PromptPlan(
+            token_ids=tuple(token_ids),
+            video_start=video_start,
+            num_video_tokens=num_video_tokens,
+            text_start=video_start + len(placeholders),
+        )
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        pixels = self._preprocess(frames).to(self._model.device, self._model.dtype)
+        features = self._model.get_video_features(pixels[None]).pooler_output
+        return cast(Tensor, features)[0, :-1]
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        table = self.decoder.embed_tokens
+        token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
+        hidden = cast(Tensor, table(token_ids))
+        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        hidden[plan.video_stop] = self._model.model.image_newline
+        return hidden
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        if scheme == "compact":
+            return torch.arange(len(rows)), len(rows)
+        return rows, plan.num_tokens

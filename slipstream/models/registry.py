@@ -1,0 +1,139 @@
+"""Loading a model by path or hub id: the one list of model families, and the one place where weights are read."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from slipstream.errors import ModelNotUsable
+from slipstream.models.attention import IMPLEMENTATION, get_kernel
+from slipstream.models.base import Adapter, ModelInfo, VideoLM
+from slipstream.models.checkpoint import Checkpoint, tokenizer_digest
+from slipstream.models.runner import Runner
+from slipstream.models.text import TextDecoder
+
+AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_FAMILIES: Mapping[str, str] = {
+    "llava_onevision": "slipstream.models.llava_onevision:LlavaOnevision",
+}
+"""Model type -> its adapter, imported when first used."""
+
+
+def load_model(ref: str, *, dtype: str = "float32", device: str = "cpu", attention: str = "auto") -> VideoLM:
+    """Load a Video-LLM.
+
+    Args:
+        ref: a local directory, or an id on the Hugging Face hub.
+        dtype: float32, bfloat16 or float16.
+        device: what `torch.device` understands.
+        attention: auto, matmul, sdpa or flash.
+
+    Raises:
+        ModelNotUsable: the message says what is wrong and what to do.
+    """
+    torch_dtype, torch_device = _dtype(dtype), _device(device)
+    _hand_over_logs()
+    kernel = get_kernel(attention, torch_device, torch_dtype)
+    checkpoint = Checkpoint.open(ref)
+    make_adapter = _family(checkpoint)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+        model = _load_weights(checkpoint, torch_dtype, torch_device)
+        adapter = make_adapter(model, checkpoint, tokenizer)
+    except ModelNotUsable:
+        raise
+    except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
+        raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
+    _check_attention_layers(checkpoint, model)
+    info = _describe(checkpoint, model, adapter, tokenizer)
+    runner = Runner(adapter.decoder, adapter.lm_head, kernel)
+    return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer))
+
+
+def _hand_over_logs() -> None:
+    """Leaves it to the process how transformers' messages look, and draws no progress bars between them."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise ModelNotUsable(f"unknown dtype {name!r}; known: {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    """The device called `name`, tried out: a name alone says nothing of what this machine has."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelNotUsable(f"device {name!r} is not usable here; use 'cpu', or check the driver: {error}") from error
+    return device
+
+
+def _family(checkpoint: Checkpoint) -> AdapterFactory:
+    if checkpoint.model_type not in _FAMILIES:
+        known = ", ".join(sorted(_FAMILIES))
+        raise ModelNotUsable(f"{checkpoint.ref}: unknown architecture {checkpoint.model_type!r}; known: {known}")
+    module_name, _, attribute = _FAMILIES[checkpoint.model_type].partition(":")
+    return cast(AdapterFactory, getattr(import_module(module_name), attribute))
+
+
+def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(
+        checkpoint.path,
+        dtype=dtype,
+        attn_implementation={"": "sdpa", "vision_config": "sdpa", "text_config": IMPLEMENTATION},
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    model, report = loaded  # a pair because of `output_loading_info`
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelNotUsable(f"{checkpoint.ref}: {len(missing)} weights are missing, for example {missing[0]}")
+    return cast(PreTrainedModel, model.to(device).eval())
+
+
+def _check_attention_layers(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ModelNotUsable(f"{checkpoint.ref}: only full attention is supported, not {', '.join(sorted(kinds))}")
+
+
+def _describe(
+    checkpoint: Checkpoint, model: PreTrainedModel, adapter: Adapter, tokenizer: PreTrainedTokenizerBase
+) -> ModelInfo:
+    text = model.config.get_text_config()
+    one_frame = adapter.plan_prompt("?", 1)
+    room = text.max_position_embeddings - 1 - (one_frame.num_tokens - adapter.tokens_per_frame)
+    return ModelInfo(
+        model_id=checkpoint.ref,
+        model_type=checkpoint.model_type,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        tokenizer_digest=tokenizer_digest(tokenizer.backend_tokenizer),
+        vocab_size=text.vocab_size,
+        hidden_size=text.hidden_size,
+        num_layers=text.num_hidden_layers,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        max_context=text.max_position_embeddings,
+        tokens_per_frame=adapter.tokens_per_frame,
+        max_frames=room // adapter.tokens_per_frame,
+    )
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids that end an answer: the generation config's, else the model config's, else the tokenizer's."""
+    generation: Any = model.generation_config
+    candidates = (generation.eos_token_id, model.config.get_text_config().eos_token_id, tokenizer.eos_token_id)
+    eos = next((candidate for candidate in candidates if candidate is not None), ())
+    return (eos,) if isinstance(eos, int) else tuple(eos)

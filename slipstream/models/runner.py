@@ -1,0 +1,139 @@
+"""The layer loop over upstream decoder layers. Knows segments and caches; nothing of videos, prompts or text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.models.attention import Kernel, Segment
+from slipstream.models.kv_cache import KVCache
+
+
+class Decoder(Protocol):
+    """What the loop needs of an upstream text model: Qwen2, Qwen2.5-VL's and Llama's have it."""
+
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary_emb: nn.Module
+    embed_tokens: nn.Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one session adds to a pass."""
+
+    cache: KVCache
+    hidden: Tensor
+    """Input embeddings, [n, hidden]."""
+    positions: Tensor
+    """Position ids, [n], or [axes, n] for rotary embeddings of several axes."""
+
+
+class ForwardPass:
+    """One packed pass that may stop after any layer and go on later.
+
+    Until `finish`, the caches keep their old length, so an abandoned pass leaves no trace.
+    """
+
+    def __init__(self, runner: "Runner", batch: Sequence[Rows]) -> None:
+        assert all(rows.hidden.shape[0] > 0 for rows in batch), "every session in a pass needs rows"
+        self._runner = runner
+        self._hidden = torch.cat([rows.hidden for rows in batch])[None]
+        self._segments = _segments(batch)
+        positions = torch.cat([rows.positions for rows in batch], dim=-1)
+        self._position_ids = positions[..., None, :]
+        self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
+        self._next_layer = 0
+
+    @property
+    def next_layer(self) -> int:
+        """Layers run so far."""
+        return self._next_layer
+
+    @property
+    def hidden(self) -> Tensor:
+        """The rows' current states, [rows, hidden]: the embeddings before any layer."""
+        return self._hidden[0]
+
+    def run_layers(self, until_layer: int) -> None:
+        """Run layers up to, not including, `until_layer`; does nothing for those already run."""
+        runner = self._runner
+        with torch.inference_mode():
+            for layer in runner.decoder.layers[self._next_layer : until_layer]:
+                self._hidden = layer(
+                    self._hidden,
+                    attention_mask=None,
+                    position_ids=self._position_ids,
+                    position_embeddings=self._rotary,
+                    segments=self._segments,
+                    kernel=runner.kernel,
+                )
+                self._next_layer += 1
+
+    def finish(self, *, last_row_only: bool = False) -> list[Tensor]:
+        """Run what is left, count the rows as past, and return logits.
+
+        Returns:
+            One fp32 tensor per segment: [n, vocab], or [1, vocab] with `last_row_only`.
+        """
+        self.run_layers(self._runner.num_layers)
+        with torch.inference_mode():
+            hidden = self.hidden
+            if last_row_only:
+                hidden = hidden[[segment.rows.stop - 1 for segment in self._segments]]
+            logits = self._runner.lm_head(self._runner.decoder.norm(hidden)).float()
+        for segment in self._segments:
+            segment.cache.advance(segment.length)
+        lengths = [1 if last_row_only else segment.length for segment in self._segments]
+        return list(logits.split(lengths))
+
+
+class Runner:
+    """A text model ready to run packed passes.
+
+    Args:
+        decoder: the upstream text model, loaded with our attention implementation.
+        lm_head: [hidden] -> [vocab].
+        kernel: the attention kernel; also decides the layout of caches.
+    """
+
+    def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel) -> None:
+        self.decoder = decoder
+        self.lm_head = lm_head
+        self.kernel = kernel
+        self.num_layers = len(decoder.layers)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for one session, with room for `capacity` tokens."""
+        return KVCache(
+            self.num_layers,
+            capacity=capacity,
+            key_layout=self.kernel.key_layout,
+            value_layout=self.kernel.value_layout,
+        )
+
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Input embeddings of text tokens, [n, hidden]."""
+        table = self.decoder.embed_tokens
+        with torch.inference_mode():
+            return cast(Tensor, table(torch.as_tensor(token_ids, dtype=torch.int64, device=table.weight.device)))
+
+    def start(self, batch: Sequence[Rows]) -> ForwardPass:
+        """Make room in every cache and begin a packed pass; no layer has run yet."""
+        for rows in batch:
+            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+        with torch.inference_mode():
+            return ForwardPass(self, batch)
+
+
+def _segments(batch: Sequence[Rows]) -> list[Segment]:
+    segments = []
+    start = 0
+    for rows in batch:
+        length = rows.hidden.shape[0]
+        hidden = rows.hidden
+        segments.append(Segment(start, length, rows.cache, rows.cache.length, hidden.device, hidden.dtype))
+        start += length
+    return segments

@@ -1,0 +1,52 @@
+"""The vocabulary of pruning: what guidance is, what a pruner does, how many tokens a ratio keeps. Knows no pruner."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from slipstream.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guidance:
+    """What the target tells the draft about m video tokens: ready scores, or the states that they are made from."""
+
+    scores: Tensor | None = None
+    """One fp32 number per video token, [m]; higher is kept first."""
+    video_states: tuple[Tensor, Tensor] | None = None
+    """States of the video tokens before layer 1 and after layer L, bf16 [m, hidden] each."""
+    text_sums: tuple[Tensor, Tensor] | None = None
+    """Sums of the normalised text states at the same two places, fp32 [hidden] each."""
+
+    @property
+    def num_video_tokens(self) -> int:
+        """How many video tokens it speaks of."""
+        if self.scores is not None:
+            return len(self.scores)
+        return len(self.video_states[0]) if self.video_states is not None else 0
+
+
+class Pruner(Protocol):
+    """Chooses video tokens to keep."""
+
+    name: ClassVar[str]
+    needs_guidance: ClassVar[bool]
+
+    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (a pruner that keeps all ignores it).
+
+        The same arguments give the same answer on every machine.
+        """
+        ...
+
+
+def num_kept(num_video_tokens: int, alpha: float) -> int:
+    """Tokens left when the share `alpha` is pruned: 0 keeps all, 1 keeps none; rounded to the nearest number.
+
+    Raises:
+        InvalidRequest: alpha is outside [0, 1] or not a number.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise InvalidRequest(f"alpha is the pruned share of the video tokens, between 0 and 1, got {alpha}")
+    return round(num_video_tokens * (1.0 - alpha))

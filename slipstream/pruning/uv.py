@@ -1,0 +1,100 @@
+"""UV-Prune: keep the video tokens that grow towards the text through the target's early layers (paper 000, eq. 2-4).
+
+Equation 3 sums S^l - S^(l-1) over the layers l = 1..L, which telescopes to S^L - S^0. The cosine similarities S of one
+video token with all text tokens (eq. 2) sum to one dot product with the sum of the normalised text vectors. So
+
+    score_i = v_i(L) . t(L) - v_i(0) . t(0)
+
+with v normalised and t that sum: two states are enough, whatever L is.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from slipstream.errors import InvalidRequest
+from slipstream.pruning.base import Guidance
+
+GUIDANCE_KINDS = ("hidden_states", "scores")
+
+
+def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tensor, kind: str) -> Guidance:
+    """Guidance from the target's states before layer 1 and after layer L.
+
+    The video states are rounded to bf16 first for both kinds, so both select the same tokens.
+
+    Args:
+        video_0, video_L: [m, hidden].
+        text_0, text_L: text tokens after the video, [n, hidden].
+        kind: "hidden_states" leaves the scoring to the draft, "scores" does it here.
+
+    Raises:
+        InvalidRequest: an unknown kind.
+    """
+    if kind not in GUIDANCE_KINDS:
+        raise InvalidRequest(f"unknown guidance {kind!r}; known: {', '.join(GUIDANCE_KINDS)}")
+    with torch.inference_mode():
+        states = (video_0.to(torch.bfloat16), video_L.to(torch.bfloat16))
+        text_sums = (_text_sum(text_0), _text_sum(text_L))
+        if kind == "scores":
+            return Guidance(scores=similarity_variation(states, text_sums))
+        return Guidance(video_states=states, text_sums=text_sums)
+
+
+def similarity_variation(video_states: tuple[Tensor, Tensor], text_sums: tuple[Tensor, Tensor]) -> Tensor:
+    """Equation 3 in telescoped form: [m, hidden] states and [hidden] sums at layers 0 and L -> fp32 scores [m]."""
+    first, last = (
+        normalize(states.float(), dim=-1) @ text_sum.float()
+        for states, text_sum in zip(video_states, text_sums, strict=True)
+    )
+    return last - first
+
+
+def top_k(scores: Tensor, num_keep: int) -> Tensor:
+    """Equation 4: the `num_keep` best of [m] scores, ascending; of equal scores the earlier token, NaN last."""
+    ranked = scores.float().nan_to_num(nan=float("-inf")).argsort(descending=True, stable=True)
+    return ranked[:num_keep].sort().values.cpu()
+
+
+class UvPruner:
+    """Keeps the tokens whose similarity to the text grows most."""
+
+    name: ClassVar[str] = "uv"
+    needs_guidance: ClassVar[bool] = True
+
+    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(_scores(guidance), num_keep)
+
+
+class UvSpreadPruner:
+    """The same scores under full coverage: keeps the best token of each of `num_keep` equal stretches of the video.
+
+    Equation 4 ranks all tokens against each other, so one scene whose content scores high can take nearly all places
+    and leave the draft blind to the others.
+    """
+
+    name: ClassVar[str] = "uv_spread"
+    needs_guidance: ClassVar[bool] = True
+
+    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        if num_keep == 0:
+            return torch.arange(0)
+        scores = _scores(guidance).float().cpu().nan_to_num(nan=float("-inf"))
+        stretches = torch.arange(num_video_tokens) * num_keep // num_video_tokens
+        best = torch.full((num_keep,), float("-inf")).scatter_reduce(0, stretches, scores, "amax")
+        places = torch.arange(num_video_tokens).masked_fill(scores < best[stretches], num_video_tokens)
+        return torch.full((num_keep,), num_video_tokens).scatter_reduce(0, stretches, places, "amin")
+
+
+def _text_sum(text_states: Tensor) -> Tensor:
+    return normalize(text_states.float(), dim=-1).sum(dim=0)
+
+
+def _scores(guidance: Guidance | None) -> Tensor:
+    if guidance is not None and guidance.scores is not None:
+        return guidance.scores
+    if guidance is None or guidance.video_states is None or guidance.text_sums is None:
+        raise InvalidRequest("pruner 'uv' needs guidance with scores, or with video states and text sums")
+    return similarity_variation(guidance.video_states, guidance.text_sums)

@@ -1,0 +1,53 @@
+"""The calling side of a connection: channels with our options, and gRPC failures as our errors."""
+
+from collections.abc import Iterable, Iterator
+
+import grpc
+
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    ServiceUnavailable,
+    SlipstreamError,
+    VideoNotFound,
+)
+from slipstream.rpc.options import CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY
+
+WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
+_ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: LimitExceeded,
+    grpc.StatusCode.NOT_FOUND: VideoNotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidConfig,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
+}
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def request_metadata(request_id: str) -> grpc.aio.Metadata:
+    """Metadata that names the request at the called service."""
+    return grpc.aio.Metadata((REQUEST_ID_KEY, request_id))
+
+
+def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:
+    """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had."""
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or error.details() == WRITE_FAILED:
+        return ServiceUnavailable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
+    return _ERRORS.get(code, SlipstreamError)(error.details() or f"the {peer} failed with {code.name}")
+
+
+def chunked(buffers: Iterable[memoryview]) -> Iterator[bytes]:
+    """Cuts buffers into messages of CHUNK_BYTES."""
+    for buffer in buffers:
+        for start in range(0, len(buffer), CHUNK_BYTES):
+            yield bytes(buffer[start : start + CHUNK_BYTES])

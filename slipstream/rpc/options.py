@@ -1,0 +1,35 @@
+"""Channel and server options, chosen by measurement: how fast a dead peer is noticed, how large a message may be."""
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Largest message either side accepts; the default of 4 MiB would kill streams of large chunks."""
+CHUNK_BYTES = 512 * 1024
+"""Bulk data travels in chunks of this size: whole messages are slower and stall other streams."""
+REQUEST_ID_KEY = "x-request-id"
+"""Metadata key that carries a request's id through all three services."""
+
+_COMMON = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON,
+    ("grpc.keepalive_time_ms", 2000),
+    # keepalive_timeout alone leaves a frozen peer unnoticed for a minute; the HTTP/2 ping timeout does not.
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON,
+    # Without this a second server binds the same port silently and takes half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.max_metadata_size", 8 * 1024),
+]

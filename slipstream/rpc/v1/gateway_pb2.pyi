@@ -1,0 +1,238 @@
+from slipstream.rpc.v1 import target_pb2 as _target_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CaptionRequest(_message.Message):
+    __slots__ = ("options", "video")
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FIELD_NUMBER: _ClassVar[int]
+    options: CaptionOptions
+    video: bytes
+    def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ...) -> None: ...
+
+class CaptionOptions(_message.Message):
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRUNER_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    request_id: str
+    prompt: str
+    method: str
+    num_frames: int
+    max_new_tokens: int
+    pruner: str
+    alpha: float
+    policy: str
+    max_window: int
+    guidance: str
+    positions: str
+    seed: int
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class CaptionEvent(_message.Message):
+    __slots__ = ("stage", "text", "summary")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    stage: StageChange
+    text: CommittedText
+    summary: Summary
+    def __init__(self, stage: _Optional[_Union[StageChange, _Mapping]] = ..., text: _Optional[_Union[CommittedText, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+
+class StageChange(_message.Message):
+    __slots__ = ("stage", "done", "total", "detail")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    done: int
+    total: int
+    detail: str
+    def __init__(self, stage: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class CommittedText(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[CommittedToken]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[CommittedToken, _Mapping]]] = ...) -> None: ...
+
+class CommittedToken(_message.Message):
+    __slots__ = ("token_id", "piece", "from_draft")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    FROM_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    piece: str
+    from_draft: bool
+    def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
+
+class Summary(_message.Message):
+    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PRUNER_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    text: str
+    num_tokens: int
+    finish_reason: _target_pb2.FinishReason
+    method: str
+    pruner: str
+    alpha: float
+    policy: str
+    max_window: int
+    video: VideoFacts
+    timings: Timings
+    speculation: Speculation
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+
+class VideoFacts(_message.Message):
+    __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens")
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMPS_S_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_frames: int
+    width: int
+    height: int
+    duration_s: float
+    timestamps_s: _containers.RepeatedScalarFieldContainer[float]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    video_tokens: int
+    prompt_tokens: int
+    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., duration_s: _Optional[float] = ..., timestamps_s: _Optional[_Iterable[float]] = ..., warnings: _Optional[_Iterable[str]] = ..., video_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class Timings(_message.Message):
+    __slots__ = ("decode_s", "target_encode_s", "target_prefill_s", "draft_encode_s", "draft_guidance_s", "draft_prune_s", "draft_prefill_s", "first_token_s", "draft_ready_s", "generate_s", "total_s", "longest_gap_s")
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_GUIDANCE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PRUNE_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_READY_S_FIELD_NUMBER: _ClassVar[int]
+    GENERATE_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    decode_s: float
+    target_encode_s: float
+    target_prefill_s: float
+    draft_encode_s: float
+    draft_guidance_s: float
+    draft_prune_s: float
+    draft_prefill_s: float
+    first_token_s: float
+    draft_ready_s: float
+    generate_s: float
+    total_s: float
+    longest_gap_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ...) -> None: ...
+
+class Speculation(_message.Message):
+    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs")
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    JUDGED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_LOST_FIELD_NUMBER: _ClassVar[int]
+    TAU_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ACCEPTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PASS_S_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_PASS_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PASS_S_FIELD_NUMBER: _ClassVar[int]
+    SPEED_RATIO_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    HELD_S_FIELD_NUMBER: _ClassVar[int]
+    PASS_COSTS_FIELD_NUMBER: _ClassVar[int]
+    passes: int
+    windows: int
+    judged: int
+    accepted: int
+    restarts: int
+    drafts_lost: int
+    tau: float
+    mean_accepted_length: float
+    target_pass_s: float
+    plain_pass_s: float
+    draft_pass_s: float
+    speed_ratio: float
+    kept_tokens: int
+    guidance_bytes: int
+    kept_digest: str
+    held_s: float
+    pass_costs: _containers.RepeatedCompositeFieldContainer[PassCost]
+    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ...) -> None: ...
+
+class PassCost(_message.Message):
+    __slots__ = ("window", "count", "pass_s", "round_s")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_S_FIELD_NUMBER: _ClassVar[int]
+    window: int
+    count: int
+    pass_s: float
+    round_s: float
+    def __init__(self, window: _Optional[int] = ..., count: _Optional[int] = ..., pass_s: _Optional[float] = ..., round_s: _Optional[float] = ...) -> None: ...
+
+class GetGatewayRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GatewayInfo(_message.Message):
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_FRAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    MAX_VIDEO_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTS_PATHS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    target_model: str
+    draft_model: str
+    tokens_per_frame: int
+    max_frames: int
+    max_new_tokens: int
+    max_window: int
+    max_video_bytes: int
+    default_prompt: str
+    accepts_paths: bool
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ...) -> None: ...

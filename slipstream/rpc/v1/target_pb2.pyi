@@ -1,0 +1,150 @@
+from slipstream.rpc.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGE_UNSPECIFIED: _ClassVar[Stage]
+    STAGE_QUEUED: _ClassVar[Stage]
+    STAGE_ENCODE: _ClassVar[Stage]
+    STAGE_PREFILL: _ClassVar[Stage]
+
+class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
+    FINISH_REASON_STOP: _ClassVar[FinishReason]
+    FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class GuidanceKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GUIDANCE_KIND_UNSPECIFIED: _ClassVar[GuidanceKind]
+    GUIDANCE_KIND_HIDDEN_STATES: _ClassVar[GuidanceKind]
+    GUIDANCE_KIND_SCORES: _ClassVar[GuidanceKind]
+STAGE_UNSPECIFIED: Stage
+STAGE_QUEUED: Stage
+STAGE_ENCODE: Stage
+STAGE_PREFILL: Stage
+FINISH_REASON_UNSPECIFIED: FinishReason
+FINISH_REASON_STOP: FinishReason
+FINISH_REASON_LENGTH: FinishReason
+GUIDANCE_KIND_UNSPECIFIED: GuidanceKind
+GUIDANCE_KIND_HIDDEN_STATES: GuidanceKind
+GUIDANCE_KIND_SCORES: GuidanceKind
+
+class TargetRequest(_message.Message):
+    __slots__ = ("start", "frames", "judge", "end")
+    START_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    JUDGE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    start: TargetStart
+    frames: _common_pb2.FrameChunk
+    judge: Judge
+    end: _common_pb2.End
+    def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
+
+class TargetStart(_message.Message):
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITH_GUIDANCE_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    prompt: str
+    frames: _common_pb2.FramesHeader
+    max_new_tokens: int
+    with_guidance: bool
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ...) -> None: ...
+
+class Judge(_message.Message):
+    __slots__ = ("window", "num_passes")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    window: _containers.RepeatedScalarFieldContainer[int]
+    num_passes: int
+    def __init__(self, window: _Optional[_Iterable[int]] = ..., num_passes: _Optional[int] = ...) -> None: ...
+
+class TargetEvent(_message.Message):
+    __slots__ = ("progress", "prefilled", "verdict")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    progress: Progress
+    prefilled: Prefilled
+    verdict: Verdict
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., prefilled: _Optional[_Union[Prefilled, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("stage", "done", "total")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    stage: Stage
+    done: int
+    total: int
+    def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class Prefilled(_message.Message):
+    __slots__ = ("prompt_tokens", "video_tokens", "encode_s", "prefill_until_guidance_s", "prefill_after_guidance_s", "kv_bytes")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_UNTIL_GUIDANCE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_AFTER_GUIDANCE_S_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    video_tokens: int
+    encode_s: float
+    prefill_until_guidance_s: float
+    prefill_after_guidance_s: float
+    kv_bytes: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s")
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    num_accepted: int
+    own_token: int
+    pieces: _containers.RepeatedScalarFieldContainer[str]
+    finish_reason: FinishReason
+    pass_s: float
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ...) -> None: ...
+
+class PullGuidanceRequest(_message.Message):
+    __slots__ = ("session_id", "kind")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    kind: GuidanceKind
+    def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ...) -> None: ...
+
+class GuidanceChunk(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: GuidanceHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[GuidanceHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class GuidanceHeader(_message.Message):
+    __slots__ = ("kind", "video_tokens", "hidden_size", "layer")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    kind: GuidanceKind
+    video_tokens: int
+    hidden_size: int
+    layer: int
+    def __init__(self, kind: _Optional[_Union[GuidanceKind, str]] = ..., video_tokens: _Optional[int] = ..., hidden_size: _Optional[int] = ..., layer: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,218 @@
+"""Opens a container from untrusted bytes and lists when its packets are shown. Decodes nothing."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import BinaryIO, NoReturn
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Disposition
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.boxes import whole_extent
+from slipstream.video.limits import DecodeLimits
+from slipstream.video.sampling import PacketTimes
+from slipstream.video.watch import Watch, WatchedReader
+
+FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
+"""Demuxers that may open a file. Playlists (HLS, DASH, concat) are absent: they make libav open other files."""
+
+CODECS = {
+    *("h264", "hevc", "vp8", "vp9", "av1", "libdav1d"),
+    *("mpeg4", "mpeg2video", "mpeg1video", "h263", "mjpeg", "prores", "ffv1"),
+}
+"""Decoders that may run."""
+
+_SNIFFED_BYTES = 512
+
+
+@dataclass
+class DamageCount:
+    """How many packets could not be read or decoded, against the bound."""
+
+    limit: int
+    count: int = 0
+    last: str = field(default="", init=False)
+
+    def add(self, failure: object) -> None:
+        """Count one packet; raise UnreadableVideo when it is one too many."""
+        self.count += 1
+        self.last = str(failure)
+        if self.count > self.limit:
+            raise UnreadableVideo(
+                f"the video is damaged: more than {self.limit} packets could not be decoded (the last: {self.last}); "
+                "export it again"
+            )
+
+    def warnings(self) -> list[str]:
+        """What to tell the caller about skipped packets."""
+        if not self.count:
+            return []
+        return [f"{self.count} damaged packets were skipped (the last: {self.last})"]
+
+
+@dataclass(frozen=True)
+class OpenVideo:
+    """An open container and the one video stream to look at."""
+
+    container: InputContainer
+    stream: VideoStream
+    reader: WatchedReader
+    is_cut: bool
+    """Whether the file visibly ends too early."""
+
+    def packets(self, damage: DamageCount) -> Iterator["Packet[VideoStream]"]:
+        """The stream's packets in decode order. An unreadable one is counted and reading goes on behind it."""
+        while True:
+            try:
+                for packet in self.container.demux(self.stream):
+                    self.reader.check()
+                    if packet.size:
+                        yield packet
+            except SlipstreamError:
+                raise
+            except Exception as failure:  # demuxers of damaged files raise IndexError, AttributeError and more
+                self.reader.check()
+                damage.add(failure)
+            else:
+                self.reader.check()
+                return
+
+
+@contextmanager
+def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator[OpenVideo]:
+    """Open the container and pass its size, picture size and codec through the limits.
+
+    Raises UnreadableVideo, LimitExceeded, or DecodeCancelled.
+    """
+    _check_size(source, limits)
+    extent = whole_extent(source, watch)
+    source.seek(0)
+    reader = WatchedReader(source, extent.length, watch)
+    options = {
+        "format_whitelist": FORMATS,
+        "protocol_whitelist": "file",
+        "codec_whitelist": ",".join(sorted(CODECS)),
+        "max_pixels": str(limits.max_pixels_source),
+    }
+    try:
+        container = av.open(reader, "r", options=options, metadata_errors="replace", io_open=_refuse_second_file)
+    except Exception as failure:
+        reader.check()
+        raise UnreadableVideo(_why_not_opened(source)) from failure
+    with container:
+        reader.check()
+        yield OpenVideo(container, _pick_stream(container, limits), reader, extent.is_cut)
+
+
+def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCount) -> PacketTimes:
+    """Read every packet once, without decoding: container headers lie about duration, frame count and rate.
+
+    Packets before the first key packet cannot be decoded and do not count as shown, nor do those that an edit list
+    hides. Raises UnreadableVideo when nothing is shown, LimitExceeded when the clip is too long.
+    """
+    pts, keys, shown = array("q"), bytearray(), bytearray()
+    last_duration = 0
+    for packet in video.packets(damage):
+        if len(pts) == limits.max_packets:
+            raise LimitExceeded(f"the video has more than {limits.max_packets} packets; cut it into shorter pieces")
+        ticks = packet.pts if packet.pts is not None else packet.dts
+        pts.append(ticks or 0)
+        keys.append(packet.is_keyframe)
+        shown.append(ticks is not None and not packet.is_discard)
+        last_duration = packet.duration or 0
+    ticks_of = np.frombuffer(pts, dtype=np.int64)
+    is_key = np.frombuffer(keys, dtype=np.bool_)
+    is_shown = _from_first_key(ticks_of, is_key, np.frombuffer(shown, dtype=np.bool_))
+    if not is_shown.any():
+        raise UnreadableVideo("the video stream contains no frame; the file was probably cut off while it was written")
+    tick_s = float(video.stream.time_base or 0)
+    origin, last = int(ticks_of[is_shown].min()), int(ticks_of[is_shown].max())
+    _check_duration((last - origin) * tick_s, limits)
+    time_s = (ticks_of.astype(np.float64) - origin) * tick_s
+    lone_frame_s = last_duration * tick_s
+    if lone_frame_s > limits.max_duration_s:
+        lone_frame_s = 0.0
+    return PacketTimes(time_s, is_key, is_shown, origin, tick_s, lone_frame_s, _times_only_decoding(video))
+
+
+def _times_only_decoding(video: OpenVideo) -> bool:
+    """AVI numbers packets in decode order. libav repairs that for MPEG-4, not for reordered H.264 and HEVC."""
+    codec = video.stream.codec_context
+    return video.container.format.name == "avi" and codec.name in {"h264", "hevc"} and bool(codec.has_b_frames)
+
+
+def _from_first_key(
+    ticks: NDArray[np.int64], is_key: NDArray[np.bool_], is_shown: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """[num_packets] `is_shown` without what is decoded or shown before the first key packet (if there is any)."""
+    if not is_key.any():
+        return is_shown
+    first_key = int(is_key.argmax())
+    follows_key: NDArray[np.bool_] = (np.arange(len(ticks)) >= first_key) & (ticks >= ticks[first_key])
+    return is_shown & follows_key
+
+
+def _check_duration(duration_s: float, limits: DecodeLimits) -> None:
+    if duration_s > limits.max_duration_s:
+        raise LimitExceeded(
+            f"the video lasts {duration_s:.0f} s, more than the {limits.max_duration_s:.0f} s served; cut it"
+        )
+
+
+def _pick_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream:
+    streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    if not streams:
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+        raise UnreadableVideo(f"the file has no video stream, only: {kinds}; send a file with pictures")
+    stream = max(streams, key=lambda s: (bool(s.disposition & Disposition.default), -s.index))
+    codec = stream.codec_context.name if stream.codec_context else "unknown"
+    if codec not in CODECS:
+        raise UnreadableVideo(f"codec {codec!r} is not served; convert to h264, hevc, vp9 or av1")
+    check_picture_size(stream.codec_context.width, stream.codec_context.height, limits)
+    return stream
+
+
+def check_picture_size(width: int, height: int, limits: DecodeLimits) -> None:
+    """Raise UnreadableVideo for a picture without size, LimitExceeded for one with too many pixels."""
+    if width < 1 or height < 1:
+        raise UnreadableVideo(
+            f"the video stream states no picture size, or more than {limits.max_pixels_source} pixels a frame; "
+            "the file is damaged, cut off, or too large"
+        )
+    if width * height > limits.max_pixels_source:
+        raise LimitExceeded(
+            f"the video is {width}x{height}, more than {limits.max_pixels_source} pixels a frame; scale it down"
+        )
+
+
+def _check_size(source: BinaryIO, limits: DecodeLimits) -> None:
+    size = source.seek(0, os.SEEK_END)
+    if size == 0:
+        raise UnreadableVideo("the file is empty (0 bytes)")
+    if size > limits.max_bytes:
+        raise LimitExceeded(f"the video has {size} bytes, more than the {limits.max_bytes} served; compress or cut it")
+
+
+def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    raise PermissionError("a video may not refer to another file or address")
+
+
+def _why_not_opened(source: BinaryIO) -> str:
+    source.seek(0)
+    head = source.read(_SNIFFED_BYTES)
+    text = head.lstrip().lower()
+    if text.startswith((b"#extm3u", b"ffconcat", b"<mpd", b"<?xml")):
+        return "the file is a playlist or manifest, which would fetch other files; send the video itself"
+    if text.startswith((b"<!doctype", b"<html")):
+        return "the file is a web page (HTML), not a video; check the download"
+    if head[4:8] == b"ftyp":
+        return "the MP4 index (moov) is missing or damaged; the recording or upload was cut off, send it again"
+    return f"the format is not recognised as one of {FORMATS}; the file is no video, damaged, or needs converting"

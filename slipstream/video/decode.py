@@ -1,0 +1,174 @@
+"""Samples frames of one video by time: index the packets, plan, decode only what the wanted frames need.
+
+Policy for damage: a packet that cannot be read or decoded is skipped, up to a bound; the frame before it stands in.
+Whatever was skipped, missing or contradictory is said in `warnings`. No usable frame at all is an error.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+from av.video.frame import VideoFrame
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
+from slipstream.video.container import DamageCount, open_video, read_packet_times
+from slipstream.video.frames import FrameBuffer
+from slipstream.video.limits import DecodeLimits
+from slipstream.video.paths import open_video_path
+from slipstream.video.runs import decode_runs
+from slipstream.video.sampling import (
+    TIME_TOLERANCE_S,
+    DecodeRun,
+    FramePicker,
+    PacketTimes,
+    plan_all,
+    plan_runs,
+    sample_times,
+)
+from slipstream.video.watch import DecodeCancelled, Watch
+
+__all__ = ["DecodeCancelled", "DecodeLimits", "SampledVideo", "open_video_path", "sample_video"]
+
+_DURATION_SLACK_S = 0.3
+"""Sound often outlasts the pictures by less than this."""
+
+
+@dataclass(frozen=True)
+class SampledVideo:
+    """Frames of one clip, with when they are shown."""
+
+    frames: NDArray[np.uint8]
+    """[n, height, width, 3] RGB, upright, C-contiguous; 1 <= n <= the number asked for."""
+    timestamps_s: tuple[float, ...]
+    """[n] seconds from the first frame of the clip, ascending."""
+    duration_s: float
+    """From the first frame to the end of the last, taken from the packets; may be 0 for a single frame."""
+    source_width: int
+    """Stored picture, before rotation and scaling."""
+    source_height: int
+    codec: str
+    rotation: int
+    """Degrees clockwise that the frames were turned: 0, 90, 180 or 270."""
+    warnings: tuple[str, ...]
+    """What the caller should know about a damaged, cut off or short file."""
+
+
+def sample_video(
+    source: BinaryIO,
+    num_frames: int,
+    limits: DecodeLimits,
+    *,
+    should_stop: Callable[[], bool] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> SampledVideo:
+    """Up to `num_frames` frames at `sample_times(0, duration, num_frames)`; FramePicker says which ones.
+
+    Blocks: run it in a worker thread. `source` must be seekable and is left open. `should_stop` is polled between
+    packets and inside reads; `on_progress(frames_so_far, frames_expected)` is called from this thread.
+
+    Raises InvalidRequest, UnreadableVideo, LimitExceeded, or DecodeCancelled.
+    """
+    if not 1 <= num_frames <= limits.max_frames_sampled:
+        raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {limits.max_frames_sampled}")
+    watch = Watch(limits.timeout_s, should_stop)
+    damage = DamageCount(limits.max_corrupt_packets)
+    with open_video(source, limits, watch) as video:
+        packets = read_packet_times(video, limits, damage)
+        stated_s = (video.container.duration or 0) / 1e6
+        is_cut = video.is_cut
+        codec = video.stream.codec_context.codec.canonical_name
+    sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress)
+    kept, decode_damage = sampler.sample()
+    if not kept:
+        raise UnreadableVideo("no frame of the video could be decoded; it is damaged, export it again")
+    duration_s = packets.end_s()
+    warnings = [
+        *max(damage, decode_damage, key=lambda d: d.count).warnings(),
+        *kept.warnings(),
+        *_warn_cut_off(is_cut, stated_s, duration_s),
+        *_warn_few(num_frames, len(kept)),
+    ]
+    width, height = kept.source_size
+    return SampledVideo(
+        kept.stacked(), tuple(kept.times_s), duration_s, width, height, codec, kept.rotation, tuple(warnings)
+    )
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """Second pass over the file: the sparse plan first, everything if that misses a frame."""
+
+    source: BinaryIO
+    limits: DecodeLimits
+    watch: Watch
+    packets: PacketTimes
+    num_frames: int
+    on_progress: Callable[[int, int], None] | None
+
+    def sample(self) -> tuple[FrameBuffer, DamageCount]:
+        times_s = sample_times(0.0, self.packets.end_s(), self.num_frames)
+        wanted_s = self.packets.wanted_s(times_s)
+        whole = plan_all(self.packets)
+        sparse = whole if self.packets.in_output_order else plan_runs(self.packets, wanted_s)
+        num_decoded = sum(run.stop - run.start for run in sparse)
+        if num_decoded > self.limits.max_frames_decoded:
+            raise LimitExceeded(
+                f"{num_decoded} pictures would have to be decoded, more than the {self.limits.max_frames_decoded} "
+                "served; cut the video, or export it with more key frames"
+            )
+        kept, damage = self._decode(sparse, times_s, len(wanted_s))
+        if _same_times(kept.times_s, wanted_s) or sparse == whole or len(self.packets) > self.limits.max_frames_decoded:
+            return kept, damage
+        # Key packets that are none, or lost packets: decoding from the start finds the frames that do exist.
+        return self._decode(whole, times_s, len(wanted_s))
+
+    def _decode(
+        self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
+    ) -> tuple[FrameBuffer, DamageCount]:
+        damage = DamageCount(self.limits.max_corrupt_packets)
+        kept = FrameBuffer(self.limits.max_frame_pixels)
+        with open_video(self.source, self.limits, self.watch) as video:
+            frames = decode_runs(video, self.packets, runs, self.limits, damage)
+            for time_s, frame in pick_frames(frames, FramePicker(times_s)):
+                try:
+                    kept.append(time_s, frame)
+                except Exception as failure:  # a damaged picture that cannot be converted
+                    damage.add(failure)
+                if self.on_progress is not None:
+                    self.on_progress(len(kept), num_expected)
+        return kept, damage
+
+
+def pick_frames(frames: Iterable[tuple[float, VideoFrame]], picker: FramePicker) -> Iterable[tuple[float, VideoFrame]]:
+    """The wanted ones among timed frames. Frames that go back in time are dropped; at most one is held back."""
+    previous: tuple[float, VideoFrame] | None = None
+    for time_s, frame in frames:
+        if picker.is_late(time_s):
+            continue
+        if picker.offer(time_s) and previous is not None:
+            yield previous
+        if picker.done:
+            return
+        previous = time_s, frame
+    if picker.finish() and previous is not None:
+        yield previous
+
+
+def _same_times(times_s: Sequence[float], wanted_s: Sequence[float]) -> bool:
+    return len(times_s) == len(wanted_s) and bool(np.allclose(times_s, wanted_s, rtol=0.0, atol=TIME_TOLERANCE_S))
+
+
+def _warn_cut_off(is_cut: bool, stated_s: float, duration_s: float) -> list[str]:
+    if is_cut:
+        return [f"the file is cut off; its frames end at {duration_s:.1f} s"]
+    if stated_s <= duration_s + _DURATION_SLACK_S:
+        return []
+    return [f"the file states {stated_s:.1f} s of video, but its frames end at {duration_s:.1f} s"]
+
+
+def _warn_few(num_frames: int, num_kept: int) -> list[str]:
+    if num_kept == num_frames:
+        return []
+    return [f"{num_frames} frames were asked for, but the video has only {num_kept} at these times"]

@@ -1,0 +1,57 @@
+"""Opens a video by path, below the allowed roots only. Knows nothing of what is inside the file."""
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from slipstream.errors import InvalidRequest, VideoNotFound
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_video_path(path: str, roots: Sequence[Path]) -> BinaryIO:
+    """Open the regular file `path`, absolute or relative to one of `roots`; the first root that has it wins.
+
+    The file is opened first and judged by its descriptor, so that nothing can be swapped in between. Symbolic links
+    are followed for folders, never for the file, and never out of a root.
+
+    Raises InvalidRequest for a path that no file can have, or that names a folder, pipe or device below a root.
+    Raises VideoNotFound otherwise, with one message whether or not the file exists elsewhere.
+    """
+    parts = Path(path).parts
+    if not parts or "\0" in path:
+        raise InvalidRequest("the video path is empty or contains a NUL byte; give the path of one file")
+    if ".." in parts:
+        raise InvalidRequest("the video path contains '..'; give it without, below an allowed folder")
+    for root in roots:
+        real_root = Path(os.path.realpath(root))
+        candidate = real_root / path
+        if not (candidate.is_relative_to(real_root) or candidate.is_relative_to(root)):
+            continue
+        descriptor = _open_below(candidate, real_root)
+        if descriptor is not None:
+            return os.fdopen(descriptor, "rb")
+    raise VideoNotFound(
+        f"no readable video at {path!r} below the allowed folders; check the path, and that it is no symbolic link"
+    )
+
+
+def _open_below(candidate: Path, real_root: Path) -> int | None:
+    """Descriptor of a regular file that really lies below the root, or None when there is none to be told about."""
+    try:
+        descriptor = os.open(candidate, _OPEN_FLAGS)
+    except (OSError, UnicodeEncodeError):
+        return None
+    try:
+        real_path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if not real_path.is_relative_to(real_root):
+            os.close(descriptor)
+            return None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidRequest("the video path names a folder, pipe or device; give the path of a video file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor

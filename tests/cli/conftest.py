@@ -1,0 +1,19 @@
+"""A running fake gateway for the tests of the command line."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.fake_gateway import FakeGateway
+
+
+@pytest.fixture
+def gateway() -> Iterator[FakeGateway]:
+    with FakeGateway() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _run_dirs_belong_to_pytest(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack that fails keeps its logs: not in the machine's temporary folder after a test."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("run")))

@@ -1,0 +1,127 @@
+"""A gateway without models, in a thread of the test: what it answers depends on what the uploaded "video" says."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Summary
+from slipstream.rpc.v1.target_pb2 import FinishReason
+
+PIECES = (("A red", False), (" circle", True), (" moves", True), (" left\x1b[31m.", False))
+TEXT = "".join(piece for piece, _ in PIECES)
+DETAILS = "the file holds no video stream"
+
+
+def good_video(path: Path, content: bytes = b"good" * 300_000) -> Path:
+    """A file of several chunks that the fake captions."""
+    path.write_bytes(content)
+    return path
+
+
+def refused_video(path: Path, code: str) -> Path:
+    """A file that the fake refuses with this status."""
+    return good_video(path, f"refuse {code}".encode())
+
+
+def hanging_video(path: Path) -> Path:
+    """A file whose caption begins and never ends."""
+    return good_video(path, b"hang")
+
+
+class FakeGateway(gateway_pb2_grpc.GatewayServicer):
+    """A context manager around the serving thread. `options` and `received` hold what the last caller sent."""
+
+    def __init__(self, address: str = "127.0.0.1:0") -> None:
+        self.address = address
+        self.options = gateway_pb2.CaptionOptions()
+        self.chunk_sizes: list[int] = []
+        self.received = b""
+        self.cancelled = threading.Event()
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stopping = asyncio.Event()
+        server = grpc.aio.server()
+        gateway_pb2_grpc.add_GatewayServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        port = server.add_insecure_port(self.address)
+        self.address = f"127.0.0.1:{port}"
+        await server.start()
+        self._ready.set()
+        await self._stopping.wait()
+        await server.stop(0)
+
+    async def Caption(
+        self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[CaptionEvent]:
+        chunks = []
+        async for request in request_iterator:
+            if request.HasField("options"):
+                self.options = request.options
+                if self.options.prompt == "refuse":
+                    await context.abort(grpc.StatusCode.OUT_OF_RANGE, DETAILS)
+            else:
+                chunks.append(request.video)
+        self.chunk_sizes = [len(chunk) for chunk in chunks]
+        self.received = b"".join(chunks)
+        if self.received.startswith(b"refuse "):
+            await context.abort(grpc.StatusCode[self.received.decode().removeprefix("refuse ")], DETAILS)
+        for done in range(1, 4):
+            yield CaptionEvent(stage=StageChange(stage="encode", done=done, total=3))
+        for number, (piece, from_draft) in enumerate(PIECES):
+            token = CommittedToken(token_id=number, piece=piece, from_draft=from_draft)
+            yield CaptionEvent(text=CommittedText(tokens=[token]))
+            if self.received == b"hang":
+                await self._hang()
+        if self.received != b"no summary":
+            yield CaptionEvent(summary=make_summary(self.options.method or "parallel"))
+
+    async def _hang(self) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def GetGateway(
+        self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> gateway_pb2.GatewayInfo:
+        return gateway_pb2.GatewayInfo(
+            version="9.9.9", target_model="big", max_frames=128, max_video_bytes=10**9, default_prompt="[Describe] it."
+        )
+
+
+def make_summary(method: str = "parallel", generate_s: float = 0.5, text: str = TEXT) -> Summary:
+    """A summary with plausible figures."""
+    summary = Summary(request_id="r1", text=text, num_tokens=5, method=method, pruner="uv", alpha=0.9)
+    summary.finish_reason = FinishReason.FINISH_REASON_STOP
+    summary.video.num_frames = 8
+    summary.video.video_tokens = 500
+    summary.timings.first_token_s = 0.25
+    summary.timings.generate_s = generate_s
+    summary.timings.total_s = generate_s + 0.5
+    if method == "parallel":
+        summary.speculation.passes = 2
+        summary.speculation.judged = 3
+        summary.speculation.accepted = 2
+        summary.speculation.tau = 0.75
+        summary.speculation.speed_ratio = 12.5
+        summary.speculation.kept_tokens = 50
+        summary.speculation.guidance_bytes = 2**40
+    return summary

@@ -1,0 +1,50 @@
+"""A service without a model for tests of the stack: takes every service's flags, serves health, behaves as told."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from slipstream.config import option
+from slipstream.errors import ModelNotUsable
+from slipstream.rpc.server import run_service
+from slipstream.rpc.v1 import gateway_pb2_grpc
+from tests.cli.fake_gateway import FakeGateway
+
+
+@dataclass(frozen=True)
+class FakeConfig:
+    listen: str = option("address")
+    behaviour: str = option("what to do", default="serve")
+    model: str = option("ignored", default="")
+    device: str = option("ignored", default="")
+    dtype: str = option("ignored", default="")
+    threads: int = option("ignored", default=0)
+    cpu: int = option("ignored", default=0)
+    target: str = option("ignored", default="")
+    draft: str = option("ignored", default="")
+    video_roots: str = option("ignored", default="")
+
+
+async def _setup(server: grpc.aio.Server, config: FakeConfig) -> Callable[[], Awaitable[None]]:
+    if config.behaviour == "fail":
+        raise ModelNotUsable("the weights are damaged")
+    if config.behaviour == "vanish":
+        os._exit(7)
+    if config.behaviour == "hang":
+        await asyncio.sleep(3600)
+    if config.behaviour == "crash":
+        asyncio.get_running_loop().call_later(0.3, os._exit, 9)
+    if config.target:
+        gateway_pb2_grpc.add_GatewayServicer_to_server(FakeGateway(), server)  # type: ignore[no-untyped-call]
+    return _close
+
+
+async def _close() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    run_service("fake", FakeConfig, _setup)

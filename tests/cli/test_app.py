@@ -1,0 +1,112 @@
+"""The command line as a whole: version, help, usage errors, `info`, `up`, and that no failure shows a traceback."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream import __version__
+from slipstream.cli import info
+from slipstream.cli.app import run
+from tests.cli.fake_gateway import FakeGateway
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"slipstream {__version__}\n"
+    for arguments in ([], ["--help"], ["caption", "-h"]):
+        assert run(arguments) == 0
+        assert "Usage: slipstream" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["caption"],
+        ["caption", "a.mp4", "--nonsense"],
+        ["caption", "a.mp4", "--frames", "0"],
+        ["caption", "a.mp4", "--alpha", "2"],
+        ["info"],
+        ["demo", "--clips", "0"],
+    ],
+)
+def test_usage_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("slipstream: ")
+    assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(["--target", "/nowhere"], "no checkpoint at /nowhere"), (["--pin", "--threads", "3"], "--pin needs --threads 1")],
+)
+def test_up_with_bad_options(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["up", *arguments]) == 2
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_info_is_a_table_without_escape_codes(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "--gateway", gateway.address]) == 0
+    shown = capsys.readouterr().out
+    for fact in ("9.9.9", "big", "not connected", "1,000 MB", "[Describe] it."):
+        assert fact in shown
+    assert "\x1b" not in shown
+
+
+def test_info_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "--gateway", f"unix:{tmp_path}/none"]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_our_own_bugs_show_no_traceback_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(address: str) -> None:
+        raise KeyError("x")
+
+    logger = logging.getLogger("slipstream.cli")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    monkeypatch.setattr(info, "_fetch", broken)
+    assert run(["info", "--gateway", "a:1"]) == 1
+    assert capsys.readouterr().err == "slipstream: internal error: KeyError: 'x' (--debug shows where)\n"
+    assert run(["--debug", "info", "--gateway", "a:1"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
+    for role in ("target", "draft"):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").write_text("{}")
+    script = (
+        "from functools import partial\n"
+        "from slipstream.cli import up\n"
+        "from slipstream.cli.main import main\n"
+        "names = ('target', 'draft', 'gateway')\n"
+        "up.StackOptions = partial(up.StackOptions, modules=dict.fromkeys(names, 'tests.cli.fake_service'))\n"
+        "main()\n"
+    )
+    arguments = ["up", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("gateway: 127.0.0.1:")
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors

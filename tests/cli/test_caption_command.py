@@ -1,0 +1,189 @@
+"""`slipstream caption` against a fake gateway: text, JSON, exit statuses, several videos, interruption."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.app import run
+from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway, good_video, hanging_video, refused_video
+
+SHOWN_TEXT = TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
+
+
+def test_streams_text_and_closing_line(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = good_video(tmp_path / "a.mp4")
+    assert run(["caption", str(video), "--gateway", gateway.address]) == 0
+    output = capsys.readouterr()
+    text, closing = output.out.splitlines()
+    assert text == SHOWN_TEXT
+    assert closing == "[5 tokens, 8.0 tokens/s, tau 0.75, 2 passes, first token after 0.25 s]"
+    assert output.err == ""
+
+
+def test_uploads_the_whole_file_in_chunks(gateway: FakeGateway, tmp_path: Path) -> None:
+    video = good_video(tmp_path / "a.mp4", os.urandom(1_200_000))
+    assert run(["caption", str(video), "--gateway", gateway.address]) == 0
+    assert gateway.received == video.read_bytes()
+    assert gateway.chunk_sizes == [512 * 1024, 512 * 1024, 1_200_000 - 1024 * 1024]
+
+
+def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: Path) -> None:
+    video = str(good_video(tmp_path / "a.mp4"))
+    assert run(["caption", video, "--gateway", gateway.address]) == 0
+    assert gateway.options.ListFields() == []
+    given = ["--prompt", "why", "--method", "autoregressive", "--frames", "7", "--max-new-tokens", "9", "--seed", "0"]
+    given += ["--pruner", "random", "--alpha", "0", "--policy", "fixed", "--max-window", "3"]
+    given += ["--guidance", "scores", "--positions", "compact"]
+    assert run(["caption", video, "--gateway", gateway.address, *given]) == 0
+    assert {field.name: value for field, value in gateway.options.ListFields()} == {
+        "prompt": "why",
+        "method": "autoregressive",
+        "num_frames": 7,
+        "max_new_tokens": 9,
+        "pruner": "random",
+        "alpha": 0.0,
+        "policy": "fixed",
+        "max_window": 3,
+        "guidance": "scores",
+        "positions": "compact",
+        "seed": 0,
+    }
+
+
+def test_json_is_one_object_a_video(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    videos = [str(good_video(tmp_path / name)) for name in ("a.mp4", "b.mp4")]
+    assert run(["caption", *videos, "--json", "--gateway", gateway.address]) == 0
+    documents = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [document["file"] for document in documents] == videos
+    for document in documents:
+        assert document["text"] == TEXT
+        assert document["finish_reason"] == "stop"
+        assert document["timings"]["longest_gap_s"] == 0
+        assert document["speculation"]["guidance_bytes"] == 2**40
+        assert document["speculation"]["pass_costs"] == []
+        assert document["video"]["video_tokens"] == 500
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("INVALID_ARGUMENT", 2),
+        ("OUT_OF_RANGE", 2),
+        ("NOT_FOUND", 3),
+        ("UNAVAILABLE", 4),
+        ("RESOURCE_EXHAUSTED", 4),
+        ("DEADLINE_EXCEEDED", 4),
+        ("INTERNAL", 1),
+        ("UNIMPLEMENTED", 1),
+    ],
+)
+def test_a_refusal_is_one_line_and_its_exit_status(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, exit_code: int
+) -> None:
+    video = refused_video(tmp_path / "a.mp4", code)
+    assert run(["caption", str(video), "--gateway", gateway.address]) == exit_code
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"slipstream: {video}: ")
+    assert exit_code == 4 or DETAILS in line
+
+
+def test_a_refusal_during_the_upload_keeps_its_reason(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = str(good_video(tmp_path / "a.mp4", bytes(20_000_000)))
+    videos = [video] * 50
+    assert run(["caption", *videos, "--prompt", "refuse", "--gateway", gateway.address]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"slipstream: {video}: {DETAILS}"] * 50
+
+
+def test_goes_on_after_a_bad_video_and_ends_with_the_first_error(
+    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = refused_video(tmp_path / "refused.mp4", "NOT_FOUND")
+    invalid = refused_video(tmp_path / "invalid.mp4", "INVALID_ARGUMENT")
+    good = good_video(tmp_path / "good.mp4")
+    assert run(["caption", str(refused), str(invalid), str(good), "--gateway", gateway.address]) == 3
+    output = capsys.readouterr()
+    assert SHOWN_TEXT in output.out
+    assert len(output.err.splitlines()) == 2
+    assert run(["caption", str(refused), str(good), "--json", "--gateway", gateway.address]) == 3
+    failed, captioned = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert failed == {"file": str(refused), "error": DETAILS}
+    assert captioned["text"] == TEXT
+
+
+def test_unusable_files_need_no_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = good_video(tmp_path / "empty.mp4", b"")
+    os.mkfifo(tmp_path / "fifo.mp4")
+    paths = [str(tmp_path / "missing.mp4"), str(empty), str(tmp_path / "fifo.mp4"), str(tmp_path)]
+    assert run(["caption", *paths]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    reasons = ("no such file", "the file is empty", "not a regular file", "not a regular file")
+    assert lines == [f"slipstream: {path}: {reason}" for path, reason in zip(paths, reasons, strict=True)]
+
+
+def test_an_end_without_summary_is_an_error(gateway: FakeGateway, tmp_path: Path) -> None:
+    video = good_video(tmp_path / "a.mp4", b"no summary")
+    assert run(["caption", str(video), "--gateway", gateway.address]) == 1
+
+
+def test_nobody_at_the_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = good_video(tmp_path / "a.mp4")
+    assert run(["caption", str(video), "--gateway", f"unix:{tmp_path}/none.sock"]) == 4
+    assert "not reachable" in capsys.readouterr().err
+
+
+def test_deadline(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video = hanging_video(tmp_path / "a.mp4")
+    assert run(["caption", str(video), "--gateway", gateway.address, "--timeout", "0.3"]) == 4
+    assert capsys.readouterr().err == f"slipstream: {video}: the gateway did not finish within 0.3 s\n"
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_cancels_the_caption(gateway: FakeGateway, tmp_path: Path, number: int, exit_code: int) -> None:
+    command = [sys.executable, "-m", "slipstream.cli", "caption", str(hanging_video(tmp_path / "a.mp4"))]
+    process = subprocess.Popen(
+        [*command, "--gateway", gateway.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(5) == "A red"
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=20)
+    assert (rest, errors) == ("\n", "")
+    assert process.returncode == exit_code
+    assert gateway.cancelled.wait(5)
+
+
+def test_a_terminal_gets_the_live_view(gateway: FakeGateway, tmp_path: Path) -> None:
+    video = good_video(tmp_path / "a.mp4")
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "slipstream.cli", "caption", str(video), "--gateway", gateway.address]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = _read_all(controller)
+    assert process.wait(20) == 0
+    assert "\x1b[32m circle\x1b[0m" in shown
+    assert "5 tokens, 8.0 tokens/s" in shown
+    assert "\x1b[31m." not in shown
+
+
+def _read_all(descriptor: int) -> str:
+    chunks = []
+    try:
+        while chunk := os.read(descriptor, 65_536):
+            chunks.append(chunk)
+    except OSError:  # how Linux reports that the other side has closed
+        pass
+    os.close(descriptor)
+    return b"".join(chunks).decode()

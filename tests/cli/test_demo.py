@@ -1,0 +1,66 @@
+"""The demo's figures, its table and document, and how it ends without the trainer's package."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from slipstream.cli import demo
+from slipstream.cli.app import run
+from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
+from tests.cli.fake_gateway import make_summary
+
+CAPTION = "A large red circle moves to the left."
+
+
+def result(name: str = "clip-1", plain_ids: tuple[int, ...] = (1, 2)) -> ClipResult:
+    plain = Run(plain_ids, make_summary("autoregressive", generate_s=1.5, text=CAPTION))
+    return ClipResult(name, 3, 4, plain, Run((1, 2), make_summary("parallel", generate_s=0.5, text=CAPTION)))
+
+
+def test_document() -> None:
+    document = demo_document([result("clip-1"), result("clip-2")], frames=8)
+    assert json.loads(json.dumps(document)) == document
+    assert document["clips"] == len(document["rows"]) == 2
+    assert document["identical"] is True
+    assert document["decode_speedup"] == pytest.approx(3.0)
+    assert document["end_to_end_speedup"] == pytest.approx(2.0)
+    assert (document["tau"], document["c"]) == (0.75, 12.5)
+    assert (document["kept_tokens"], document["video_tokens"]) == (50, 500)
+    assert document["attribute_accuracy"] == 0.75
+
+
+def test_one_other_token_is_not_identical() -> None:
+    assert demo_document([result(), result(plain_ids=(1, 3))], frames=8)["identical"] is False
+
+
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=140).print(demo_table([result("clip-8001"), result("clip-8002", plain_ids=(1, 3))]))
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "A large red" in line)
+    for cell in ("8001 ", "A large red", "3/4", "2.7", "8.0", "3.00x", "2.00x", "0.75", "12.5", "50/500", "yes"):
+        assert cell in first
+    assert "NO" in second
+
+
+def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [result()]
+
+    async def caption_clips(*arguments: object) -> list[ClipResult]:
+        return results
+
+    monkeypatch.setattr(demo, "_sample_clips", lambda count: [Path("clip-1.mp4")])
+    monkeypatch.setattr(demo, "_caption_clips", caption_clips)
+    assert run(["demo"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["identical"] is True
+    assert run(["demo", "--json-only"]) == 0
+    assert json.loads(capsys.readouterr().out)["clips"] == 1
+    results[0] = result(plain_ids=(1, 3))
+    assert run(["demo"]) == 1
+
+
+def test_without_the_trainers_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "training.world", None)
+    assert run(["demo"]) == 2
+    assert "package `training`" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""What a stack is started with: checks before the start and the services' command lines."""
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.launch import StackOptions, check_options, gateway_address, make_run_dir, service_argv
+from slipstream.errors import InvalidConfig, ModelNotUsable
+
+ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
+
+
+def checkpoint(folder: Path, tokenizer: object = None) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer, indent=len(folder.name)))
+    return folder
+
+
+def flags(options: StackOptions, name: str) -> dict[str, str]:
+    words = service_argv(options, name, ADDRESSES)[3:]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_checkpoints_must_share_their_tokenizer(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "target", {"model": {"a": 0, "b": 1}, "padding": None})
+    twin = checkpoint(tmp_path / "twin", {"padding": {"length": 8}, "model": {"b": 1, "a": 0}})
+    other = checkpoint(tmp_path / "other", {"model": {"a": 1, "b": 0}})
+    unknown = checkpoint(tmp_path / "unknown")
+    for draft in (twin, unknown, None):
+        check_options(StackOptions(target, draft))
+    with pytest.raises(ModelNotUsable, match="different tokenizers"):
+        check_options(StackOptions(target, other))
+
+
+def test_a_damaged_tokenizer(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "target")
+    (target / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelNotUsable, match="damaged"):
+        check_options(StackOptions(target, None))
+
+
+def test_bad_options_are_found_before_the_start(tmp_path: Path) -> None:
+    good = StackOptions(checkpoint(tmp_path / "target"), None)
+    with pytest.raises(InvalidConfig, match="video root"):
+        check_options(replace(good, video_roots=(tmp_path / "none",)))
+    with pytest.raises(InvalidConfig, match="--threads 1"):
+        check_options(replace(good, pin=True, threads=2))
+
+
+def test_flags_of_the_services(tmp_path: Path) -> None:
+    options = StackOptions(Path("T"), Path("D"), device="cuda:0", draft_device="cuda:1", video_roots=(tmp_path,))
+    assert flags(options, "target") == {
+        "--listen": "unix:/t",
+        "--model": "T",
+        "--device": "cuda:0",
+        "--dtype": "float32",
+    }
+    assert flags(options, "draft") == {
+        "--listen": "unix:/d",
+        "--model": "D",
+        "--device": "cuda:1",
+        "--dtype": "float32",
+    }
+    assert flags(replace(options, extra_flags={"gateway": ["--max-frames", "9"]}), "gateway") == {
+        "--listen": "127.0.0.1:5",
+        "--target": "unix:/t",
+        "--draft": "unix:/d",
+        "--video-roots": str(tmp_path),
+        "--max-frames": "9",
+    }
+
+
+def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 2, 9, 6})
+    assert flags(StackOptions(), "draft")["--threads"] == "2"
+    pinned = StackOptions(pin=True)
+    assert [flags(pinned, name)["--cpu"] for name in ("target", "draft")] == ["2", "4"]
+    assert flags(pinned, "target")["--threads"] == "1"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    assert "--cpu" not in flags(pinned, "target")
+
+
+def test_gateway_addresses(tmp_path: Path) -> None:
+    host, port = gateway_address(None).split(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+    assert gateway_address(f"unix:{tmp_path}/g.sock") == f"unix:{tmp_path}/g.sock"
+
+
+@pytest.mark.parametrize("listen", ["5051", "localhost:", ":80", "127.0.0.1:99999", "unix:/nowhere/g.sock"])
+def test_bad_addresses(listen: str) -> None:
+    with pytest.raises(InvalidConfig, match="cannot listen at"):
+        gateway_address(listen)
+
+
+def test_addresses_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(InvalidConfig, match="the port is in use"):
+        gateway_address(f"127.0.0.1:{server.getsockname()[1]}")
+    path = str(tmp_path / "g.sock")
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(path)
+        holder.listen()
+        with pytest.raises(InvalidConfig, match="the socket is in use"):
+            gateway_address(f"unix:{path}")
+    assert gateway_address(f"unix:{path}") == f"unix:{path}"
+
+
+def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    run_dir = make_run_dir()
+    assert run_dir.parent == Path("/tmp")
+    run_dir.rmdir()

@@ -1,0 +1,167 @@
+"""The local stack with services that have no model: start, readiness, restarts, failures, and that nothing is left."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli import caption as caption_module
+from slipstream.cli.app import run
+from slipstream.cli.client import gateway_info
+from slipstream.cli.stack import Stack, StackOptions
+from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
+from slipstream.rpc.client import open_channel
+from tests.cli.fake_gateway import TEXT, good_video
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> StackOptions:
+    for role in ("target", "draft"):
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").write_text("{}")
+    return StackOptions(
+        target_model=tmp_path / "target",
+        draft_model=tmp_path / "draft",
+        modules=MODULES,
+        env={"PYTHONPATH": str(ROOT)},
+        start_timeout_s=30,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    children = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    assert not any(children)
+
+
+def behave(options: StackOptions, **behaviours: str) -> StackOptions:
+    return replace(options, extra_flags={name: ["--behaviour", value] for name, value in behaviours.items()})
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+async def test_serves_until_it_is_left(options: StackOptions) -> None:
+    async with Stack(options) as stack:
+        pids = {name: process.pid for name, process in stack.processes.items()}
+        assert sorted(pids) == ["draft", "gateway", "target"]
+        assert stack.run_dir.stat().st_mode & 0o777 == 0o700
+        async with open_channel(stack.gateway_address) as channel:
+            assert (await gateway_info(channel)).version == "9.9.9"
+    assert not any(is_alive(pid) for pid in pids.values())
+    assert not stack.run_dir.exists()
+
+
+async def test_runs_without_a_draft(options: StackOptions) -> None:
+    async with Stack(replace(options, draft_model=None)) as stack:
+        assert sorted(stack.processes) == ["gateway", "target"]
+
+
+async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
+    reports: list[str] = []
+    async with Stack(options, reports.append) as stack:
+        draft = stack.processes["draft"]
+        old_pid = draft.pid
+        os.kill(old_pid, signal.SIGKILL)
+        await asyncio.wait_for(stack.wait_started("draft", 2), 20)
+        assert draft.pid != old_pid
+        assert stack.failure is None
+    assert reports[0].startswith("draft was killed by SIGKILL")
+
+
+async def test_a_service_may_stay_dead_on_request(options: StackOptions) -> None:
+    async with Stack(replace(options, restart=False)) as stack:
+        draft = stack.processes["draft"]
+        os.kill(draft.pid, signal.SIGKILL)
+        assert await draft.wait_exit() == -signal.SIGKILL
+        await asyncio.sleep(0.5)
+        assert draft.starts == 1
+
+
+async def test_a_crash_loop_ends_the_stack(options: StackOptions) -> None:
+    async with Stack(behave(options, draft="crash")) as stack:
+        with pytest.raises(ServiceUnavailable, match=r"^draft ended with exit status 9.*3 times in a row"):
+            await asyncio.wait_for(stack.wait_failed(), 60)
+
+
+async def test_a_failed_start_tells_the_last_error_of_the_log(options: StackOptions) -> None:
+    with pytest.raises(InvalidConfig, match=r"^target ended with exit status 2: the weights are damaged \(log: "):
+        await Stack(behave(options, target="fail")).__aenter__()
+    with pytest.raises(ServiceUnavailable, match="draft ended with exit status 7: no error in its log"):
+        await Stack(behave(options, draft="vanish")).__aenter__()
+    missing = replace(options, modules=MODULES | {"gateway": "services.none"})
+    with pytest.raises(ServiceUnavailable, match=r"gateway ended with exit status 1: .*No module named"):
+        await Stack(missing).__aenter__()
+
+
+async def test_a_start_that_takes_too_long(options: StackOptions) -> None:
+    with pytest.raises(ServiceUnavailable, match="target was not ready after 1 s"):
+        await Stack(replace(behave(options, target="hang"), start_timeout_s=1, stop_grace_s=0.2)).__aenter__()
+
+
+async def test_cancelled_while_it_starts(options: StackOptions) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(Stack(behave(options, gateway="hang")).__aenter__(), 2)
+
+
+async def test_a_port_in_use(options: StackOptions) -> None:
+    async with Stack(options) as stack:
+        with pytest.raises(InvalidConfig, match="the port is in use"):
+            await Stack(replace(options, listen=stack.gateway_address)).__aenter__()
+
+
+async def test_a_missing_checkpoint(options: StackOptions, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotUsable, match=r"no checkpoint at .*nowhere"):
+        await Stack(replace(options, target_model=tmp_path / "nowhere")).__aenter__()
+
+
+def test_services_end_with_a_parent_that_was_killed(options: StackOptions) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from slipstream.cli.stack import Stack, StackOptions
+async def main():
+    options = StackOptions(Path({str(options.target_model)!r}), Path({str(options.draft_model)!r}),
+                           modules={MODULES!r}, env={dict(options.env)!r})
+    async with Stack(options) as stack:
+        print(*(process.pid for process in stack.processes.values()), flush=True)
+        await stack.wait_failed()
+asyncio.run(main())
+"""
+    environment = os.environ | {"TMPDIR": tempfile.gettempdir()}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        parent.kill()
+    deadline = time.monotonic() + 15
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_caption_runs_a_stack_of_its_own(
+    options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(caption_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    video = str(good_video(tmp_path / "a.mp4"))
+    folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
+    assert run(["caption", video, "--json", *folders]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == TEXT
+    assert run(["caption", video, "--target", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("slipstream: no checkpoint at")

@@ -1,0 +1,31 @@
+"""A stack of real processes that many tests share. It and its users live on the session's event loop."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from slipstream.cli.stack import Stack
+from slipstream.rpc.client import open_channel
+from tests.support.processes import check_logs
+from tests.support.world import World, make_world
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(world: World) -> AsyncIterator[Stack]:
+    """Target, draft and gateway; whoever harms one of them starts a stack of their own."""
+    async with Stack(world.stack_options()) as running:
+        yield running
+        check_logs(running)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def gateway(stack: Stack) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(stack.gateway_address) as channel:
+        yield channel

@@ -1,0 +1,88 @@
+"""A stack whose services may be harmed: each is started again when it ends. Its target never ends a text by itself."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest_asyncio
+
+from slipstream.cli.process import ServiceProcess
+from slipstream.cli.stack import Stack
+from slipstream.rpc.client import open_channel
+from tests.support.gateway_client import Captioned, OnEvent, caption
+from tests.support.processes import START_S, check_logs, eventually, logged
+from tests.support.world import NUM_FRAMES, PROMPT, World
+
+ENDLESS = 3500
+"""More tokens than any test waits for, and few enough for the context."""
+
+
+class Strike:
+    """Does something once, when a condition first holds; says how many tokens there were."""
+
+    def __init__(self, when: Callable[[Captioned], bool], blow: Callable[[], None]) -> None:
+        self._when = when
+        self._blow = blow
+        self.num_tokens: int | None = None
+
+    def __call__(self, captioned: Captioned) -> None:
+        if self.num_tokens is None and self._when(captioned):
+            self.num_tokens = len(captioned.token_ids)
+            self._blow()
+
+
+@dataclass(frozen=True)
+class FragileStack:
+    """Captions with the stack that may be harmed."""
+
+    stack: Stack
+    gateway: grpc.aio.Channel
+    world: World
+
+    def process(self, name: str) -> ServiceProcess:
+        return self.stack.processes[name]
+
+    async def caption(self, on_event: OnEvent | None = None, **options: Any) -> Captioned:
+        """A caption of clip 0; until `on_event` has enough, unless a number of tokens is given."""
+        asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": ENDLESS, "alpha": 0.0}
+        return await caption(self.gateway, self.world.clips[0], on_event=on_event, **asked | options)
+
+    async def check(self, captioned: Captioned) -> None:
+        """Its tokens must be those of plain decoding, which must be those of transformers as far as that was asked."""
+        num_tokens = len(captioned.token_ids)
+        plain = await self.caption(method="autoregressive", max_new_tokens=num_tokens)
+        assert captioned.token_ids == plain.token_ids
+        assert captioned.text == plain.text[: len(captioned.text)]
+        assert plain.token_ids[:96] == self.world.answer(0)[:num_tokens]
+
+    async def all_serving(self) -> None:
+        """Waits for services that are being started again."""
+        await eventually(lambda: all(process.is_serving for process in self.stack.processes.values()), START_S)
+        await asyncio.wait_for(self.gateway.channel_ready(), START_S)
+
+    async def freed(self, request_id: str, *names: str) -> None:
+        """Waits until these services have closed the session."""
+        for name in names:
+            closed = partial(logged, self.process(name).log_path, "session.closed", request_id=request_id)
+            await eventually(closed)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fragile_stack(world: World) -> AsyncIterator[FragileStack]:
+    options = replace(world.stack_options(), target_model=world.endless_target(), restart=True)
+    gateway_flags = ("--max-new-tokens", str(ENDLESS))
+    options = replace(options, extra_flags={"gateway": gateway_flags})
+    async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+        yield FragileStack(stack, channel, world)
+        assert stack.failure is None
+        check_logs(stack)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fragile(fragile_stack: FragileStack) -> FragileStack:
+    """The stack, whole."""
+    await fragile_stack.all_serving()
+    return fragile_stack

@@ -1,0 +1,102 @@
+"""The draft's process killed, frozen and started again while captions run: every token stays what it was to be."""
+
+import os
+import random
+import signal
+
+import pytest
+
+from tests.faults.conftest import FragileStack, Strike
+from tests.support.gateway_client import Captioned
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MORE = 40
+"""Tokens to see after a draft came back."""
+
+
+def came_back(captioned: Captioned) -> bool:
+    """A draft joined after one was lost, or was not there, and tokens of its were accepted."""
+    names = captioned.stage_names
+    absent = next((index for index, name in enumerate(names) if name in ("draft_lost", "draft_missing")), len(names))
+    if "draft_ready" not in names[absent:]:
+        return False
+    since = captioned.tokens[captioned.tokens_at[names.index("draft_ready", absent)] :]
+    return len(since) >= MORE and any(token.from_draft for token in since)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_killed_and_started_again(fragile: FragileStack, seed: int) -> None:
+    strike_at, draft = random.Random(seed).randrange(1, 60), fragile.process("draft")
+    starts = draft.starts
+    kill = Strike(lambda c: len(c.token_ids) >= strike_at, lambda: os.kill(draft.pid, signal.SIGKILL))
+
+    def on_event(captioned: Captioned) -> bool:
+        kill(captioned)
+        return came_back(captioned)
+
+    captioned = await fragile.caption(on_event)
+    assert draft.starts == starts + 1
+    assert captioned.stage_names.count("draft_lost") >= 1
+    await fragile.check(captioned)
+
+
+async def test_missing_at_the_start_and_joining_late(fragile: FragileStack) -> None:
+    os.kill(fragile.process("draft").pid, signal.SIGKILL)
+    await fragile.process("draft").wait_exit()
+    captioned = await fragile.caption(came_back)
+    assert "draft_missing" in captioned.stage_names
+    assert "draft_lost" not in captioned.stage_names
+    await fragile.check(captioned)
+
+
+async def test_killed_while_it_joins(fragile: FragileStack) -> None:
+    draft = fragile.process("draft")
+    kill = Strike(lambda c: "prefill" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGKILL))
+    captioned = await fragile.caption(kill, max_new_tokens=64)
+    assert kill.num_tokens == 0
+    assert captioned.summary.num_tokens == 64
+    await fragile.check(captioned)
+
+
+@pytest.mark.parametrize("strike_at", [3, 17, 41])
+async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int) -> None:
+    draft = fragile.process("draft")
+    freeze = Strike(
+        lambda c: len(c.token_ids) >= strike_at and "draft_ready" in c.stage_names,
+        lambda: os.kill(draft.pid, signal.SIGSTOP),
+    )
+    thaw = Strike(lambda c: "draft_lost" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGCONT))
+
+    def on_event(captioned: Captioned) -> bool:
+        freeze(captioned)
+        thaw(captioned)
+        return came_back(captioned)
+
+    try:
+        captioned = await fragile.caption(on_event)
+    finally:
+        os.kill(draft.pid, signal.SIGCONT)
+    await fragile.check(captioned)
+
+
+async def test_frozen_before_a_caption_begins(fragile: FragileStack) -> None:
+    draft = fragile.process("draft")
+    os.kill(draft.pid, signal.SIGSTOP)
+    try:
+        captioned = await fragile.caption(max_new_tokens=64)
+    finally:
+        os.kill(draft.pid, signal.SIGCONT)
+    assert not any(token.from_draft for token in captioned.tokens)
+    await fragile.check(captioned)
+
+
+async def test_losses_are_counted(fragile: FragileStack) -> None:
+    draft = fragile.process("draft")
+    stop = Strike(lambda c: "draft_ready" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGSTOP))
+    try:
+        captioned = await fragile.caption(stop, max_new_tokens=1000)
+    finally:
+        os.kill(draft.pid, signal.SIGCONT)
+    assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost") >= 1
+    await fragile.check(captioned)

@@ -1,0 +1,65 @@
+"""Every kernel computes the textbook formula, over packed segments of different pasts."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from slipstream.models.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, Segment, get_kernel
+from slipstream.models.attention import packed_attention as attend
+from slipstream.models.kv_cache import KVCache
+
+HEAD_DIM = 8
+SCALE = HEAD_DIM**-0.5
+
+
+def textbook(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention aligned to the end, in float64: [heads, n, d] over [kv_heads, total, d] -> [n, heads, d]."""
+    query, keys, values = query.double(), keys.double(), values.double()
+    num_rows, total = query.shape[1], keys.shape[1]
+    repeats = query.shape[0] // keys.shape[0]
+    scores = query @ keys.repeat_interleave(repeats, 0).transpose(1, 2) * SCALE
+    unseen = torch.ones(num_rows, total, dtype=torch.bool).triu(1 + total - num_rows)
+    weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
+    output: Tensor = weights @ values.repeat_interleave(repeats, 0)
+    return output.transpose(0, 1).float()
+
+
+@pytest.mark.parametrize("kernel", [MatmulKernel(), SdpaKernel()], ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 1), (2, 2), (6, 2)])
+def test_packed_segments_equal_the_textbook(kernel: Kernel, heads: int, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(heads * 10 + kv_heads)
+    layer = nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    shapes = [(0, 5), (70, 1), (9, 4), (3, 130), (0, 1)]  # past, new rows
+    rows = sum(num_rows for _, num_rows in shapes)
+    query = torch.randn(1, heads, rows, HEAD_DIM, generator=generator)
+    key, value = torch.randn(2, 1, kv_heads, rows, HEAD_DIM, generator=generator)
+    segments, expected, start = [], [], 0
+    for past, num_rows in shapes:
+        cache = KVCache(1, capacity=256, key_layout=kernel.key_layout, value_layout=kernel.value_layout)
+        past_keys, past_values = torch.randn(2, kv_heads, past, HEAD_DIM, generator=generator)
+        cache.write(0, past_keys, past_values)
+        cache.advance(past)
+        segment = Segment(start, num_rows, cache, past, query.device, query.dtype)
+        new = segment.rows
+        keys = torch.cat([past_keys, key[0, :, new]], dim=1)
+        values = torch.cat([past_values, value[0, :, new]], dim=1)
+        expected.append(textbook(query[0, :, new], keys, values))
+        segments.append(segment)
+        start += num_rows
+    output, weights = attend(layer, query, key, value, None, scaling=SCALE, segments=segments, kernel=kernel)
+    assert weights is None
+    torch.testing.assert_close(output[0], torch.cat(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_the_function_is_registered_with_transformers() -> None:
+    assert AttentionInterface()[IMPLEMENTATION] is attend
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [("cpu", torch.float32, MatmulKernel), ("cpu", torch.bfloat16, SdpaKernel), ("cuda", torch.float32, SdpaKernel)],
+)
+def test_auto_takes_the_fastest_that_works(device: str, dtype: torch.dtype, expected: type) -> None:
+    assert type(get_kernel("auto", torch.device(device), dtype)) is expected

@@ -1,0 +1,187 @@
+"""Loading: what a model says of itself, and clear words for every checkpoint that cannot be used."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import ModelNotUsable
+from slipstream.models import load_model
+from slipstream.models.checkpoint import Checkpoint
+from tests.models.conftest import Pair
+from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def remove_weights(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def truncate_weights(path: Path) -> None:
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+
+
+def drop_one_weight(path: Path) -> None:
+    weights = load_file(path / "model.safetensors")
+    save_file(dict(list(weights.items())[1:]), path / "model.safetensors", metadata={"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda path: (path / "config.json").unlink(), "no config.json"),
+    "config is no JSON": (lambda path: (path / "config.json").write_text("{"), "not valid JSON"),
+    "config is a list": (lambda path: (path / "config.json").write_text("[]"), "JSON object"),
+    "no model type": (lambda path: edit_json(path / "config.json", model_type=None), "no model_type"),
+    "unknown architecture": (
+        lambda path: edit_json(path / "config.json", model_type="perceptron"),
+        "'perceptron'; known: llava_onevision",
+    ),
+    "absurd config": (lambda path: edit_json(path / "config.json", text_config=7), "cannot be loaded"),
+    "pickled weights": (remove_weights, "safetensors"),
+    "truncated weights": (truncate_weights, "cannot be loaded"),
+    "missing weight": (drop_one_weight, "1 weights are missing"),
+    "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "cannot be loaded"),
+    "no template": (lambda path: (path / "chat_template.jinja").unlink(), "chat template"),
+    "template without video": (
+        lambda path: (path / "chat_template.jinja").write_text("{{ messages[0]['content'][1]['text'] }}"),
+        "one video before",
+    ),
+    "nonsense in the processor's config": (
+        lambda path: edit_json(path / "video_preprocessor_config.json", size={"height": "tall", "width": 32}),
+        "cannot be loaded",
+    ),
+    "frames of another size": (
+        lambda path: edit_json(path / "video_preprocessor_config.json", size={"height": 64, "width": 64}),
+        "32x32, not the 64x64",
+    ),
+    "sliding window": (
+        lambda path: edit_json(
+            path / "config.json",
+            text_config=json.loads((path / "config.json").read_text())["text_config"]
+            | {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["sliding_attention"] * 3},
+        ),
+        "only full attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_with_a_reason(pair: Pair, tmp_path: Path, damage: str) -> None:
+    path = shutil.copytree(pair.path, tmp_path / "damaged")
+    do_damage, reason = DAMAGES[damage]
+    do_damage(path)
+    with pytest.raises(ModelNotUsable, match=reason):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize("ref", ["", "./nowhere", "/no/such/model", "models/that/are/missing", "~/nowhere", "one-word"])
+def test_a_missing_path_never_asks_the_network(ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.models.checkpoint.snapshot_download", None)
+    with pytest.raises(ModelNotUsable, match="no such directory"):
+        load_model(ref)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "weights.gguf").touch()
+    with pytest.raises(ModelNotUsable, match="not a file"):
+        load_model(str(tmp_path / "weights.gguf"))
+
+
+def test_a_hub_id_out_of_reach_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(ref: str, **_: object) -> str:
+        raise ConnectionError(ref)
+
+    monkeypatch.setattr("slipstream.models.checkpoint.snapshot_download", offline)
+    with pytest.raises(ModelNotUsable, match="HF_HUB_OFFLINE"):
+        load_model("some-owner/some-model")
+
+
+def test_a_cached_hub_model_is_used_without_network(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cached(ref: str, *, local_files_only: bool = False, **_: object) -> str:
+        assert local_files_only
+        return str(pair.path)
+
+    monkeypatch.setattr("slipstream.models.checkpoint.snapshot_download", cached)
+    assert load_model("some-owner/some-model").info.model_id == "some-owner/some-model"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "int4"}, "float32, bfloat16, float16"),
+        ({"device": "cuda:99"}, "not usable here"),
+        ({"device": "abacus"}, "not usable here"),
+        ({"attention": "linear"}, "auto, matmul, sdpa, flash"),
+        ({"attention": "flash"}, "flash-attn"),
+    ],
+)
+def test_impossible_options_are_refused(pair: Pair, options: dict[str, str], reason: str) -> None:
+    with pytest.raises(ModelNotUsable, match=reason):
+        load_model(str(pair.path), **options)
+
+
+def test_info_describes_the_model(pair: Pair) -> None:
+    info = pair.ours.info
+    text = pair.theirs.config.get_text_config()
+    assert info.model_id == str(pair.path)
+    assert (info.model_type, info.dtype, info.device) == ("llava_onevision", "float32", "cpu")
+    assert (info.vocab_size, info.hidden_size, info.num_layers) == (320, text.hidden_size, text.num_hidden_layers)
+    assert info.tokens_per_frame == TOKENS_PER_FRAME
+    assert info.max_context == 512
+
+
+def test_the_digest_tells_tokenizers_apart_but_not_models(tmp_path: Path, pair: Pair) -> None:
+    same = load_model(str(write_tiny_llava(tmp_path / "same", seed=99, layers=1, hidden=16)))
+    other = load_model(str(write_tiny_llava(tmp_path / "other", seed=7, vocab=300)))
+    assert same.info.tokenizer_digest == pair.ours.info.tokenizer_digest != other.info.tokenizer_digest
+
+
+@pytest.mark.parametrize(
+    ("generation", "text", "expected"),
+    [({"eos_token_id": [5, 6]}, 7, (5, 6)), ({"eos_token_id": 5}, 7, (5,)), ({}, 7, (7,)), ({}, None, (317,))],
+)
+def test_end_tokens_come_from_the_nearest_source(
+    pair: Pair, tmp_path: Path, generation: dict[str, Any], text: int | None, expected: tuple[int, ...]
+) -> None:
+    path = shutil.copytree(pair.path, tmp_path / "copy")
+    text_config = json.loads((path / "config.json").read_text())["text_config"] | {"eos_token_id": text}
+    edit_json(path / "config.json", text_config=text_config)
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    assert load_model(str(path)).info.eos_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"processor_config.json": {"video_processor": {"a": 1}}, "video_preprocessor_config.json": {"a": 2}}, 1),
+        ({"processor_config.json": {}, "video_preprocessor_config.json": {"a": 2}}, 2),
+        ({"video_preprocessor_config.json": {"a": 2}, "preprocessor_config.json": {"a": 3}}, 2),
+        ({"preprocessor_config.json": {"a": 3}}, 3),
+        ({}, None),
+    ],
+)
+def test_video_processor_settings_are_found_where_transformers_looks(
+    tmp_path: Path, files: dict[str, Any], expected: int | None
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert Checkpoint("ref", tmp_path, {}).video_processor_config().get("a") == expected
+
+
+def test_the_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> None:
+    checkpoint = Checkpoint("ref", tmp_path, {})
+    assert checkpoint.chat_template() is None
+    (tmp_path / "processor_config.json").write_text('{"chat_template": "three"}')
+    assert checkpoint.chat_template() == "three"
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "two"}')
+    assert checkpoint.chat_template() == "two"
+    (tmp_path / "chat_template.jinja").write_text("one")
+    assert checkpoint.chat_template() == "one"

@@ -1,0 +1,59 @@
+"""The calling side: what a failed call means, and bulk data in chunks."""
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream import errors
+from slipstream.errors import ServiceUnavailable, SlipstreamError
+from slipstream.rpc.client import WRITE_FAILED, as_slipstream_error, chunked, open_channel, request_metadata
+from slipstream.rpc.options import CHUNK_BYTES
+from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
+
+
+def failure(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [errors.InvalidRequest, errors.LimitExceeded, errors.VideoNotFound, errors.InvalidConfig, errors.Overloaded],
+)
+def test_a_peers_complaint_keeps_its_class_and_words(kind: type[SlipstreamError]) -> None:
+    error = as_slipstream_error(failure(grpc.StatusCode[kind.status], "too much of it"), "target")
+    assert type(error) is kind and str(error) == "too much of it"
+
+
+@pytest.mark.parametrize(
+    ("code", "details"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Connection refused"),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ""),
+        (grpc.StatusCode.INTERNAL, WRITE_FAILED),
+    ],
+)
+def test_a_peer_that_is_gone(code: grpc.StatusCode, details: str) -> None:
+    error = as_slipstream_error(failure(code, details), "target")
+    assert isinstance(error, ServiceUnavailable) and str(error).startswith("the target is not reachable")
+
+
+def test_anything_else() -> None:
+    error = as_slipstream_error(failure(grpc.StatusCode.DATA_LOSS, None), "draft")
+    assert type(error) is SlipstreamError and str(error) == "the draft failed with DATA_LOSS"
+
+
+async def test_nobody_listens() -> None:
+    async with open_channel("unix:/nowhere/s.sock") as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.GetModel(common_pb2.GetModelRequest(), metadata=request_metadata("r1"))
+    assert isinstance(as_slipstream_error(failed.value, "target"), ServiceUnavailable)
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK_BYTES), max_size=3))
+def test_chunks_are_the_buffers_again(sizes: list[int]) -> None:
+    buffers = [bytes([index]) * size for index, size in enumerate(sizes)]
+    parts = list(chunked(memoryview(buffer) for buffer in buffers))
+    assert b"".join(parts) == b"".join(buffers)
+    assert all(0 < len(part) <= CHUNK_BYTES for part in parts)

@@ -1,0 +1,199 @@
+"""Between messages and dataclasses and back again, for everything that Hypothesis can think of."""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
+from slipstream.rpc import codec
+from slipstream.rpc.options import CHUNK_BYTES
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+
+uint32 = st.integers(0, 2**32 - 1)
+token_ids = st.lists(uint32, max_size=40).map(tuple)
+"""Ids above 65,536 included: some vocabularies need 18 bits."""
+text = st.text(st.characters(codec="utf-8"))
+join_points = st.builds(JoinPoint, epoch=uint32, committed=token_ids, write_until=uint32, first_chunk=uint32)
+draft_requests = st.builds(
+    codec.DraftRequest,
+    session_id=text,
+    prompt=text,
+    pruner=text,
+    alpha=st.floats(allow_nan=False),
+    positions=text,
+    guidance=st.sampled_from(sorted(codec.GUIDANCE_KINDS)),
+    guidance_address=text,
+    seed=st.integers(0, 2**64 - 1),
+)
+verdicts = st.builds(
+    Verdict,
+    num_accepted=uint32,
+    own_token=st.none() | uint32,
+    finish_reason=st.none() | st.sampled_from(FinishReason),
+)
+
+
+def frames_of(num_frames: int, height: int, width: int) -> codec.Frames:
+    size = num_frames * height * width * 3
+    return (np.arange(size) % 251).astype(np.uint8).reshape(num_frames, height, width, 3)
+
+
+def over_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+async def read(header: common_pb2.FramesHeader, messages: Iterable[Any], max_frames: int = 1000) -> codec.Frames:
+    async def stream() -> AsyncIterator[Any]:
+        for message in messages:
+            yield message
+
+    return await codec.read_frames(header, stream(), max_frames)
+
+
+def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
+    return [target_pb2.TargetRequest(frames=common_pb2.FrameChunk(data=part)) for part in parts]
+
+
+# -- requests, verdicts, lines ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.builds(
+        codec.TargetRequest,
+        session_id=text.filter(bool),
+        prompt=text,
+        max_new_tokens=st.integers(1, 2**32 - 1),
+        with_guidance=st.booleans(),
+    )
+)
+def test_target_requests(request: codec.TargetRequest) -> None:
+    message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))
+    assert codec.read_target_start(message.start) == request
+    assert message.start.frames == common_pb2.FramesHeader(num_frames=2, height=3, width=4)
+
+
+@pytest.mark.parametrize("changes", [{"session_id": ""}, {"max_new_tokens": 0}])
+def test_target_requests_without_sense(changes: dict[str, Any]) -> None:
+    request = replace(codec.TargetRequest("s", "?", 1, True), **changes)
+    with pytest.raises(InvalidRequest, match="needs an id and at least one token"):
+        codec.read_target_start(codec.target_start(request, frames_of(1, 1, 1)).start)
+
+
+@given(draft_requests, join_points)
+def test_draft_requests(request: codec.DraftRequest, join: JoinPoint) -> None:
+    message = over_the_wire(codec.draft_start(request, join, frames_of(2, 3, 4)))
+    assert codec.read_draft_start(message.start) == (request, join)
+
+
+@given(verdicts, st.lists(text, max_size=5), st.floats(0, 100))
+def test_verdicts(verdict: Verdict, pieces: list[str], pass_s: float) -> None:
+    message = over_the_wire(codec.verdict_message(verdict, pieces, pass_s)).verdict
+    assert codec.read_verdict(message) == verdict
+    assert list(message.pieces) == pieces and message.pass_s == pass_s
+    assert message.finish_reason == codec.finish_reason_number(verdict.finish_reason)
+
+
+@given(
+    st.builds(
+        RestartLine, epoch=uint32, keep=uint32, suffix=token_ids.filter(bool), write_until=uint32, first_chunk=uint32
+    )
+)
+def test_restarts(action: RestartLine) -> None:
+    assert codec.read_restart(over_the_wire(codec.restart_message(action)).restart) == action
+
+
+def test_a_restart_from_nothing() -> None:
+    with pytest.raises(ProtocolViolation, match="at least one token"):
+        codec.read_restart(draft_pb2.Restart(epoch=1))
+
+
+@given(st.builds(AdvanceLine, epoch=uint32, write_until=uint32))
+def test_advances(action: AdvanceLine) -> None:
+    assert codec.read_advance(over_the_wire(codec.advance_message(action)).advance) == action
+
+
+@pytest.mark.parametrize("number", [0, 9])
+def test_guidance_of_no_kind(number: int) -> None:
+    message = draft_pb2.DraftStart()
+    message.guidance = number  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match="hidden_states or scores"):
+        codec.read_draft_start(message)
+
+
+def test_what_a_model_service_serves() -> None:
+    facts = {field.name: 7 for field in common_pb2.ModelInfo.DESCRIPTOR.fields}
+    names = {"model_id", "model_type", "dtype", "device", "tokenizer_digest"}
+    info: Any = SimpleNamespace(**facts | dict.fromkeys(names, "x"), eos_token_ids=(1,))
+    message = codec.model_info_message(info)
+    assert (message.model_id, message.max_context) == ("x", 7)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.data())
+async def test_frames_cut_anywhere(num_frames: int, height: int, width: int, data: st.DataObject) -> None:
+    frames = frames_of(num_frames, height, width)
+    flat = frames.tobytes()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(flat) - 1), max_size=6)))
+    parts = [flat[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(flat)], strict=True)]
+    received = await read(codec.frames_header(frames), chunks(*parts))
+    assert received.shape == frames.shape and (received == frames).all()
+
+
+async def test_large_frames_travel_in_chunks() -> None:
+    frames = frames_of(3, 700, 500)
+    parts = list(codec.frame_chunks(frames))
+    assert [len(part.data) for part in parts[:-1]] == [CHUNK_BYTES] * (frames.size // CHUNK_BYTES)
+    received = await read(codec.frames_header(frames), [target_pb2.TargetRequest(frames=part) for part in parts])
+    assert (received == frames).all()
+
+
+async def test_frames_that_do_not_lie_together_in_memory() -> None:
+    frames = frames_of(4, 6, 5)[::2, ::-1, 1:]
+    received = await read(codec.frames_header(frames), chunks(*(part.data for part in codec.frame_chunks(frames))))
+    assert (received == frames).all()
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "ended before the last frame"),
+        (chunks(b"\0" * 23), "ended before the last frame"),
+        (chunks(b"\0" * 25), "do not match"),
+        (chunks(b"\0" * 20, b"\0" * 5), "do not match"),
+        (chunks(b""), "do not match"),
+        ([target_pb2.TargetRequest()], "do not match"),
+        ([target_pb2.TargetRequest(end=common_pb2.End())], "do not match"),
+    ],
+)
+async def test_frames_unlike_their_header(messages: list[Any], complaint: str) -> None:
+    with pytest.raises(ProtocolViolation, match=complaint):
+        await read(common_pb2.FramesHeader(num_frames=2, height=2, width=2), messages)
+
+
+@given(uint32, uint32, uint32)
+async def test_headers_are_judged_before_memory_is_taken(num_frames: int, height: int, width: int) -> None:
+    header = common_pb2.FramesHeader(num_frames=num_frames, height=height, width=width)
+    fits = 0 < num_frames <= 1000 and 0 < height <= 8192 and 0 < width <= 8192
+    if fits and num_frames * height * width * 3 <= codec.MAX_FRAMES_BYTES:
+        return
+    with pytest.raises(LimitExceeded if fits else InvalidRequest):
+        await read(header, [])
+
+
+def test_requests_are_plain_values() -> None:
+    assert asdict(codec.TargetRequest("s", "?", 1, True)) == {
+        "session_id": "s",
+        "prompt": "?",
+        "max_new_tokens": 1,
+        "with_guidance": True,
+    }

@@ -1,0 +1,156 @@
+"""The serving side in this process: every failure has its status, is logged once, and tells strangers nothing."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+
+from slipstream import errors
+from slipstream.errors import SlipstreamError
+from slipstream.rpc.client import open_channel, request_metadata
+from slipstream.rpc.options import SERVER_OPTIONS
+from slipstream.rpc.server import MAX_DETAILS_CHARS, AnswerErrors, _run
+from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from tests.test_config import Config
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SlipstreamError)]
+LogEntry = dict[str, Any]
+
+
+class Troubled(target_pb2_grpc.TargetServicer):
+    """Does in every call what it was told to."""
+
+    def __init__(self) -> None:
+        self.trouble: Callable[[], None] = lambda: None
+        self.closed = asyncio.Event()
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        self.trouble()
+        return common_pb2.ModelInfo(model_id="well")
+
+    async def PullGuidance(
+        self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[target_pb2.GuidanceChunk]:
+        yield target_pb2.GuidanceChunk(data=b"first")
+        self.trouble()
+        yield target_pb2.GuidanceChunk(data=b"last")
+
+    async def Session(
+        self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[target_pb2.TargetEvent]:
+        try:
+            while True:
+                yield target_pb2.TargetEvent()
+        finally:
+            structlog.get_logger().info("session.closed")
+            self.closed.set()
+
+
+@contextlib.asynccontextmanager
+async def serving(servicer: Troubled, folder: Path) -> AsyncIterator[target_pb2_grpc.TargetStub]:
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[AnswerErrors()])
+    target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{folder / 's.sock'}")
+    await server.start()
+    async with open_channel(f"unix:{folder / 's.sock'}") as channel:
+        yield target_pb2_grpc.TargetStub(channel)
+    await server.stop(0)
+
+
+@pytest.fixture
+def log() -> Iterator[list[LogEntry]]:
+    """What is logged, with what is bound to each request."""
+    entries: list[LogEntry] = []
+
+    def keep(_: Any, level: str, entry: Any) -> Any:
+        entries.append(dict(entry) | {"level": level})
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, keep], cache_logger_on_first_use=False)
+    yield entries
+    structlog.reset_defaults()
+
+
+def fail(error: Exception) -> Callable[[], None]:
+    def trouble() -> None:
+        raise error
+
+    return trouble
+
+
+async def refusal(stub: target_pb2_grpc.TargetStub, *, streamed: bool) -> tuple[grpc.StatusCode, str]:
+    metadata = request_metadata("r1")
+    call: Any
+    if streamed:
+        call = stub.PullGuidance(target_pb2.PullGuidanceRequest(), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError):
+            [chunk async for chunk in call]
+    else:
+        call = stub.GetModel(common_pb2.GetModelRequest(), metadata=metadata)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+    return await call.code(), await call.details() or ""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_every_error_has_its_status(tmp_path: Path, log: list[LogEntry], streamed: bool) -> None:
+    servicer = Troubled()
+    async with serving(servicer, tmp_path) as stub:
+        for kind in ERRORS:
+            servicer.trouble = fail(kind("what is wrong: é\n"))
+            assert await refusal(stub, streamed=streamed) == (grpc.StatusCode[kind.status], "what is wrong: é\n")
+    assert [entry["event"] for entry in log] == ["request.refused"] * len(ERRORS)
+    assert all(entry["request_id"] == "r1" and entry["method"].startswith("/slipstream.rpc.v1.") for entry in log)
+    assert [entry["status"] for entry in log] == [kind.status for kind in ERRORS]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_bug_is_logged_and_not_told(tmp_path: Path, log: list[LogEntry], streamed: bool) -> None:
+    servicer = Troubled()
+    servicer.trouble = fail(ValueError("the secret"))
+    async with serving(servicer, tmp_path) as stub:
+        code, details = await refusal(stub, streamed=streamed)
+    assert code == grpc.StatusCode.INTERNAL and "secret" not in details
+    assert [(entry["event"], entry["level"]) for entry in log] == [("request.failed", "error")]
+
+
+async def test_a_long_complaint_arrives_as_itself(tmp_path: Path) -> None:
+    servicer = Troubled()
+    servicer.trouble = fail(errors.InvalidRequest("x" * 1_000_000))
+    async with serving(servicer, tmp_path) as stub:
+        code, details = await refusal(stub, streamed=True)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT and details == "x" * MAX_DETAILS_CHARS
+
+
+async def test_a_stream_is_closed_under_its_own_id(tmp_path: Path, log: list[LogEntry]) -> None:
+    servicer = Troubled()
+    async with serving(servicer, tmp_path) as stub:
+        call = stub.Session(metadata=request_metadata("r2"))
+        await call.read()
+        call.cancel()
+        await asyncio.wait_for(servicer.closed.wait(), 60)
+        assert (await stub.GetModel(common_pb2.GetModelRequest())).model_id == "well"
+    assert [(entry["event"], entry["request_id"]) for entry in log] == [("session.closed", "r2")]
+
+
+@pytest.mark.parametrize(
+    ("environ", "complaint"),
+    [({}, "--where"), ({"SLIPSTREAM_PARENT_PID": "-1"}, "SLIPSTREAM_PARENT_PID: '-1' is no process id")],
+)
+def test_a_configuration_that_cannot_work(
+    environ: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def setup(server: grpc.aio.Server, config: Config) -> Callable[[], Any]:
+        raise AssertionError("not reached")
+
+    assert _run("tool", Config, setup, [], environ) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in json.loads(line)["error"]

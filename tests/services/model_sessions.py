@@ -1,0 +1,118 @@
+"""Speaks to the model services directly, well or badly: the messages of one session, sent and read one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+
+from slipstream.rpc import codec
+from slipstream.rpc.client import request_metadata
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.speculation.pipeline import JoinPoint
+
+TIMEOUT_S = 120.0
+PROMPT = "Describe the video."
+LONG_PROMPT = "?" * 4018
+LONG_PROMPT_ROOM = 50
+"""Tokens that the answer to it may have, with two frames and a context of 4096."""
+
+
+@dataclass
+class Session:
+    """An open stream to a model service."""
+
+    call: Any
+    events: list[Any] = field(default_factory=list)
+
+    async def send(self, *messages: Any) -> None:
+        for message in messages:
+            await self.call.write(message)
+
+    async def read(self) -> Any:
+        """The next event, or None at the end of the stream. Raises AioRpcError when it ended badly."""
+        event = await self.call.read()
+        if event is grpc.aio.EOF:
+            return None
+        self.events.append(event)
+        return event
+
+    async def read_until(self, kind: str) -> Any:
+        while True:
+            event = await self.read()
+            assert event is not None, f"ended before {kind}"
+            if event.WhichOneof("message") == kind:
+                return getattr(event, kind)
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str]:
+        """Status and message, once the stream has ended."""
+        try:
+            while await self.read() is not None:
+                pass
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        raise AssertionError(f"ended well after {len(self.events)} events")
+
+
+def open_session(stub: Any, request_id: str = "direct") -> Session:
+    return Session(stub.Session(timeout=TIMEOUT_S, metadata=request_metadata(request_id)))
+
+
+def some_frames(num_frames: int = 2, seed: int = 0) -> codec.Frames:
+    return np.random.default_rng(seed).integers(0, 256, (num_frames, 24, 32, 3), dtype=np.uint8)
+
+
+def target_start(
+    session_id: str = "s",
+    *,
+    frames: codec.Frames | None = None,
+    prompt: str = PROMPT,
+    max_new_tokens: int = 16,
+    with_guidance: bool = True,
+) -> list[target_pb2.TargetRequest]:
+    """Everything up to the last pixel."""
+    frames = some_frames() if frames is None else frames
+    request = codec.TargetRequest(session_id, prompt, max_new_tokens, with_guidance)
+    chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in codec.frame_chunks(frames)]
+    return [codec.target_start(request, frames), *chunks]
+
+
+def judge(window: Sequence[int] = (), num_passes: int = 1) -> target_pb2.TargetRequest:
+    return target_pb2.TargetRequest(judge=target_pb2.Judge(window=window, num_passes=num_passes))
+
+
+def target_end() -> target_pb2.TargetRequest:
+    return target_pb2.TargetRequest(end=common_pb2.End())
+
+
+def draft_start(
+    session_id: str = "s", *, frames: codec.Frames | None = None, join: JoinPoint | None = None, **changes: Any
+) -> list[draft_pb2.DraftRequest]:
+    """Everything up to the last pixel, of a draft that needs no target unless told otherwise."""
+    frames = some_frames() if frames is None else frames
+    request: dict[str, Any] = {
+        "session_id": session_id,
+        "prompt": PROMPT,
+        "pruner": "uniform",
+        "alpha": 0.5,
+        "positions": "original",
+        "guidance": "scores",
+        "guidance_address": "unix:/nowhere",
+        "seed": 0,
+    } | changes
+    first = codec.draft_start(codec.DraftRequest(**request), join or JoinPoint(1, (), 8, 1), frames)
+    return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in codec.frame_chunks(frames))]
+
+
+def restart(epoch: int, keep: int, suffix: Sequence[int], write_until: int) -> draft_pb2.DraftRequest:
+    message = draft_pb2.Restart(epoch=epoch, keep=keep, suffix=suffix, write_until=write_until, first_chunk=1)
+    return draft_pb2.DraftRequest(restart=message)
+
+
+def advance(epoch: int, write_until: int) -> draft_pb2.DraftRequest:
+    return draft_pb2.DraftRequest(advance=draft_pb2.Advance(epoch=epoch, write_until=write_until))
+
+
+def draft_end() -> draft_pb2.DraftRequest:
+    return draft_pb2.DraftRequest(end=common_pb2.End())

@@ -1,0 +1,76 @@
+"""What the target engine does without a model pass."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
+
+import pytest
+
+from services.target import engine as engine_module
+from services.target.engine import TargetEngine, default_guidance_layer
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
+from slipstream.rpc.codec import TargetRequest
+
+
+def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
+    info = SimpleNamespace(num_layers=num_layers, max_context=100, eos_token_ids=(1,))
+    plan = SimpleNamespace(num_tokens=40)
+    model: Any = SimpleNamespace(info=info, plan_prompt=lambda prompt, num_frames: plan, text_stream=lambda: None)
+    thread: Any = SimpleNamespace(run=AsyncMock())
+    return TargetEngine(model, thread, guidance_layer=guidance_layer, max_sessions=2)
+
+
+def test_the_guidance_layer_is_20_or_a_quarter() -> None:
+    assert [default_guidance_layer(num_layers) for num_layers in (1, 4, 12, 28, 80, 200)] == [1, 1, 3, 7, 20, 20]
+    assert make_engine(12).guidance_layer == 3
+    assert make_engine(12, guidance_layer=12).guidance_layer == 12
+
+
+def test_a_guidance_layer_that_is_not_there() -> None:
+    with pytest.raises(InvalidConfig, match="--guidance-layer 13: the model has 12 layers"):
+        make_engine(12, guidance_layer=13)
+
+
+async def test_guidance_of_a_session_that_never_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SESSION_WAIT_S", 0.01)
+    with pytest.raises(SessionGone, match="no session 'nobody' is open here"):
+        await make_engine().guidance("nobody", "scores")
+
+
+async def test_guidance_of_a_session_that_ends_first() -> None:
+    engine = make_engine()
+    pulling = [asyncio.create_task(engine.guidance("early", kind)) for kind in ("scores", "hidden_states")]
+    await asyncio.sleep(0)
+    session = await engine.open(TargetRequest("early", "?", 9, with_guidance=True), 1)
+    pulling.append(asyncio.create_task(engine.guidance("early", "scores")))
+    await asyncio.sleep(0.01)
+    engine.close(session)
+    for pull in pulling:
+        with pytest.raises(SessionGone, match="session 'early' has ended"):
+            await pull
+
+
+async def test_guidance_of_a_session_that_ends_before_its_pull_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SESSION_WAIT_S", 0.1)
+    engine = make_engine()
+    pulling = asyncio.create_task(engine.guidance("brief", "scores"))
+    await asyncio.sleep(0)
+    session = await engine.open(TargetRequest("brief", "?", 9, with_guidance=True), 1)
+    engine.close(session)
+    with pytest.raises(SessionGone, match="session 'brief'"):
+        await asyncio.wait_for(pulling, 60)
+
+
+async def test_sessions_that_do_not_fit() -> None:
+    engine = make_engine()
+    with pytest.raises(LimitExceeded, match=r"40 prompt tokens \(3 frames\) and 61 new ones exceed"):
+        await engine.open(TargetRequest("a", "?", 61, with_guidance=False), 3)
+    await engine.open(TargetRequest("a", "?", 60, with_guidance=False), 3)
+    with pytest.raises(InvalidRequest, match="'a' is open already"):
+        await engine.open(TargetRequest("a", "?", 9, with_guidance=False), 3)
+    second = await engine.open(TargetRequest("b", "?", 9, with_guidance=False), 3)
+    with pytest.raises(Overloaded, match="serves 2 captions at once"):
+        await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)
+    engine.close(second)
+    await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)

@@ -1,0 +1,102 @@
+"""When the target waits and how much it judges: against the formula of the cycle, and at the edges."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.errors import InvalidRequest
+from slipstream.speculation.costs import CostModel
+from slipstream.speculation.pacing import POLICIES, Fixed, Moment, SelfClocked, WindowPlan, get_policy
+from tests.speculation.toys import measured_costs
+
+COSTS = st.builds(
+    measured_costs,
+    st.floats(0.2, 1000.0),
+    st.floats(0.0, 1.0),
+    slope=st.floats(0.0, 0.5),
+    restart_s=st.floats(0.0, 2.0),
+)
+
+
+def _hold(costs: CostModel, *, max_window: int = 64) -> int:
+    return SelfClocked().plan(Moment(0, True, max_window), costs).hold
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.7, 0.8, 0.9])
+@pytest.mark.parametrize("speed_ratio", [4, 9, 15, 25, 40])
+def test_the_hold_minimises_the_cycle(speed_ratio: int, tau: float) -> None:
+    costs = measured_costs(speed_ratio, tau)
+    hold = _hold(costs)
+
+    def cycle(hold: float) -> float:
+        return 1 + hold / speed_ratio + math.pow(tau, hold + 1) / (1 - tau**speed_ratio)
+
+    # The policy's line is a ridge estimate, so a neighbour that is as good to 1 in 1000 is as right.
+    assert cycle(hold) <= 1.001 * min(cycle(other) for other in range(speed_ratio))
+    stationary = math.log((1 - tau**speed_ratio) / (speed_ratio * math.log(1 / tau))) / math.log(tau) - 1
+    assert abs(hold - min(max(stationary, 0.0), speed_ratio - 1)) <= 1
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(costs=COSTS, fresh=st.booleans(), max_window=st.integers(1, 32))
+def test_the_plan_is_kept_while_the_tokens_arrive(costs: CostModel, fresh: bool, max_window: int) -> None:
+    for policy in (SelfClocked(), Fixed()):
+        promised = policy.plan(Moment(0, fresh, max_window), costs).hold
+        assert 0 <= promised <= max_window
+        for num_pending in range(promised + 1):
+            plan = policy.plan(Moment(num_pending, fresh, max_window), costs)
+            assert 0 <= plan.cap <= max_window
+            assert (num_pending >= plan.hold) == (num_pending == promised), "wait until the hold, then go"
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("speed_ratio", [1e-3, 0.3, 1.0, 1000.0])
+@pytest.mark.parametrize("policy", [Fixed(), SelfClocked()])
+def test_extreme_costs_give_usable_plans(policy: Fixed | SelfClocked, speed_ratio: float, tau: float) -> None:
+    for num_pending in (0, 1, 16):
+        plan = policy.plan(Moment(num_pending, False, 16), measured_costs(speed_ratio, tau))
+        assert 1 <= plan.cap <= 16
+        assert plan.hold <= 16
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.8])
+def test_a_draft_slower_than_the_target_is_not_waited_for(tau: float) -> None:
+    assert _hold(measured_costs(0.5, tau)) == 0
+
+
+def test_a_draft_that_is_always_wrong_is_not_waited_for() -> None:
+    assert _hold(measured_costs(9, 0.0)) == 0
+
+
+def test_a_dear_restart_is_not_waited_for() -> None:
+    assert _hold(measured_costs(9, 0.8)) > 0
+    assert _hold(measured_costs(9, 0.8, restart_s=3.0)) == 0
+
+
+def test_rows_that_cost_more_than_they_return_are_not_judged() -> None:
+    flat = SelfClocked().plan(Moment(16, False, 16), measured_costs(25, 0.7))
+    steep = SelfClocked().plan(Moment(16, False, 16), measured_costs(25, 0.7, slope=0.2))
+    assert steep.cap < flat.cap
+
+
+@pytest.mark.parametrize(("speed_ratio", "gamma"), [(0.4, 1), (1.0, 1), (9.4, 9), (9.6, 10), (100.0, 16)])
+def test_fixed_waits_for_whole_windows_of_the_speed_ratio(speed_ratio: float, gamma: int) -> None:
+    costs = measured_costs(speed_ratio, 0.8)
+    assert Fixed().plan(Moment(0, False, 16), costs) == WindowPlan(gamma, gamma)
+
+
+@pytest.mark.parametrize("num_pending", [0, 5, 16])
+def test_fixed_verifies_the_first_token_of_a_line_beforehand(num_pending: int) -> None:
+    assert Fixed().plan(Moment(num_pending, True, 16), measured_costs(9, 0.8)) == WindowPlan(0, 0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_go_by_name(name: str) -> None:
+    assert type(get_policy(name)) is POLICIES[name]
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(InvalidRequest, match=r"'magic' is unknown.*self_clocked.*fixed"):
+        get_policy("magic")

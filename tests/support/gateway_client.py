@@ -1,0 +1,108 @@
+"""A client of the gateway for tests: one call captions one video and keeps every event."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from slipstream.rpc.options import CHUNK_BYTES
+from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
+
+TIMEOUT_S = 120.0
+OnEvent = Callable[["Captioned"], bool | None]
+"""Called after every event; True ends the call from this side."""
+
+
+@dataclass
+class Captioned:
+    """All that the gateway has said of one caption so far."""
+
+    stages: list[gateway_pb2.StageChange] = field(default_factory=list)
+    tokens_at: list[int] = field(default_factory=list)
+    """For every stage, the tokens there were before it."""
+    commits: list[list[gateway_pb2.CommittedToken]] = field(default_factory=list)
+    summaries: list[gateway_pb2.Summary] = field(default_factory=list)
+
+    def add(self, event: gateway_pb2.CaptionEvent) -> None:
+        kind = event.WhichOneof("message")
+        if kind == "stage":
+            self.stages.append(event.stage)
+            self.tokens_at.append(len(self.tokens))
+        elif kind == "text":
+            self.commits.append(list(event.text.tokens))
+        else:
+            assert kind == "summary"
+            self.summaries.append(event.summary)
+
+    @property
+    def tokens(self) -> list[gateway_pb2.CommittedToken]:
+        return [token for commit in self.commits for token in commit]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.tokens]
+
+    @property
+    def text(self) -> str:
+        return "".join(token.piece for token in self.tokens)
+
+    @property
+    def stage_names(self) -> list[str]:
+        return [stage.stage for stage in self.stages]
+
+    @property
+    def summary(self) -> gateway_pb2.Summary:
+        """The one summary that ends every caption."""
+        (summary,) = self.summaries
+        return summary
+
+
+def options_message(**options: Any) -> gateway_pb2.CaptionRequest:
+    """The first message of a caption."""
+    return gateway_pb2.CaptionRequest(options=gateway_pb2.CaptionOptions(**options))
+
+
+def upload_messages(video: bytes) -> list[gateway_pb2.CaptionRequest]:
+    """The file, in chunks."""
+    starts = range(0, len(video), CHUNK_BYTES)
+    return [gateway_pb2.CaptionRequest(video=video[start : start + CHUNK_BYTES]) for start in starts]
+
+
+async def send(
+    channel: grpc.aio.Channel, requests: Iterable[gateway_pb2.CaptionRequest], on_event: OnEvent | None = None
+) -> Captioned:
+    """Sends the messages, half-closes and collects the events. Raises AioRpcError."""
+    captioned = Captioned()
+    call = gateway_pb2_grpc.GatewayStub(channel).Caption(_stream(requests), timeout=TIMEOUT_S)
+    try:
+        async for event in call:
+            captioned.add(event)
+            if on_event is not None and on_event(captioned):
+                break
+    finally:
+        call.cancel()
+    return captioned
+
+
+async def caption(
+    channel: grpc.aio.Channel, video: bytes = b"", *, on_event: OnEvent | None = None, **options: Any
+) -> Captioned:
+    """Captions an upload, or the `path` among the options."""
+    return await send(channel, [options_message(**options), *upload_messages(video)], on_event)
+
+
+async def refusal(
+    channel: grpc.aio.Channel, requests: Iterable[gateway_pb2.CaptionRequest]
+) -> tuple[grpc.StatusCode, str]:
+    """Status and message that the gateway ends these requests with."""
+    try:
+        captioned = await send(channel, requests)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    raise AssertionError(f"accepted: {captioned.stage_names}")
+
+
+async def _stream(requests: Iterable[gateway_pb2.CaptionRequest]) -> AsyncIterator[gateway_pb2.CaptionRequest]:
+    for request in requests:
+        yield request

@@ -1,0 +1,89 @@
+"""Single services as processes, outside any stack: to be stopped, killed and started wrongly; and their logs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slipstream.cli.process import ServiceProcess
+from slipstream.cli.stack import Stack
+from slipstream.rpc.server import PARENT_PID_VARIABLE
+
+START_S, STOP_S = 240.0, 30.0
+
+
+def new_process(name: str, folder: Path, *flags: str, listen: str = "", **env: str) -> ServiceProcess:
+    """A service that is not started yet; it listens at `<folder>/<name>.sock` and logs beside it."""
+    folder.mkdir(exist_ok=True)
+    address = listen or f"unix:{folder / name}.sock"
+    argv = [sys.executable, "-m", f"services.{name}", "--listen", address, *flags]
+    environ = os.environ | {PARENT_PID_VARIABLE: str(os.getpid())} | env
+    return ServiceProcess(name, argv, address, folder / f"{name}.log", environ)
+
+
+@contextlib.asynccontextmanager
+async def running(name: str, folder: Path, *flags: str, listen: str = "", **env: str) -> AsyncIterator[ServiceProcess]:
+    """A service that serves."""
+    process = new_process(name, folder, *flags, listen=listen, **env)
+    await process.start()
+    try:
+        await process.wait_serving(START_S)
+        yield process
+    finally:
+        await process.stop(STOP_S)
+
+
+async def failed_start(name: str, folder: Path, *flags: str, **env: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status of a service that cannot start, and all that it logged."""
+    process = new_process(name, folder, *flags, **env)
+    await process.start()
+    try:
+        status = await asyncio.wait_for(process.wait_exit(), START_S)
+    finally:
+        process.kill()
+    return status, read_log(process.log_path)
+
+
+def model_flags(checkpoint: Path, *more: str) -> tuple[str, ...]:
+    """Flags of a model service."""
+    return ("--model", str(checkpoint), "--threads", "1", *more)
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The log's lines, each of which must be a JSON object."""
+    lines = path.read_text().splitlines()
+    entries = [_parse(line) for line in lines]
+    assert None not in entries, f"not JSON: {lines[entries.index(None)]}"
+    return [entry for entry in entries if entry is not None]
+
+
+def logged(path: Path, event: str, **fields: object) -> list[Mapping[str, Any]]:
+    """The entries of that event that have these fields."""
+    wanted = {"event": event} | fields
+    return [entry for entry in read_log(path) if wanted.items() <= entry.items()]
+
+
+def check_logs(stack: Stack) -> None:
+    """The logs of all services are JSON from end to end, and tell of no failure inside one of them."""
+    for process in stack.processes.values():
+        failures = [entry for entry in read_log(process.log_path) if entry["level"] in ("error", "critical")]
+        assert not failures, failures[0]
+
+
+async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Returns when the condition holds; fails the test when it does not for long."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens in another process)
+            await asyncio.sleep(0.01)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,0 +1,137 @@
+"""Writes a tiny LLaVA-OneVision checkpoint with random weights, complete enough for plain transformers to load."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    SiglipVisionConfig,
+)
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+FRAME_SIZE = 32
+PATCH_SIZE = 8
+TOKENS_PER_FRAME = 4
+
+CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }} \
+{% for content in message['content'] if content['type'] == 'video' %}<video>
+{% endfor %}\
+{% for content in message['content'] if content['type'] == 'text' %}
+{{ content['text'] }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+_CORPUS = (
+    "Describe the video. A red square moves to the left while a blue circle stays in the middle of the frame.",
+    "What is happening here? The small green triangle turns around, then it leaves; nothing else moves at all.",
+    "Décris la vidéo : un carré rouge. 描述视频。 Опиши видео. 🎬🟥🔵",
+)
+
+
+@cache
+def _train_tokenizer(vocab: int) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - len(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in SPECIAL_TOKENS])
+    return tokenizer.to_str()
+
+
+def tiny_tokenizer(vocab: int = 320) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with LLaVA-OneVision's special tokens; at most `vocab` ids."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_train_tokenizer(vocab)),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def write_tiny_llava(
+    path: Path,
+    *,
+    seed: int,
+    vocab: int = 320,
+    layers: int = 3,
+    hidden: int = 32,
+    heads: int = 4,
+    kv_heads: int = 2,
+    max_context: int = 512,
+) -> Path:
+    """Write a checkpoint with random weights below `path`, which is returned.
+
+    Args:
+        seed: of the weights; the tokenizer depends on `vocab` alone.
+        vocab: width of the logits and limit of the tokenizer.
+        layers, hidden, heads, kv_heads: of the text model.
+        max_context: positions of the text model.
+    """
+    tokenizer = tiny_tokenizer(vocab)
+    config = LlavaOnevisionConfig(
+        vision_config=SiglipVisionConfig(
+            hidden_size=24,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            image_size=FRAME_SIZE,
+            patch_size=PATCH_SIZE,
+            vision_use_head=False,
+        ),
+        text_config=Qwen2Config(
+            vocab_size=vocab,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=max_context,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        ),
+        image_token_index=tokenizer.get_vocab()["<image>"],
+        video_token_index=tokenizer.get_vocab()["<video>"],
+        image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]],
+        tie_word_embeddings=False,
+    )
+    model = LlavaOnevisionForConditionalGeneration(config).eval()
+    _randomise(model, seed)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    processor = {
+        "video_processor_type": "LlavaOnevisionVideoProcessor",
+        "size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (path / "video_preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+    return path
+
+
+def _randomise(model: LlavaOnevisionForConditionalGeneration, seed: int) -> None:
+    """Weights large enough that attention matters and greedy answers neither repeat at once nor depend on rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        scale = 1.0 if parameter.dim() == 1 else 2.0 / parameter.shape[-1] ** 0.5
+        parameter.data = scale * torch.randn(parameter.shape, generator=generator)

@@ -1,0 +1,94 @@
+"""The log format: one JSON object a line, whoever speaks."""
+
+import asyncio
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from slipstream.logs import configure_logs, get_logger
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    root, handlers, level = logging.getLogger(), logging.getLogger().handlers[:], logging.getLogger().level
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def entries(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return [json.loads(line) for line in captured.err.splitlines()]
+
+
+def test_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target")
+    with structlog.contextvars.bound_contextvars(request_id="r1"):
+        get_logger().info("session.opened", num_frames=3)
+    (entry,) = entries(capsys)
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry == {
+        "event": "session.opened",
+        "level": "info",
+        "service": "target",
+        "request_id": "r1",
+        "num_frames": 3,
+    }
+
+
+def test_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target", "warning")
+    get_logger().info("session.opened")
+    get_logger().warning("draft.lost")
+    assert [entry["event"] for entry in entries(capsys)] == ["draft.lost"]
+
+
+def test_line_breaks_stay_inside_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target")
+    get_logger().error("service.failed", error="one\ntwo\u2028three")
+    (entry,) = entries(capsys)
+    assert entry["error"] == "one\ntwo\u2028three"
+
+
+def test_a_traceback_is_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target")
+    try:
+        raise RuntimeError("on purpose")
+    except RuntimeError:
+        get_logger().exception("request.failed")
+    (entry,) = entries(capsys)
+    assert "RuntimeError: on purpose" in entry["exception"]
+    assert entry["level"] == "error"
+
+
+def test_libraries_speak_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("draft")
+    logging.getLogger("some.library").warning("careful: %d", 7)
+    logging.getLogger("some.library").info("never mind")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        configure_logs("draft")  # a second time, as a service does once it knows its level
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    careful, old = entries(capsys)
+    assert (careful["event"], careful["level"], careful["service"]) == ("careful: 7", "warning", "draft")
+    assert "DeprecationWarning: old" in old["event"]
+
+
+def test_an_exception_that_nobody_retrieves(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("gateway")
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_exception_handler({"message": "lost", "exception": ValueError("on purpose")})
+
+    asyncio.run(main())
+    (entry,) = entries(capsys)
+    assert entry["event"].startswith("lost") and "ValueError: on purpose" in entry["exception"]

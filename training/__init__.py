@@ -1,0 +1,1 @@
+"""The synthetic world of moving shapes and the trainer of the pocket pair."""

@@ -1,0 +1,107 @@
+"""The language model's training step: keeps some video tokens at their own positions, predicts the caption."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import LlavaOnevisionForConditionalGeneration
+
+from training.augment import roughen
+from training.examples import CaptionExample
+from training.pocket import TOKENS_PER_FRAME, video_features
+
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class EncodedClip:
+    """An example after the vision tower: `tokens` [shown * 49, hidden] and the place of each among all video tokens."""
+
+    tokens: torch.Tensor
+    places: torch.Tensor
+    example: CaptionExample
+
+    @property
+    def num_video_tokens(self) -> int:
+        """Tokens of the whole video with its closing newline token."""
+        return self.example.num_frames * TOKENS_PER_FRAME + 1
+
+
+@torch.no_grad()
+def encode_clips(
+    model: LlavaOnevisionForConditionalGeneration, examples: list[CaptionExample], device: str
+) -> list[EncodedClip]:
+    frames = torch.cat([example.frames for example in examples])
+    with torch.autocast(device, dtype=torch.bfloat16):
+        tokens = video_features(model, roughen(frames).to(device)).bfloat16()
+    offsets = torch.arange(TOKENS_PER_FRAME)
+    clips = []
+    for example, clip_tokens in zip(examples, tokens.split([len(e.frames) for e in examples]), strict=True):
+        places = (example.frame_indices[:, None] * TOKENS_PER_FRAME + offsets).flatten()
+        clips.append(EncodedClip(clip_tokens.flatten(0, 1), places, example))
+    return clips
+
+
+@dataclass(frozen=True)
+class CaptionBatch:
+    """Padded rows: video tokens kept, the ids and positions of what stands around them, and the labels of the text."""
+
+    video: torch.Tensor
+    prefix_ids: torch.Tensor
+    text_ids: torch.Tensor
+    positions: torch.Tensor
+    labels: torch.Tensor
+
+
+def make_batch(clips: list[EncodedClip], kept_tokens: int, text_len: int, pad_id: int, device: str) -> CaptionBatch:
+    """Keeps `kept_tokens` random video tokens of each clip; the text is padded to `text_len`."""
+    video, text_ids, positions, labels = [], [], [], []
+    for clip in clips:
+        example = clip.example
+        kept = torch.randperm(len(clip.tokens))[:kept_tokens].sort().values
+        video_start = len(example.prefix_ids)
+        text_start = video_start + clip.num_video_tokens
+        text = [*example.prompt_ids, *example.caption_ids]
+        padding = text_len - len(text)
+        video.append(clip.tokens[kept.to(clip.tokens.device)])
+        text_ids.append(text + [pad_id] * padding)
+        labels.append([IGNORED] * len(example.prompt_ids) + example.caption_ids + [IGNORED] * padding)
+        positions.append(
+            torch.cat(
+                [
+                    torch.arange(video_start),
+                    video_start + clip.places[kept],
+                    torch.arange(text_start - 1, text_start + text_len),
+                ]
+            )
+        )
+    return CaptionBatch(
+        video=torch.stack(video).to(device),
+        prefix_ids=torch.tensor([clip.example.prefix_ids for clip in clips], device=device),
+        text_ids=torch.tensor(text_ids, device=device),
+        positions=torch.stack(positions).to(device),
+        labels=torch.tensor(labels, device=device),
+    )
+
+
+def caption_logits(model: LlavaOnevisionForConditionalGeneration, batch: CaptionBatch, device: str) -> torch.Tensor:
+    """Logits [rows, text_len - 1, vocab] of every text token but the first, given all before it."""
+    embed = model.get_input_embeddings()
+    newline = model.model.image_newline.expand(len(batch.video), 1, -1)
+    embeds = torch.cat([embed(batch.prefix_ids), batch.video.float(), newline, embed(batch.text_ids)], dim=1)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        # Without a mask, transformers takes gaps between positions for borders between packed sequences.
+        hidden = model.model.language_model(
+            inputs_embeds=embeds,
+            position_ids=batch.positions,
+            attention_mask=torch.ones(embeds.shape[:2], dtype=torch.long, device=device),
+            use_cache=False,
+        ).last_hidden_state
+        text_hidden = hidden[:, -batch.text_ids.shape[1] : -1]
+        logits: torch.Tensor = model.lm_head(text_hidden)
+        return logits
+
+
+def caption_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the caption's tokens; `labels` [rows, text_len] are aligned with the text itself."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED)

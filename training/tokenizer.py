@@ -1,0 +1,74 @@
+"""The pair's shared tokenizer: byte-level BPE trained on captions, and the chat text around a video."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from training.captions import DEFAULT_PROMPT, PROMPTS, write_caption
+from training.world import sample_clip
+
+POCKET_DIR = Path(__file__).resolve().parent.parent / "models" / "pocket"
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<video>", "<image>")
+VOCAB_SIZE = 1024
+CORPUS_CLIPS = 3000
+
+CHAT_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}\
+{% if message['content'] is string %}{{ '\\n' + message['content'] }}{% else %}\
+{% for part in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>' }}{% endfor %}\
+{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}\
+{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}\
+{% endif %}{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """Learns merges from captions and prompts; every byte has a token, so any text can be encoded."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    chat_words = ["user", "assistant", "system"] * 10
+    corpus = [write_caption(sample_clip(seed)) for seed in range(CORPUS_CLIPS)]
+    tokenizer.train_from_iterator([*corpus, *PROMPTS * 10, *chat_words], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens={"video_token": "<video>", "image_token": "<image>"},
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def load_tokenizer(folder: Path = POCKET_DIR / "target") -> PreTrainedTokenizerFast:
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer
+
+
+def chat_ids(tokenizer: PreTrainedTokenizerFast, prompt: str = DEFAULT_PROMPT) -> tuple[list[int], list[int]]:
+    """Token ids before the video and after it, up to the point where the answer starts."""
+    message: dict[str, Any] = {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": prompt}]}
+    text = str(tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
+    before, after = text.split("<video>", maxsplit=1)
+    return tokenizer.encode(before), tokenizer.encode(after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, nargs="*", default=[POCKET_DIR / "target", POCKET_DIR / "draft"])
+    tokenizer = train_tokenizer()
+    for folder in parser.parse_args().out:
+        tokenizer.save_pretrained(folder)
+    print(f"{len(tokenizer)} tokens")
+
+
+if __name__ == "__main__":
+    main()
