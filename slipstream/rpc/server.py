@@ -25,6 +25,7 @@ PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 """Set by whoever starts a service that must not outlive it."""
 PARENT_CHECK_S = 0.5
 DRAIN_S = 5.0
+SETTLE_S = 1.0
 MAX_PORT = 65_535
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
@@ -81,6 +82,7 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None) -> None
         await health_servicer.enter_graceful_shutdown()
         await _drain(server, stopping)
         await close()
+        await _settle()
     get_logger().info("service.stopped")
 
 
@@ -99,6 +101,13 @@ async def _drain(server: grpc.aio.Server, stopping: asyncio.Event) -> None:
     await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     await server.stop(0)
+
+
+async def _settle() -> None:
+    """Lets gRPC's own tasks end: one that is cancelled with the loop prints its traceback into the log."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=SETTLE_S)
 
 
 async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None) -> None:
