@@ -16,7 +16,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,13 @@ class CaptionOptions(_message.Message):
     GUIDANCE_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_RULE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    GATE_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -43,7 +50,14 @@ class CaptionOptions(_message.Message):
     guidance: str
     positions: str
     seed: int
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    sampling_rule: str
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    gate: bool
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ...) -> None: ...
 
 class CaptionEvent(_message.Message):
     __slots__ = ("stage", "text", "summary")
@@ -84,7 +98,7 @@ class CommittedToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation")
+    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +111,7 @@ class Summary(_message.Message):
     VIDEO_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     num_tokens: int
@@ -109,10 +124,11 @@ class Summary(_message.Message):
     video: VideoFacts
     timings: Timings
     speculation: Speculation
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    stop_string: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ...) -> None: ...
 
 class VideoFacts(_message.Message):
-    __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens")
+    __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens", "reused_tokens")
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +137,7 @@ class VideoFacts(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_frames: int
     width: int
     height: int
@@ -129,7 +146,8 @@ class VideoFacts(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     video_tokens: int
     prompt_tokens: int
-    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., duration_s: _Optional[float] = ..., timestamps_s: _Optional[_Iterable[float]] = ..., warnings: _Optional[_Iterable[str]] = ..., video_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    reused_tokens: int
+    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., duration_s: _Optional[float] = ..., timestamps_s: _Optional[_Iterable[float]] = ..., warnings: _Optional[_Iterable[str]] = ..., video_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_s", "target_encode_s", "target_prefill_s", "draft_encode_s", "draft_guidance_s", "draft_prune_s", "draft_prefill_s", "first_token_s", "draft_ready_s", "generate_s", "total_s", "longest_gap_s")
@@ -160,7 +178,7 @@ class Timings(_message.Message):
     def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs")
+    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens")
     PASSES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +196,8 @@ class Speculation(_message.Message):
     KEPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HELD_S_FIELD_NUMBER: _ClassVar[int]
     PASS_COSTS_FIELD_NUMBER: _ClassVar[int]
+    GATE_CLOSINGS_FIELD_NUMBER: _ClassVar[int]
+    GATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     passes: int
     windows: int
     judged: int
@@ -195,7 +215,9 @@ class Speculation(_message.Message):
     kept_digest: str
     held_s: float
     pass_costs: _containers.RepeatedCompositeFieldContainer[PassCost]
-    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ...) -> None: ...
+    gate_closings: int
+    gated_tokens: int
+    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., gate_closings: _Optional[int] = ..., gated_tokens: _Optional[int] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("window", "count", "pass_s", "round_s")

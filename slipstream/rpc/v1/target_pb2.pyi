@@ -50,26 +50,30 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITH_GUIDANCE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
     max_new_tokens: int
     with_guidance: bool
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ...) -> None: ...
+    sampling: _common_pb2.Sampling
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
 
 class Judge(_message.Message):
-    __slots__ = ("window", "num_passes")
+    __slots__ = ("window", "num_passes", "proposals")
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     window: _containers.RepeatedScalarFieldContainer[int]
     num_passes: int
-    def __init__(self, window: _Optional[_Iterable[int]] = ..., num_passes: _Optional[int] = ...) -> None: ...
+    proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
+    def __init__(self, window: _Optional[_Iterable[int]] = ..., num_passes: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("progress", "prefilled", "verdict")
@@ -92,34 +96,38 @@ class Progress(_message.Message):
     def __init__(self, stage: _Optional[_Union[Stage, str]] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Prefilled(_message.Message):
-    __slots__ = ("prompt_tokens", "video_tokens", "encode_s", "prefill_until_guidance_s", "prefill_after_guidance_s", "kv_bytes")
+    __slots__ = ("prompt_tokens", "video_tokens", "encode_s", "prefill_until_guidance_s", "prefill_after_guidance_s", "kv_bytes", "reused_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_UNTIL_GUIDANCE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_AFTER_GUIDANCE_S_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     video_tokens: int
     encode_s: float
     prefill_until_guidance_s: float
     prefill_after_guidance_s: float
     kv_bytes: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ...) -> None: ...
+    reused_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s")
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string")
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PASS_S_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     num_accepted: int
     own_token: int
     pieces: _containers.RepeatedScalarFieldContainer[str]
     finish_reason: FinishReason
     pass_s: float
-    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ...) -> None: ...
+    stop_string: str
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ...) -> None: ...
 
 class PullGuidanceRequest(_message.Message):
     __slots__ = ("session_id", "kind")
