@@ -1,5 +1,6 @@
 """A stack of real processes that many tests share. It and its users live on the session's event loop."""
 
+import signal
 from collections.abc import AsyncIterator
 
 import grpc
@@ -10,6 +11,11 @@ from slipstream.cli.stack import Stack
 from slipstream.rpc.client import open_channel
 from tests.support.processes import check_logs
 from tests.support.world import World, make_world
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
