@@ -15,8 +15,9 @@ from functools import partial
 from bench.simulated_draft import AGREED, SimulatedClock, SimulatedDraft
 from slipstream.speculation.acceptance import StopRule, judge_window
 from slipstream.speculation.costs import CostModel
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import Fixed, Moment, Policy, WindowPlan, get_policy
-from slipstream.speculation.pipeline import Action, AdvanceLine, JudgeWindow, Pipeline, RestartLine
+from slipstream.speculation.pipeline import SOLO_PASSES, Action, AdvanceLine, JudgeWindow, Pipeline, RestartLine
 
 NS = 1_000_000_000
 """Time is counted in whole nanoseconds, so that simultaneous events are recognised as such."""
@@ -43,6 +44,10 @@ class SimulationInput:
     max_window: int = 16
     num_tokens: int = 20_000
     seed: int = 0
+    gate: bool = False
+    """Decode plainly while speculation does not pay."""
+    known: bool = True
+    """The process has captioned before: its averages hold what passes cost. Else the session begins with guesses."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class SimulationResult:
     """Share of the draft's tokens that agreed, among those that were compared."""
     mean_accepted_length: float
     """Tokens between two deaths of the line (paper 000's M)."""
+    gate_closings: int = 0
+    gated_tokens: int = 0
 
 
 def simulate(setup: SimulationInput) -> SimulationResult:
@@ -74,6 +81,8 @@ def simulate(setup: SimulationInput) -> SimulationResult:
         held_s=caption.held_ns / NS,
         tau=caption.pipeline.num_accepted / max(caption.pipeline.num_judged, 1),
         mean_accepted_length=setup.num_tokens / max(caption.pipeline.num_deaths, 1),
+        gate_closings=caption.gate.num_closings if caption.gate else 0,
+        gated_tokens=caption.gate.num_gated_tokens if caption.gate else 0,
     )
 
 
@@ -86,6 +95,8 @@ def _play(setup: SimulationInput) -> "_Caption":
 def _known_costs(setup: SimulationInput) -> CostModel:
     """A session starts from its process's averages: one plain pass and one draft pass have been seen."""
     costs = CostModel()
+    if not setup.known:
+        return costs
     costs.target_pass_s.observe(0, setup.target_pass_s(0) + 2 * setup.message_s)
     costs.draft_pass_s.observe(setup.draft_pass_s)
     return costs
@@ -101,8 +112,15 @@ class _Caption:
 
     def __init__(self, setup: SimulationInput) -> None:
         self.num_passes = self.num_window_tokens = self.held_ns = 0
+        costs = _known_costs(setup)
+        self.gate = Gate(costs) if setup.gate and setup.policy else None
         self.pipeline = Pipeline(
-            setup.policy or Fixed(), _known_costs(setup), max_window=setup.max_window, vocab_size=2
+            setup.policy or Fixed(),
+            costs,
+            max_window=setup.max_window,
+            vocab_size=2,
+            gate=self.gate,
+            solo_passes=SOLO_PASSES if setup.policy else setup.num_tokens,
         )
         self._setup = setup
         self._clock = SimulatedClock()
@@ -115,7 +133,8 @@ class _Caption:
             restart_ns=round(setup.restart_s * NS),
         )
         self._rule = StopRule((), setup.num_tokens)
-        self._asked_ns = 0
+        self._asked_ns = self._held_ns = 0
+        self._hold: object | None = None
         self._restarted_ns: int | None = None
 
     @property
@@ -131,7 +150,7 @@ class _Caption:
         while self.pipeline.finish_reason is None:
             holding, since_ns = self.pipeline.holding, self._clock.now_ns
             self._clock.step()
-            self.held_ns += (self._clock.now_ns - since_ns) * holding
+            self._held_ns += (self._clock.now_ns - since_ns) * holding
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -139,13 +158,21 @@ class _Caption:
                 case JudgeWindow():
                     self._judge(action)
                 case RestartLine():
-                    self._restarted_ns = self._clock.now_ns
+                    self._restarted_ns = self._clock.now_ns if action.may_write else None
                     self._clock.after(self._message_ns, partial(self._draft.restart, action))
                 case AdvanceLine():
                     self._clock.after(self._message_ns, partial(self._draft.advance, action))
+        if self.pipeline.holding and self._hold is None:
+            self._hold = object()
+            self._clock.after(round(self.pipeline.longest_hold_s * NS), partial(self._hold_expires, self._hold))
+
+    def _hold_expires(self, hold: object) -> None:
+        if hold is self._hold:
+            self._carry_out(self.pipeline.on_hold_expired())
 
     def _judge(self, judge: JudgeWindow) -> None:
         self._asked_ns = self._clock.now_ns
+        self._hold = None
         delay_ns = 2 * self._message_ns
         for window in (judge.window, *[()] * (judge.num_passes - 1)):
             delay_ns += round(self._setup.target_pass_s(len(window)) * NS)
@@ -154,13 +181,15 @@ class _Caption:
     def _verdict_arrives(self, window: tuple[int, ...]) -> None:
         if self.pipeline.finish_reason is not None:
             return
-        self.pipeline.costs.target_pass_s.observe(len(window), (self._clock.now_ns - self._asked_ns) / NS)
-        self._asked_ns = self._clock.now_ns
+        round_s, held_s = (self._clock.now_ns - self._asked_ns) / NS, self._held_ns / NS
+        self.pipeline.costs.target_pass_s.observe(len(window), round_s)
+        self.held_ns += self._held_ns
+        self._asked_ns, self._held_ns = self._clock.now_ns, 0
         choices = [AGREED] * (len(window) + 1)
         verdict = judge_window(window, choices, len(self.pipeline.committed), self._rule)
         self.num_passes += 1
         self.num_window_tokens += len(window)
-        self._carry_out(self.pipeline.on_verdict(verdict))
+        self._carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
 
     def _post_tokens(self, epoch: int, position: int, tokens: tuple[int, ...]) -> None:
         self._clock.after(self._message_ns, partial(self._tokens_arrive, epoch, position, tokens))

@@ -14,6 +14,7 @@ PRIOR_SLOPE = 0.05
 PRIOR_SLOPE_WEIGHT = 20.0
 """Strength of that prior, in units of squared window lengths."""
 MIN_TAU, MAX_TAU = 0.02, 0.995
+FORGOTTEN_TAU, FORGOTTEN_WEIGHT = 0.5, 4.0
 
 
 @dataclass
@@ -74,6 +75,10 @@ class CostModel:
     """T_q."""
     restart_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.002))
     """What a restart costs beside the draft's passes: two messages and the rollback."""
+    plain_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.05))
+    """What one more plain pass costs where several are asked for at once: T_p(0) without a round trip."""
+    speculation_doubted: bool = False
+    """The gate closed, and speculation has not proved itself since."""
     _accepted: float = 8.0
     _judged: float = 10.0
 
@@ -91,6 +96,10 @@ class CostModel:
     def _count(self, accepted: float) -> None:
         self._accepted = self._accepted * DECAY + accepted
         self._judged = self._judged * DECAY + 1.0
+
+    def forget_acceptance(self) -> None:
+        """What is known of tau is long past: an even chance, to be corrected by the next few tokens."""
+        self._accepted, self._judged = FORGOTTEN_TAU * FORGOTTEN_WEIGHT, FORGOTTEN_WEIGHT
 
     @property
     def tau(self) -> float:

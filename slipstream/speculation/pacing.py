@@ -9,6 +9,8 @@ from typing import Protocol
 from slipstream.errors import InvalidRequest
 from slipstream.speculation.costs import CostModel
 
+HOLD_SLACK_S, MAX_HOLD_S = 0.005, 1.0
+
 
 @dataclass(frozen=True)
 class WindowPlan:
@@ -92,6 +94,12 @@ class SelfClocked:
 
         best = min(range(1, max_window + 1), key=rest_s)
         return best, rest_s(best)
+
+
+def longest_hold_s(max_window: int, costs: CostModel) -> float:
+    """Seconds after which a hold has lasted a few times what a whole window should take the draft."""
+    expected_s = max_window * costs.draft_pass_s.value + costs.restart_s.value
+    return min(HOLD_SLACK_S + 3 * expected_s, MAX_HOLD_S)
 
 
 POLICIES: dict[str, type[Policy]] = {"self_clocked": SelfClocked, "fixed": Fixed}

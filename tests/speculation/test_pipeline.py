@@ -142,10 +142,11 @@ def test_a_hold_for_a_whole_window_is_reached_by_a_draft_that_joined_late() -> N
     pipeline.on_verdict(Verdict(0, 0))
     pipeline.on_draft_ready(0)
     pipeline.on_draft_tokens(point.epoch, 0, tuple(range(5)))
-    actions = pipeline.on_verdict(Verdict(0, 1))
+    pipeline.on_verdict(Verdict(0, 1))
+    actions = pipeline.on_verdict(Verdict(0, 2))
     assert pipeline.holding
-    assert pipeline.num_pending == 3
-    assert AdvanceLine(point.epoch, 6) in actions, "without it the draft could not write the fourth token"
+    assert pipeline.num_pending == 2
+    assert AdvanceLine(point.epoch, 7) in actions, "without it the draft could not write the fourth token"
 
 
 def test_an_expired_hold_goes_on_and_does_not_hold_again_until_the_draft_writes() -> None:

@@ -1,0 +1,141 @@
+"""Whether speculation pays, judged from measured seconds: a caption whose draft does not help is decoded plainly.
+
+Pure: seconds come in with the events, and all losses are counted in plain passes, the seconds that one more token
+costs when several plain passes are asked for at once (as `method="autoregressive"` does: no round trip a token).
+
+**Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
+running sum is the *loss*; gains make it negative, down to -CREDIT, so that a draft which was good may fail a little
+later, and one that turned bad is still noticed within some rounds. Past a *budget* the gate closes.
+
+**Closed**, the target runs plain passes in one batch and the draft rests: its line is dropped and none begins. The
+first RECONSIDER passes measure plain decoding anew, at this moment's load; if the loss was but a wrong notion of what
+plain costs, the gate opens again at once (once, until speculation has proved itself). Otherwise it stays closed for
+FIRST_REST tokens, then opens for a trial with the small TRIAL_BUDGET; each trial that fails doubles the rest, up to
+LONGEST_REST. A trial that has gained PROOF restores the whole budget and the first rest.
+
+**What it can cost.** A closed gate is plain decoding but for two round trips a rest. An open one loses at most its
+budget b and the round that exceeds it, o: hold and round trip are within the budget (`patience_s`), so o is about the
+excess of one pass over a window (0.4 to 1 on a CPU, near 0 on a GPU). A stretch that proved itself gained at least
+PROOF = FIRST_BUDGET before it could lose FIRST_BUDGET, so it nets o or less. Without such a stretch, n tokens hold at
+most k trials with FIRST_REST (2^k - 1) <= n, so that the excess over plain decoding, in plain passes, is at most
+
+    FIRST_BUDGET + o + (TRIAL_BUDGET + o) log2(1 + n / FIRST_REST)   (one trial more where it reconsidered):
+
+for n = 200 and o = 0.7 about 3 + 0.7 + 1.7 * 2 = 7, which is 3.5% of the text; the share falls as n grows. Plain
+passes that the protocol runs anyway, while a draft still prefills, are measured too and cost nothing.
+"""
+
+import statistics
+from collections import deque
+
+from slipstream.speculation.costs import CostModel
+
+FIRST_BUDGET = 4.0
+TRIAL_BUDGET = 1.0
+CREDIT = 8.0
+PROOF = 4.0
+LONGEST_HOLD = 1.5
+LONGEST_ROUND = 3.0
+"""A round's pass counts as no more plain passes than this: a stall of the machine is nobody's fault. Holds count whole.
+"""
+FIRST_REST, LONGEST_REST = 64, 512
+RECONSIDER = 6
+ENOUGH_SAMPLES = 3
+"""Plain passes that must have been measured in this caption before their median counts."""
+RECENT_SAMPLES = 15
+UNMEASURED_SHARE = 0.75
+"""Of a target pass as speculation sees it (round trip and window included), a plain pass is taken to be this much."""
+
+
+class Gate:
+    """One caption's gate. Starts open; a process whose last captions lost trusts the draft only on trial."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self.closed = False
+        self.num_closings = 0
+        self.num_gated_tokens = 0
+        self._costs = costs
+        self._budget = TRIAL_BUDGET if costs.speculation_doubted else FIRST_BUDGET
+        self._rest = FIRST_REST
+        self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
+        self._shortest_round_s = float("inf")
+        self._spent_s = self._num_tokens = 0.0
+        self._num_left = 0
+        self._may_reconsider = True
+        self._reconsidering = False
+
+    @property
+    def plain_s(self) -> float:
+        """Seconds of one more plain pass: the median of this caption's; before there are enough, the process's average
+        or a share of a pass over a window, and never more than the shortest round of this caption."""
+        if len(self._plain_samples) >= ENOUGH_SAMPLES:
+            return statistics.median(self._plain_samples)
+        known = self._costs.plain_token_s
+        guess_s = known.value if known.weight else UNMEASURED_SHARE * self._costs.target_pass_s(0)
+        return min(guess_s, self._shortest_round_s)
+
+    @property
+    def loss(self) -> float:
+        """Plain passes that speculation has cost more than plain decoding since the gate opened; negative is gain."""
+        return self._spent_s / self.plain_s - self._num_tokens
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds that the target may be held for the draft now."""
+        return min(max(self._budget - self.loss, 0.0), LONGEST_HOLD) * self.plain_s
+
+    @property
+    def num_passes(self) -> int:
+        """Plain passes to ask for at once while the gate is closed; it thinks again after them."""
+        return self._num_left
+
+    def on_round(self, num_tokens: int, round_s: float, held_s: float) -> None:
+        """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more."""
+        if round_s <= 0:
+            return
+        self._shortest_round_s = min(self._shortest_round_s, round_s)
+        plain_s = self.plain_s
+        self._spent_s += held_s + min(round_s, LONGEST_ROUND * plain_s)
+        self._num_tokens += num_tokens
+        loss = self.loss
+        if loss <= -PROOF:
+            self._budget, self._rest, self._may_reconsider = FIRST_BUDGET, FIRST_REST, True
+            self._costs.speculation_doubted = False
+        if loss < -CREDIT:
+            self._spent_s *= CREDIT / -loss
+            self._num_tokens *= CREDIT / -loss
+        if loss > self._budget:
+            self._close()
+
+    def on_plain_pass(self, pass_s: float, *, in_batch: bool) -> None:
+        """A plain pass ended after `pass_s`; `in_batch`: it followed another without a round trip."""
+        if in_batch and pass_s > 0:
+            self._plain_samples.append(pass_s)
+            self._costs.plain_token_s.observe(pass_s)
+        if not self.closed:
+            return
+        self.num_gated_tokens += 1
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._think_again()
+
+    def _close(self) -> None:
+        self.closed = True
+        self.num_closings += 1
+        self._costs.speculation_doubted = True
+        self._reconsidering = self._may_reconsider
+        self._num_left = RECONSIDER if self._reconsidering else self._rest
+
+    def _think_again(self) -> None:
+        if self._reconsidering:
+            self._reconsidering = self._may_reconsider = False
+            if self.loss > self._budget / 2:
+                self._num_left = self._rest - RECONSIDER
+            else:
+                self.closed = False
+            return
+        self.closed = False
+        self._rest = min(2 * self._rest, LONGEST_REST)
+        self._budget = TRIAL_BUDGET
+        self._spent_s = self._num_tokens = 0.0
+        self._costs.forget_acceptance()
