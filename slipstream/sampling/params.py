@@ -1,6 +1,16 @@
 """What a request may ask of sampling, checked; and what a draft says of a token it drew. Imports no torch."""
 
+import math
 from dataclasses import dataclass
+
+from slipstream.errors import InvalidRequest
+
+RULES = ("coupled", "rejection")
+MAX_TEMPERATURE = 100.0
+MAX_TOP_K = 2**31
+MAX_REPETITION_PENALTY = 100.0
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
 
 
 @dataclass(frozen=True)
@@ -15,6 +25,43 @@ class SamplingParams:
     rule: str = "coupled"
     stop: tuple[str, ...] = ()
 
+    @property
+    def greedy(self) -> bool:
+        """No randomness: the likeliest token is chosen, and top_k, top_p, seed and rule have no effect."""
+        return self.temperature == 0.0
+
+    @property
+    def sends_proposals(self) -> bool:
+        """The draft says what each of its tokens was drawn from."""
+        return not self.greedy and self.rule == "rejection"
+
+    def check(self) -> "SamplingParams":
+        """Returns itself. Raises `InvalidRequest` that names the option, as the gateway calls it, and its range."""
+        if not 0.0 <= _number("temperature", self.temperature) <= MAX_TEMPERATURE:
+            raise InvalidRequest(f"temperature must be between 0 and {MAX_TEMPERATURE:g}, not {self.temperature}")
+        if not 0 <= _whole("top_k", self.top_k) <= MAX_TOP_K:
+            raise InvalidRequest(f"top_k must be between 0 (all tokens) and 2^31, not {self.top_k}")
+        if not 0.0 < _number("top_p", self.top_p) <= 1.0:
+            raise InvalidRequest(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not 0.0 < _number("repetition_penalty", self.repetition_penalty) <= MAX_REPETITION_PENALTY:
+            limit = f"above 0 and at most {MAX_REPETITION_PENALTY:g}"
+            raise InvalidRequest(f"repetition_penalty must be {limit}, not {self.repetition_penalty}")
+        if not 0 <= _whole("seed", self.seed) < 2**63:
+            raise InvalidRequest(f"seed {self.seed} is out of range; give one from 0 to below 2^63")
+        if self.rule not in RULES:
+            raise InvalidRequest(f"sampling_rule {self.rule!r} is unknown; choose one of {', '.join(RULES)}")
+        self._check_stop()
+        return self
+
+    def _check_stop(self) -> None:
+        if not isinstance(self.stop, tuple) or not all(isinstance(stop, str) for stop in self.stop):
+            raise InvalidRequest("stop must be a list of strings")
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest(f"stop has {len(self.stop)} strings; at most {MAX_STOPS} are allowed")
+        for stop in self.stop:
+            if not 0 < len(stop) <= MAX_STOP_CHARS:
+                raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_CHARS} characters; one has {len(stop)}")
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -22,3 +69,15 @@ class Proposal:
 
     token_ids: tuple[int, ...]
     probabilities: tuple[float, ...]
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, not {value!r}")
+    return value
+
+
+def _whole(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be a whole number, not {value!r}")
+    return value

@@ -1,0 +1,175 @@
+"""Chooses tokens from logits, at the draft and at the target, and judges windows so that the target's law is kept.
+
+Why the text has the target's distribution. Call position n the n-th output token, and let F(n) be all random numbers of
+positions below n. The numbers of different positions are independent (`noise`), and the sampler uses those of position
+n for position n only. It is enough that, given the committed prefix, the token committed at n has the target's
+distribution whatever F(n) is; the joint distribution follows by the chain rule. Exactly one of two things decides it:
+
+- *The target's own choice*: the race over p with the CHOICE numbers of n. Rule "coupled" always does this, and so does
+  "rejection" wherever no draft token is judged: after an accepted window, with no draft, in debt. The committed token
+  is that choice. It is compared with a draft token to see whether the line lives, but the comparison changes nothing.
+- *The accept test* (rule "rejection", n inside a window): the draft's d was drawn from q with the CHOICE numbers of n.
+  It is accepted with probability min(1, p(d) / q(d)), by the ACCEPT number of n, and otherwise replaced by a draw from
+  norm(max(0, p - q)) with the RESIDUAL numbers of n. These three are independent of each other, so that the result
+  has distribution p (Leviathan et al. 2023, theorem 1).
+
+Draws and own choices share CHOICE because no position needs both, and for the same reason as in "coupled": a bonus
+token then equals the draft's next one with probability >= (1 - TV) / (1 + TV) instead of sum(p q).
+
+Restarts and debts. A verdict looks at draft tokens up to the first rejected one, and commits at every position that it
+looks at. So a draft token at an uncommitted position has influenced no decision when its line dies: drawing at that
+position again, on another prefix, with the same numbers is as good as drawing with fresh ones. At committed positions
+nothing is ever drawn again: a line restarts behind the committed text, and a draft token that comes late for a
+committed position (debt) is only compared. A draft that dies, or one that joins late, is the same case.
+
+What the rules assume of a draft. "coupled": nothing; the text is a function of the target and the seed. "rejection":
+that the draft draws from the q it sends, and that *when* a token arrives does not depend on *which* one it is, as that
+decides how its position is judged. A proposal that cannot be what a token was drawn from is left aside, and the
+position is judged by the target's own choice: a broken draft costs speed, not correctness.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from slipstream.sampling.noise import Stream, position_key, uniform
+from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.race import Races
+from slipstream.sampling.warp import Warp
+from slipstream.speculation.acceptance import accept_greedy
+
+BLOCK_ROWS = 8
+"""Rows of a window that are worked on at once: those behind a rejection are in vain."""
+MAX_PROPOSAL_TOKENS = 1024
+"""Most tokens of a proposal. Any q keeps the target's distribution, so the draft leaves out what is least likely."""
+MAX_SUM_ERROR = 1e-3
+"""How far the probabilities of a proposal may be from adding up to 1; fp32 rounding alone stays below 1e-4."""
+
+
+class TargetSampler:
+    """Judges the windows of one caption. Holds no state that a window could change.
+
+    Args:
+        params: checked ones.
+        prompt_ids: the whole prompt, for the repetition penalty.
+        vocab_size: width of the logits.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+        self.params = params
+        self._warp = Warp(params, prompt_ids, vocab_size)
+        self._races = Races(params.seed, vocab_size)
+
+    def judge(
+        self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal] = ()
+    ) -> tuple[int, int]:
+        """Length of the accepted prefix of the window, and the target's own next token.
+
+        Args:
+            logits: fp32 [len(window) + 1, vocab], those after the committed text, after `window[:1]`, and so on.
+            committed: all output tokens before the window.
+            proposals: under rule "rejection", what each token of the window was drawn from; else not looked at.
+
+        Raises:
+            SlipstreamError: logits that are not finite.
+        """
+        if len(logits) != len(window) + 1:
+            raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
+        if self.params.greedy:
+            return accept_greedy(window, self._warp.penalised(logits, committed, window).argmax(dim=-1).tolist())
+        for index, token in enumerate(self._decide(logits, committed, window, proposals)):
+            if index == len(window) or token != window[index]:
+                return index, token
+        raise AssertionError("the row behind the window always ends it")
+
+    def _decide(
+        self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal]
+    ) -> Iterator[int]:
+        """The token to commit at each position, as long as the window goes on like that."""
+        for first in range(0, len(logits), BLOCK_ROWS):
+            block, block_window = logits[first : first + BLOCK_ROWS], window[first : first + BLOCK_ROWS]
+            target = self._warp.probabilities(block, (*committed, *window[:first]), block_window)
+            position = len(committed) + first
+            if self.params.sends_proposals:
+                block_proposals = proposals[first : first + BLOCK_ROWS]
+                yield from self._test(target, position, block_window, block_proposals)
+            else:
+                yield from self._races.choose(target, position)
+
+    def _test(
+        self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
+    ) -> Iterator[int]:
+        """Accept tests of paper 000, section 2.2. A token that is not accepted is never yielded in its own place."""
+        for row, row_probabilities in enumerate(target):
+            proposal = proposals[row] if row < min(len(window), len(proposals)) else None
+            draft = None if proposal is None else read_proposal(proposal, window[row], target.shape[-1])
+            if draft is None:
+                yield from self._races.choose(row_probabilities[None], position + row)
+                continue
+            token, key = window[row], position_key(self.params.seed, Stream.ACCEPT, position + row)
+            if uniform(key) * float(draft[token]) < float(row_probabilities[token]):
+                yield token
+            else:
+                yield self._races.replace(residual(row_probabilities, draft), position + row)
+
+
+class DraftSampler:
+    """Chooses the draft's tokens. Holds no state, so that a line may go back to any position.
+
+    Args: as of `TargetSampler`; the prompt is the whole one, whatever was pruned.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
+        self.params = params
+        self._warp = Warp(params, prompt_ids, vocab_size)
+        self._races = Races(params.seed, vocab_size)
+
+    def choose(self, logits: Tensor, output: Sequence[int]) -> tuple[int, Proposal | None]:
+        """The token that follows `output`, and under rule "rejection" what it was drawn from.
+
+        Args:
+            logits: fp32 [vocab], those after the whole `output`.
+
+        Raises:
+            SlipstreamError: logits that are not finite.
+        """
+        rows = logits[None]
+        if self.params.greedy:
+            return int(self._warp.penalised(rows, output).argmax()), None
+        draft = self._warp.probabilities(rows, output)
+        if not self.params.sends_proposals:
+            return self._races.choose(draft, len(output))[0], None
+        weights, token_ids = draft[0].topk(min(MAX_PROPOSAL_TOKENS, draft.shape[-1]))
+        sent = (weights / weights.sum()).to(torch.float32)
+        sent, token_ids = sent[sent > 0], token_ids[sent > 0]
+        winner = self._races.choose_among(token_ids, sent.to(torch.float64), len(output))
+        ids = token_ids.tolist()
+        return ids[winner], Proposal(tuple(ids), tuple(sent.tolist()))
+
+
+def residual(target: Tensor, draft: Tensor) -> Tensor:
+    """Weights [vocab] of the token that replaces a rejected one: max(0, p - q), float64.
+
+    Where rounding leaves nothing, p and q are equal, and p itself is returned.
+    """
+    rest = (target - draft.to(target.device)).clamp_(min=0.0)
+    return rest if bool((rest > 0).any()) else target
+
+
+def read_proposal(proposal: Proposal, token: int, vocab_size: int) -> Tensor | None:
+    """q as float64 [vocab] on the CPU, adding up to 1; None when `token` cannot have been drawn from the proposal:
+
+    ids that repeat or leave the vocabulary, probabilities that are not positive numbers or do not add up to 1, lists of
+    different lengths, or a token that is not among them.
+    """
+    if not 0 < len(proposal.token_ids) == len(proposal.probabilities) <= vocab_size or token not in proposal.token_ids:
+        return None
+    token_ids = torch.tensor(proposal.token_ids, dtype=torch.int64)
+    probabilities = torch.tensor(proposal.probabilities, dtype=torch.float64)
+    if int(token_ids.amin()) < 0 or int(token_ids.amax()) >= vocab_size or len(token_ids.unique()) < len(token_ids):
+        return None
+    total = float(probabilities.sum())
+    if not bool((probabilities > 0).all()) or not abs(total - 1.0) <= MAX_SUM_ERROR:
+        return None
+    return torch.zeros(vocab_size, dtype=torch.float64).index_copy_(0, token_ids, probabilities / total)
