@@ -8,7 +8,9 @@ import numpy as np
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.rpc.client import chunked
+from slipstream.rpc.sampling import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
@@ -39,6 +41,7 @@ class TargetRequest:
     prompt: str
     max_new_tokens: int
     with_guidance: bool
+    sampling: SamplingParams = GREEDY
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class DraftRequest:
     guidance: str
     guidance_address: str
     seed: int
+    sampling: SamplingParams = GREEDY
 
 
 def model_info_message(info: "ModelInfo") -> common_pb2.ModelInfo:
@@ -116,6 +120,7 @@ def target_start(request: TargetRequest, frames: Frames) -> target_pb2.TargetReq
         frames=frames_header(frames),
         max_new_tokens=request.max_new_tokens,
         with_guidance=request.with_guidance,
+        sampling=sampling_message(request.sampling),
     )
     return target_pb2.TargetRequest(start=start)
 
@@ -124,7 +129,26 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
     """What was asked of the target."""
     if not message.session_id or message.max_new_tokens < 1:
         raise InvalidRequest("a session needs an id and at least one token to write")
-    return TargetRequest(message.session_id, message.prompt, message.max_new_tokens, message.with_guidance)
+    return TargetRequest(
+        session_id=message.session_id,
+        prompt=message.prompt,
+        max_new_tokens=message.max_new_tokens,
+        with_guidance=message.with_guidance,
+        sampling=read_sampling(message.sampling),
+    )
+
+
+def judge_message(
+    window: Sequence[int], num_passes: int, proposals: Sequence[Proposal] = ()
+) -> target_pb2.TargetRequest:
+    """Asks for target passes. `proposals`: under rule "rejection", what each token of the window was drawn from."""
+    judge = target_pb2.Judge(window=window, num_passes=num_passes, proposals=proposal_messages(proposals))
+    return target_pb2.TargetRequest(judge=judge)
+
+
+def read_judge(message: target_pb2.Judge) -> tuple[tuple[int, ...], int, tuple[Proposal, ...]]:
+    """The window, the passes to run, and what the window's tokens were drawn from."""
+    return tuple(message.window), message.num_passes, read_proposals(message.proposals)
 
 
 def verdict_message(verdict: Verdict, pieces: Sequence[str], pass_s: float) -> target_pb2.TargetEvent:
@@ -135,6 +159,7 @@ def verdict_message(verdict: Verdict, pieces: Sequence[str], pass_s: float) -> t
         pieces=pieces,
         finish_reason=_FINISH_REASONS[verdict.finish_reason],
         pass_s=pass_s,
+        stop_string=verdict.stop_string,
     )
     return target_pb2.TargetEvent(verdict=message)
 
@@ -143,7 +168,7 @@ def read_verdict(message: target_pb2.Verdict) -> Verdict:
     """What the target decided."""
     own_token = message.own_token if message.HasField("own_token") else None
     reasons = {number: reason for reason, number in _FINISH_REASONS.items()}
-    return Verdict(message.num_accepted, own_token, reasons.get(message.finish_reason))
+    return Verdict(message.num_accepted, own_token, reasons.get(message.finish_reason), message.stop_string)
 
 
 def finish_reason_number(reason: FinishReason | None) -> "target_pb2.FinishReason":
@@ -170,6 +195,7 @@ def draft_start(request: DraftRequest, join: JoinPoint, frames: Frames) -> draft
         write_until=join.write_until,
         first_chunk=join.first_chunk,
         epoch=join.epoch,
+        sampling=sampling_message(request.sampling),
     )
     return draft_pb2.DraftRequest(start=start)
 
@@ -188,6 +214,7 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftRequest, JoinP
         guidance=guidance,
         guidance_address=message.guidance_address,
         seed=message.seed,
+        sampling=read_sampling(message.sampling),
     )
     join = JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
     return request, join

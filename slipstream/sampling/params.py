@@ -63,6 +63,9 @@ class SamplingParams:
                 raise InvalidRequest(f"stop strings must have 1 to {MAX_STOP_CHARS} characters; one has {len(stop)}")
 
 
+GREEDY = SamplingParams()
+
+
 @dataclass(frozen=True)
 class Proposal:
     """The sparse distribution q that one draft token was drawn from: every token of probability > 0."""

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.rpc import codec
 from slipstream.rpc.options import CHUNK_BYTES
+from slipstream.rpc.sampling import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.sampling.params import RULES, Proposal, SamplingParams
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
@@ -21,6 +23,24 @@ uint32 = st.integers(0, 2**32 - 1)
 token_ids = st.lists(uint32, max_size=40).map(tuple)
 """Ids above 65,536 included: some vocabularies need 18 bits."""
 text = st.text(st.characters(codec="utf-8"))
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=st.integers(0, 2**31),
+    top_p=st.floats(0, 1, exclude_min=True),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    seed=st.integers(0, 2**63 - 1),
+    rule=st.sampled_from(RULES),
+    stop=st.lists(text.filter(bool), max_size=3).map(tuple),
+)
+proposals = st.lists(
+    st.builds(
+        Proposal,
+        token_ids=token_ids,
+        probabilities=st.lists(st.floats(width=32, allow_nan=False), max_size=9).map(tuple),
+    ),
+    max_size=4,
+).map(tuple)
 join_points = st.builds(JoinPoint, epoch=uint32, committed=token_ids, write_until=uint32, first_chunk=uint32)
 draft_requests = st.builds(
     codec.DraftRequest,
@@ -32,12 +52,14 @@ draft_requests = st.builds(
     guidance=st.sampled_from(sorted(codec.GUIDANCE_KINDS)),
     guidance_address=text,
     seed=st.integers(0, 2**64 - 1),
+    sampling=sampling,
 )
 verdicts = st.builds(
     Verdict,
     num_accepted=uint32,
     own_token=st.none() | uint32,
     finish_reason=st.none() | st.sampled_from(FinishReason),
+    stop_string=text,
 )
 
 
@@ -72,6 +94,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         prompt=text,
         max_new_tokens=st.integers(1, 2**32 - 1),
         with_guidance=st.booleans(),
+        sampling=sampling,
     )
 )
 def test_target_requests(request: codec.TargetRequest) -> None:
@@ -136,6 +159,50 @@ def test_what_a_model_service_serves() -> None:
     assert (message.model_id, message.max_context) == ("x", 7)
 
 
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_sampling_is_greedy() -> None:
+    assert read_sampling(common_pb2.Sampling()) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 2.0}, "top_p"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"rule": "papers"}, "sampling_rule 'papers' is unknown"),
+        ({"stop": [""]}, "stop strings must have 1 to 256 characters"),
+    ],
+)
+def test_sampling_out_of_range(fields: dict[str, Any], complaint: str) -> None:
+    message = common_pb2.Sampling(**fields)
+    for read in (
+        lambda: read_sampling(message),
+        lambda: codec.read_target_start(target_pb2.TargetStart(session_id="s", max_new_tokens=1, sampling=message)),
+        lambda: codec.read_draft_start(draft_pb2.DraftStart(guidance=1, sampling=message)),
+    ):
+        with pytest.raises(InvalidRequest, match=complaint):
+            read()
+
+
+@given(sampling)
+def test_sampling(params: SamplingParams) -> None:
+    assert read_sampling(over_the_wire(sampling_message(params))) == params
+
+
+@given(token_ids, uint32, proposals)
+def test_windows_with_what_they_were_drawn_from(
+    window: tuple[int, ...], num_passes: int, drawn_from: tuple[Proposal, ...]
+) -> None:
+    message = over_the_wire(codec.judge_message(window, num_passes, drawn_from))
+    assert codec.read_judge(message.judge) == (window, num_passes, drawn_from)
+    tokens = over_the_wire(draft_pb2.DraftTokens(proposals=proposal_messages(drawn_from)))
+    assert read_proposals(tokens.proposals) == drawn_from
+
+
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
@@ -196,4 +263,5 @@ def test_requests_are_plain_values() -> None:
         "prompt": "?",
         "max_new_tokens": 1,
         "with_guidance": True,
+        "sampling": asdict(SamplingParams()),
     }

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.acceptance import FinishReason, StopRule, Verdict, accept_greedy, judge_window
+from slipstream.speculation.acceptance import (
+    FinishReason,
+    StopRule,
+    Verdict,
+    accept_greedy,
+    end_verdict,
+    judge_window,
+)
 
 EOS = 0
 FAR = StopRule((EOS,), 1000)
@@ -80,3 +87,23 @@ def test_a_verdict_commits_what_one_token_at_a_time_would(window: list[int], cho
             break
     assert verdict.committed(window) == tuple(expected)
     assert verdict.finish_reason is reason
+
+
+def test_a_verdict_that_a_sampler_took_ends_where_the_text_does() -> None:
+    window = [5, EOS, 6]
+    assert end_verdict(window, 3, 7, 0, FAR) == Verdict(2, None, FinishReason.STOP)
+    assert end_verdict(window, 1, EOS, 0, FAR) == Verdict(1, EOS, FinishReason.STOP)
+    assert end_verdict(window, 1, 7, 0, FAR) == Verdict(1, 7)
+    assert end_verdict(window, 1, 7, 8, StopRule((EOS,), 10)) == Verdict(1, 7, FinishReason.LENGTH)
+    assert end_verdict(window, 1, 7, 9, StopRule((EOS,), 10)) == Verdict(1, None, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("index", "committed"), [(0, (1,)), (1, (1, 2)), (2, (1, 2, 3)), (3, (1, 2, 3, 9))], ids=["0", "1", "2", "own"]
+)
+def test_a_stop_string_cuts_a_verdict_behind_any_token(index: int, committed: tuple[int, ...]) -> None:
+    window = [1, 2, 3, 4]
+    verdict = Verdict(3, 9, FinishReason.LENGTH).ended_at(index, FinishReason.STOP, "end")
+    assert verdict.committed(window) == committed
+    assert (verdict.finish_reason, verdict.stop_string) == (FinishReason.STOP, "end")
+    assert (verdict.own_token is None) == (index < 3)
