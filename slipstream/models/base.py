@@ -14,7 +14,7 @@ from slipstream.models.runner import Decoder, Rows, Runner
 from slipstream.models.session import DecodeState, Prefill
 from slipstream.models.text import TextDecoder, TextStream
 
-__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoLM"]
+__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
 FRAMES_PER_CHUNK = 8
 """Frames that the vision tower encodes between two looks at `should_stop`."""
@@ -38,8 +38,19 @@ class ModelInfo:
     max_context: int
     """Positions that the model was made for."""
     tokens_per_frame: int
+    """Of a frame of usual size, rounded up where frames of other sizes or several frames together count differently."""
     max_frames: int
-    """Frames that fit the context together with an empty prompt."""
+    """Frames of usual size that fit the context together with an empty prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoGrid:
+    """How the video tokens of a family with positions in time and space lie: step after step, row after row."""
+
+    num_steps: int
+    num_rows: int
+    num_columns: int
+    seconds_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +65,11 @@ class PromptPlan:
     """The whole prompt, with a placeholder id for every video token."""
     video_start: int
     num_video_tokens: int
-    """Prunable tokens: frames * tokens_per_frame."""
+    """Prunable tokens."""
     text_start: int
     """The first text token that can see the video."""
+    grid: VideoGrid | None = None
+    """None where positions simply count the tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -77,14 +90,23 @@ class Adapter(Protocol):
 
     decoder: Decoder
     lm_head: nn.Module
-    tokens_per_frame: int
+    frames_per_step: int
+    """Frames that share their tokens; a divisor of `FRAMES_PER_CHUNK`."""
+    tokens_per_step: int
+    """Video tokens of one step, for frames of usual size."""
 
-    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
-        """Tokenise a user prompt about a video of `num_frames` frames; nothing in `prompt` acts as a special token."""
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
         ...
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        """Video embeddings of a few frames, RGB [n, height, width, 3] -> [n * tokens_per_frame, hidden]."""
+        """Video embeddings of whole steps, or of the video's end, RGB [n, height, width, 3] -> [tokens, hidden]."""
         ...
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
@@ -95,7 +117,7 @@ class Adapter(Protocol):
         """Position ids of the prompt tokens `rows` (sorted int64), and the position of the token after the prompt.
 
         Args:
-            scheme: "original" leaves every token where it was before pruning; "compact" closes the gaps.
+            scheme: "original" leaves every token where it was before pruning; "compact" closes the gaps, on each axis.
 
         Returns:
             [n], or [axes, n] for rotary embeddings of several axes.
@@ -112,23 +134,43 @@ class VideoLM:
         self._runner = runner
         self._text = text
 
-    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        *,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
         """Tokenise a prompt about `num_frames` frames. Needs no model pass.
 
+        Args:
+            prompt: the user's words.
+            num_frames: frames that `encode_frames` will get.
+            frame_size: their height and width, which some families need to count tokens; None means the usual size.
+            seconds_per_frame: time from one frame to the next, which some families put into the positions; None
+                means what the family takes when nothing is known.
+
         Raises:
-            InvalidRequest: an empty prompt, or no frames.
+            InvalidRequest: an empty prompt, no frames, or frames that the model cannot take.
             LimitExceeded: prompt and video leave no room in the context for an answer.
         """
         if not prompt.strip():
             raise InvalidRequest("the prompt is empty; ask for a description, for instance")
         if num_frames < 1:
             raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
-        plan = self._adapter.plan_prompt(prompt, num_frames)
+        plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame)
         if plan.num_tokens >= self.info.max_context:
             raise LimitExceeded(
                 f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
                 f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
                 " or a shorter prompt"
+            )
+        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        if int(positions.max()) >= self.info.max_context:
+            raise LimitExceeded(
+                f"the video's time reaches position {int(positions.max())}, but {self.info.model_id} was made for"
+                f" {self.info.max_context}: the video is too long; caption a part of it"
             )
         return plan
 
@@ -140,7 +182,7 @@ class VideoLM:
             should_stop: asked before every few frames.
 
         Returns:
-            [n * tokens_per_frame, hidden].
+            [tokens, hidden], as many as `plan_prompt` counts for frames of this number and size.
 
         Raises:
             InvalidRequest: frames of another shape or type.
@@ -176,6 +218,11 @@ class VideoLM:
         """
         if positions not in ("original", "compact"):
             raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
+        if len(video_embeddings) != plan.num_video_tokens:
+            raise InvalidRequest(
+                f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
+                " plan it with the frames' number and size"
+            )
         with torch.inference_mode():
             rows, num_kept = _kept_rows(plan, keep)
             position_ids, next_position = self._adapter.positions(plan, rows, positions)

@@ -20,7 +20,7 @@ from slipstream.models.runner import Decoder
 class LlavaOnevision:
     """Adapter of `LlavaOnevisionForConditionalGeneration`.
 
-    The prompt is: template, frames * tokens_per_frame placeholders, one newline embedding, text.
+    The prompt is: template, frames * tokens_per_step placeholders, one newline embedding, text.
 
     Raises:
         ModelNotUsable: the parts of the checkpoint do not fit each other.
@@ -46,14 +46,22 @@ class LlavaOnevision:
             raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
-        self.tokens_per_frame: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+        self.frames_per_step = 1
+        self.tokens_per_step: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
 
-    def plan_prompt(self, prompt: str, num_frames: int) -> PromptPlan:
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        """Size and spacing of the frames make no difference to this family."""
         token_ids = self._template.encode(prompt)
         if token_ids.count(self._video_token_id) != 1:
             raise InvalidRequest("the prompt contains the model's video placeholder token")
         video_start = token_ids.index(self._video_token_id)
-        num_video_tokens = num_frames * self.tokens_per_frame
+        num_video_tokens = num_frames * self.tokens_per_step
         newline = 1
         placeholders = [self._video_token_id] * (num_video_tokens + newline)
         token_ids[video_start : video_start + 1] = placeholders

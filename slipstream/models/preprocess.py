@@ -4,8 +4,9 @@ transformers resizes uint8 frames with torchvision, which calls `torch.nn.functi
 on uint8 for bicubic, and then folds rescaling into the mean and standard deviation.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,27 +15,71 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from slipstream.errors import ModelNotUsable
+from slipstream.errors import InvalidRequest, ModelNotUsable
 
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _DEFAULT_SIZE = 384
 _BICUBIC = 3
 """Pillow's number, which processor configs carry."""
+_MAX_ASPECT_RATIO = 200
+"""Of Qwen2-VL's processor."""
 
 
 @dataclass(frozen=True, slots=True)
-class FramePreprocessor:
-    """Resize, rescale and normalise. The defaults are those of `LlavaOnevisionVideoProcessor`."""
+class PixelSettings:
+    """Which steps a processor takes, and with what constants. The defaults are those of all processors here."""
 
-    height: int = _DEFAULT_SIZE
-    width: int = _DEFAULT_SIZE
     do_resize: bool = True
     do_rescale: bool = True
     do_normalize: bool = True
     rescale_factor: float = 1 / 255
     image_mean: tuple[float, ...] = _OPENAI_CLIP_MEAN
     image_std: tuple[float, ...] = _OPENAI_CLIP_STD
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "PixelSettings":
+        """From a video processor's JSON.
+
+        Raises:
+            ModelNotUsable: it asks for a step that is not implemented here.
+        """
+        if config.get("do_center_crop"):
+            raise ModelNotUsable("video processor: do_center_crop is not supported")
+        if config.get("resample", _BICUBIC) != _BICUBIC:
+            raise ModelNotUsable(f"video processor: resample {config['resample']} is not supported, only bicubic (3)")
+        return cls(
+            do_resize=bool(config.get("do_resize", True)),
+            do_rescale=bool(config.get("do_rescale", True)),
+            do_normalize=bool(config.get("do_normalize", True)),
+            rescale_factor=float(config.get("rescale_factor", 1 / 255)),
+            image_mean=tuple(config.get("image_mean", _OPENAI_CLIP_MEAN)),
+            image_std=tuple(config.get("image_std", _OPENAI_CLIP_STD)),
+        )
+
+    def apply(self, frames: NDArray[np.uint8], height: int, width: int) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
+        pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).contiguous()
+        if self.do_resize and pixels.shape[-2:] != (height, width):
+            pixels = interpolate(pixels, size=[height, width], mode="bicubic", align_corners=False, antialias=True)
+        return self._rescale_and_normalize(pixels)
+
+    def _rescale_and_normalize(self, pixels: Tensor) -> Tensor:
+        if not self.do_normalize:
+            return pixels * self.rescale_factor if self.do_rescale else pixels.float()
+        scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
+        mean = torch.tensor(self.image_mean) * scale
+        std = torch.tensor(self.image_std) * scale
+        return pixels.to(torch.float32).sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FramePreprocessor:
+    """Every frame to one size. The defaults are those of `LlavaOnevisionVideoProcessor`."""
+
+    height: int = _DEFAULT_SIZE
+    width: int = _DEFAULT_SIZE
+    pixels: PixelSettings = field(default_factory=PixelSettings)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
@@ -46,34 +91,91 @@ class FramePreprocessor:
         size = config.get("size") or {"height": _DEFAULT_SIZE, "width": _DEFAULT_SIZE}
         if set(size) != {"height", "width"}:
             raise ModelNotUsable(f"video processor: size must have height and width, got {dict(size)}")
-        if config.get("do_center_crop"):
-            raise ModelNotUsable("video processor: do_center_crop is not supported")
-        if config.get("resample", _BICUBIC) != _BICUBIC:
-            raise ModelNotUsable(f"video processor: resample {config['resample']} is not supported, only bicubic (3)")
-        return cls(
-            height=int(size["height"]),
-            width=int(size["width"]),
-            do_resize=bool(config.get("do_resize", True)),
-            do_rescale=bool(config.get("do_rescale", True)),
-            do_normalize=bool(config.get("do_normalize", True)),
-            rescale_factor=float(config.get("rescale_factor", 1 / 255)),
-            image_mean=tuple(config.get("image_mean", _OPENAI_CLIP_MEAN)),
-            image_std=tuple(config.get("image_std", _OPENAI_CLIP_STD)),
-        )
+        return cls(int(size["height"]), int(size["width"]), PixelSettings.from_config(config))
 
     def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
-        """RGB frames, uint8 [n, height, width, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
-        pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).contiguous()
-        if self.do_resize and pixels.shape[-2:] != (self.height, self.width):
-            pixels = interpolate(
-                pixels, size=[self.height, self.width], mode="bicubic", align_corners=False, antialias=True
-            )
-        return self._rescale_and_normalize(pixels)
+        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
+        return self.pixels.apply(frames, self.height, self.width)
 
-    def _rescale_and_normalize(self, pixels: Tensor) -> Tensor:
-        if not self.do_normalize:
-            return pixels * self.rescale_factor if self.do_rescale else pixels.float()
-        scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
-        mean = torch.tensor(self.image_mean) * scale
-        std = torch.tensor(self.image_std) * scale
-        return pixels.to(torch.float32).sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
+
+@dataclass(frozen=True, slots=True)
+class PatchPreprocessor:
+    """Frames to rows of patches at nearly their own size. The defaults are those of `Qwen2VLVideoProcessor`."""
+
+    min_pixels: int = 128 * 28 * 28
+    max_pixels: int = 768 * 28 * 28
+    """Bounds of height * width after resizing."""
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    """Frames in a patch."""
+    merge_size: int = 2
+    """Side of the square of patches that become one token: its patches stand together."""
+    pixels: PixelSettings = field(default_factory=PixelSettings)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "PatchPreprocessor":
+        """From a video processor's JSON.
+
+        Raises:
+            ModelNotUsable: it asks for a step that is not implemented here.
+        """
+        if config.get("cap_pixels_per_frame"):
+            raise ModelNotUsable("video processor: cap_pixels_per_frame is not supported; set it to false")
+        size = dict(config.get("size") or {"shortest_edge": cls().min_pixels, "longest_edge": cls().max_pixels})
+        for edge, key in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+            if config.get(key) is not None:
+                size[edge] = config[key]
+        if not size.get("shortest_edge") or not size.get("longest_edge"):
+            raise ModelNotUsable(f"video processor: size must have shortest_edge and longest_edge, got {size}")
+        return cls(
+            min_pixels=int(size["shortest_edge"]),
+            max_pixels=int(size["longest_edge"]),
+            patch_size=int(config.get("patch_size", 14)),
+            temporal_patch_size=int(config.get("temporal_patch_size", 2)),
+            merge_size=int(config.get("merge_size", 2)),
+            pixels=PixelSettings.from_config(config),
+        )
+
+    def grid(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Patches along time, height and width that frames of this size become.
+
+        Raises:
+            InvalidRequest: frames too narrow or too flat, or of a size that cannot be cut without resizing.
+        """
+        height, width = self._resized(height, width)
+        num_steps = -(-num_frames // self.temporal_patch_size)
+        return num_steps, height // self.patch_size, width // self.patch_size
+
+    def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] -> fp32 patches on the CPU, [t * h * w, 3 * temporal * patch * patch].
+
+        If n is no multiple of the frames in a patch, the last frame is repeated.
+        """
+        height, width = self._resized(*frames.shape[1:3])
+        pixels = self.pixels.apply(frames, height, width)
+        missing = -len(pixels) % self.temporal_patch_size
+        pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
+        side, merge = self.patch_size, self.merge_size
+        blocks = pixels.view(
+            -1, self.temporal_patch_size, 3, height // side // merge, merge, side, width // side // merge, merge, side
+        )
+        return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * self.temporal_patch_size * side * side)
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """Upstream's `smart_resize`: multiples of a token's side, within the bounds, near the aspect ratio."""
+        side = self.patch_size * self.merge_size
+        if not self.pixels.do_resize:
+            if height % side or width % side:
+                raise InvalidRequest(f"frames of {width} x {height} pixels: this model takes multiples of {side} only")
+            return height, width
+        if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
+            raise InvalidRequest(f"frames of {width} x {height} pixels are too narrow for this model")
+        rows, columns = round(height / side), round(width / side)
+        if rows * columns * side * side > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows = max(1, math.floor(height / shrink / side))
+            columns = max(1, math.floor(width / shrink / side))
+        elif rows * columns * side * side < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
+        return rows * side, columns * side

@@ -21,6 +21,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 _FAMILIES: Mapping[str, str] = {
     "llava_onevision": "slipstream.models.llava_onevision:LlavaOnevision",
+    "qwen2_5_vl": "slipstream.models.qwen2_5_vl:Qwen2_5VL",
 }
 """Model type -> its adapter, imported when first used."""
 
@@ -113,8 +114,8 @@ def _describe(
     checkpoint: Checkpoint, model: PreTrainedModel, adapter: Adapter, tokenizer: PreTrainedTokenizerBase
 ) -> ModelInfo:
     text = model.config.get_text_config()
-    one_frame = adapter.plan_prompt("?", 1)
-    room = text.max_position_embeddings - 1 - (one_frame.num_tokens - adapter.tokens_per_frame)
+    one_step = adapter.plan_prompt("?", adapter.frames_per_step)
+    room = text.max_position_embeddings - 1 - (one_step.num_tokens - one_step.num_video_tokens)
     return ModelInfo(
         model_id=checkpoint.ref,
         model_type=checkpoint.model_type,
@@ -126,8 +127,8 @@ def _describe(
         num_layers=text.num_hidden_layers,
         eos_token_ids=_eos_token_ids(model, tokenizer),
         max_context=text.max_position_embeddings,
-        tokens_per_frame=adapter.tokens_per_frame,
-        max_frames=room // adapter.tokens_per_frame,
+        tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
+        max_frames=room // adapter.tokens_per_step * adapter.frames_per_step,
     )
 
 

@@ -9,7 +9,7 @@ FRAMES, SIDE, STEPS = 2, 64, (1, 2, 4, 8)
 
 def warm_up(model: VideoLM) -> None:
     """Encodes a few grey frames, prefills a prompt and judges a few windows. Runs on the model's thread."""
-    plan = model.plan_prompt("Describe this video.", FRAMES)
+    plan = model.plan_prompt("Describe this video.", FRAMES, frame_size=(SIDE, SIDE))
     embeddings = model.encode_frames(np.full((FRAMES, SIDE, SIDE, 3), 127, dtype=np.uint8))
     state, _ = model.start_prefill(plan, embeddings).finish()
     for num_tokens in STEPS:

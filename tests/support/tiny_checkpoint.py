@@ -1,8 +1,9 @@
-"""Writes a tiny LLaVA-OneVision checkpoint with random weights, complete enough for plain transformers to load."""
+"""Writes tiny checkpoints of both families with random weights, complete enough for plain transformers to load."""
 
 import json
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -10,7 +11,10 @@ from transformers import (
     GenerationConfig,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     SiglipVisionConfig,
 )
@@ -19,6 +23,30 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<vi
 FRAME_SIZE = 32
 PATCH_SIZE = 8
 TOKENS_PER_FRAME = 4
+QWEN_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+QWEN_PATCH_SIZE = 8
+QWEN_PROCESSOR = {
+    "video_processor_type": "Qwen2VLVideoProcessor",
+    "size": {"shortest_edge": 24 * 24, "longest_edge": 48 * 64},
+    "patch_size": QWEN_PATCH_SIZE,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "resample": 3,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.48, 0.46, 0.41],
+    "image_std": [0.27, 0.26, 0.28],
+}
+"""Frames keep their aspect ratio and get 3 to 12 tokens a step."""
 
 CHAT_TEMPLATE = """\
 {% for message in messages %}<|im_start|>{{ message['role'] }} \
@@ -26,6 +54,14 @@ CHAT_TEMPLATE = """\
 {% endfor %}\
 {% for content in message['content'] if content['type'] == 'text' %}
 {{ content['text'] }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+QWEN_CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% for part in message['content'] %}\
+{% if part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
@@ -37,24 +73,24 @@ _CORPUS = (
 
 
 @cache
-def _train_tokenizer(vocab: int) -> str:
+def _train_tokenizer(vocab: int, special_tokens: tuple[str, ...]) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(SPECIAL_TOKENS),
+        vocab_size=vocab - len(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_CORPUS, trainer)
-    tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in special_tokens])
     return tokenizer.to_str()
 
 
-def tiny_tokenizer(vocab: int = 320) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with LLaVA-OneVision's special tokens; at most `vocab` ids."""
+def tiny_tokenizer(vocab: int = 320, special_tokens: tuple[str, ...] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, by default with LLaVA-OneVision's special tokens; at most `vocab` ids."""
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_train_tokenizer(vocab)),
+        tokenizer_object=Tokenizer.from_str(_train_tokenizer(vocab, special_tokens)),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
@@ -129,7 +165,81 @@ def write_tiny_llava(
     return path
 
 
-def _randomise(model: LlavaOnevisionForConditionalGeneration, seed: int) -> None:
+def write_tiny_qwen(
+    path: Path,
+    *,
+    seed: int,
+    layers: int = 3,
+    hidden: int = 48,
+    max_context: int = 512,
+    tokens_per_second: int = 2,
+    processor: dict[str, Any] | None = None,
+) -> Path:
+    """Write a Qwen2.5-VL checkpoint with random weights below `path`, which is returned.
+
+    A token is 16 x 16 pixels of two frames; a window of the vision tower is 2 x 2 tokens, and its second layer sees
+    whole frames.
+
+    Args:
+        seed: of the weights.
+        layers, hidden: of the text model, which has 4 heads on 2.
+        max_context: positions of the text model.
+        tokens_per_second: steps of the time axis in a second.
+        processor: changes to the video processor's settings.
+    """
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    half = hidden // 8
+    config = Qwen2_5_VLConfig(
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "window_size": 4 * QWEN_PATCH_SIZE,
+            "fullatt_block_indexes": [1],
+            "out_hidden_size": hidden,
+            "tokens_per_second": tokens_per_second,
+        },
+        text_config={
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": max_context,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
+            },
+            "use_sliding_window": False,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    _randomise(model, seed)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    (path / "chat_template.jinja").write_text(QWEN_CHAT_TEMPLATE, encoding="utf-8")
+    content = QWEN_PROCESSOR | (processor or {})
+    (path / "video_preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def _randomise(model: PreTrainedModel, seed: int) -> None:
     """Weights large enough that attention matters and greedy answers neither repeat at once nor depend on rounding."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
