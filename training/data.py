@@ -44,7 +44,7 @@ def render_clip(
     }
 
 
-def render_folder(folder: Path, seeds: range) -> list[Path]:
+def render_folder(folder: Path, seeds: range, num_scenes: tuple[int, int] = FULL_SCENES) -> list[Path]:
     """One mp4 and one json per seed; clips that are already there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -52,7 +52,7 @@ def render_folder(folder: Path, seeds: range) -> list[Path]:
         path = folder / f"clip-{seed}.mp4"
         truth_path = path.with_suffix(".json")
         if not truth_path.exists():
-            truth = render_clip(seed, path)
+            truth = render_clip(seed, path, num_scenes)
             truth_path.write_text(json.dumps(truth, indent=2) + "\n")
         paths.append(path)
     return paths

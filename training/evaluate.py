@@ -1,4 +1,4 @@
-"""Scores the pocket pair on held-out video files: right attributes, and how often the draft agrees with the target."""
+"""Scores a pocket pair on held-out video files: right attributes, and how often the draft agrees with the target."""
 
 import argparse
 import json
@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
-from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
 
+from slipstream.models import VideoLM, load_model
 from slipstream.video.decode import DecodeLimits, sample_video
-from training.captions import ALL_ATTRIBUTES, SCORED_ATTRIBUTES, score_caption
+from training.captions import ALL_ATTRIBUTES, DEFAULT_PROMPT, SCORED_ATTRIBUTES, score_caption
 from training.data import render_folder
-from training.pocket import FULL_FRAMES, IMAGE_SIZE, ROLES, TOKENS_PER_FRAME, load_model, normalise, video_features
-from training.tokenizer import POCKET_DIR, chat_ids, load_tokenizer
-from training.world import HELD_OUT_SEEDS
+from training.families import FAMILIES
+from training.pocket import ROLES
+from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
 MAX_NEW_TOKENS = 288
 KEPT_SHARE = 0.1
@@ -31,10 +30,17 @@ def load_clip_frames(path: Path, num_frames: int) -> npt.NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Question:
-    """A batch of clips ready for a model: pixel values [clips, frames, 3, 112, 112] and what the files really show."""
+    """A clip as a model sees it, and what it really shows."""
 
-    pixel_values: torch.Tensor
-    truths: list[list[dict[str, str]]]
+    frames: npt.NDArray[np.uint8]
+    seconds_per_frame: float
+    truth: list[dict[str, str]]
+
+    @classmethod
+    def load(cls, path: Path, num_frames: int) -> "Question":
+        facts = json.loads(path.with_suffix(".json").read_text())
+        frames = load_clip_frames(path, num_frames)
+        return cls(frames, facts["duration_s"] / num_frames, facts["scenes"])
 
 
 @dataclass
@@ -53,105 +59,80 @@ class Tally:
 
 
 class Evaluator:
-    """Captions the same clips with both models and compares what they say."""
+    """Captions the same clips with both models, by the engine, and compares what they say."""
 
-    def __init__(
-        self, models: dict[str, LlavaOnevisionForConditionalGeneration], tokenizer: PreTrainedTokenizerFast
-    ) -> None:
+    def __init__(self, models: dict[str, VideoLM]) -> None:
         self.models = models
-        self.tokenizer = tokenizer
-        self.prefix_ids, self.prompt_ids = chat_ids(self.tokenizer)
 
     @torch.inference_mode()
-    def evaluate(self, paths: list[Path], num_frames: int, batch_clips: int) -> dict[str, dict[str, float]]:
+    def evaluate(self, paths: list[Path], num_frames: int) -> dict[str, dict[str, float]]:
         tallies = {name: Tally({}) for name in (*self.models, "agreement")}
-        for start in range(0, len(paths), batch_clips):
-            question = _ask(paths[start : start + batch_clips], num_frames)
+        for number, path in enumerate(paths, 1):
+            question = Question.load(path, num_frames)
             captions = {role: self.caption(role, question) for role in self.models}
             for role, answer in captions.items():
-                self._score(tallies[role], answer, question)
-            self._compare(tallies["agreement"], captions["target"], question)
+                self._score(role, tallies[role], answer, question)
+            for name, share in (("all tokens", 1.0), ("a tenth of the tokens", KEPT_SHARE)):
+                tallies["agreement"].add(name, *self.agreement("draft", captions["target"], question, share))
             shares = {name: tally.shares() for name, tally in tallies.items()}
-            print(f"{num_frames} frames, {start + len(question.truths)} clips: {json.dumps(shares)}", flush=True)
+            if number % 10 == 0 or number == len(paths):
+                print(f"{num_frames} frames, {number} clips: {json.dumps(shares)}", flush=True)
         return shares
 
-    def caption(self, role: str, question: Question) -> list[list[int]]:
-        """Greedy caption of each clip by plain `generate`, as token ids up to and with the end token."""
-        model: Any = self.models[role]
-        num_video = question.pixel_values.shape[1] * TOKENS_PER_FRAME + 1
-        ids = [*self.prefix_ids, *[model.config.video_token_id] * num_video, *self.prompt_ids]
-        input_ids = torch.tensor([ids] * len(question.truths))
-        output = model.generate(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            pixel_values_videos=question.pixel_values,
-            max_new_tokens=MAX_NEW_TOKENS,
-            do_sample=False,
+    def caption(self, role: str, question: Question) -> list[int]:
+        """Greedy caption as token ids, up to and with the end token."""
+        model = self.models[role]
+        state, logits = self._prefill(model, question, 1.0)
+        token_ids = [int(logits.argmax())]
+        while token_ids[-1] not in model.info.eos_token_ids and len(token_ids) < MAX_NEW_TOKENS:
+            token_ids.append(int(model.step([(state, token_ids[-1:])])[0][-1].argmax()))
+        return token_ids
+
+    def agreement(self, role: str, answer: list[int], question: Question, kept_share: float) -> tuple[int, int]:
+        """Tokens of `answer` that the model would say too, given the words before each, and all of them."""
+        model = self.models[role]
+        state, first = self._prefill(model, question, kept_share)
+        (rows,) = model.step([(state, answer)])
+        said = torch.cat([first[None], rows[:-1]]).argmax(-1)
+        return int((said == torch.tensor(answer)).sum()), len(answer)
+
+    def _prefill(self, model: VideoLM, question: Question, kept_share: float) -> Any:
+        plan = model.plan_prompt(
+            DEFAULT_PROMPT,
+            len(question.frames),
+            frame_size=question.frames.shape[1:3],
+            seconds_per_frame=question.seconds_per_frame,
         )
-        return [self._until_end(row) for row in output[:, len(ids) :].tolist()]
+        num_kept = round(kept_share * plan.num_video_tokens)
+        keep = torch.randperm(plan.num_video_tokens)[:num_kept].sort().values
+        return model.start_prefill(plan, model.encode_frames(question.frames), keep=keep).finish()
 
-    def draft_agreement(self, caption: list[int], pixel_values: torch.Tensor, kept_share: float) -> tuple[int, int]:
-        """Tokens of the target's caption that the draft would say too, given the target's words before each."""
-        draft = self.models["draft"]
-        tokens = video_features(draft, pixel_values).flatten(0, 1)
-        kept = torch.randperm(len(tokens))[: round(kept_share * len(tokens))].sort().values
-        video = torch.cat([tokens[kept], draft.model.image_newline[None]])
-        places = torch.cat([kept, torch.tensor([len(tokens)])]) + len(self.prefix_ids)
-        text = [*self.prompt_ids, *caption]
-        embed = draft.get_input_embeddings()
-        embeds = torch.cat([embed(torch.tensor(self.prefix_ids)), video, embed(torch.tensor(text))])[None]
-        text_positions = places[-1] + 1 + torch.arange(len(text))
-        positions = torch.cat([torch.arange(len(self.prefix_ids)), places, text_positions])[None]
-        mask = torch.ones(embeds.shape[:2], dtype=torch.long)
-        hidden = draft.model.language_model(inputs_embeds=embeds, position_ids=positions, attention_mask=mask)[0]
-        said = draft.lm_head(hidden[0, -len(caption) - 1 : -1]).argmax(-1)
-        return int((said == torch.tensor(caption)).sum()), len(caption)
-
-    def _compare(self, tally: Tally, captions: list[list[int]], question: Question) -> None:
-        for caption, pixel_values in zip(captions, question.pixel_values, strict=True):
-            tally.add("all tokens", *self.draft_agreement(caption, pixel_values, 1.0))
-            tally.add("a tenth of the tokens", *self.draft_agreement(caption, pixel_values, KEPT_SHARE))
-
-    def _score(self, tally: Tally, captions: list[list[int]], question: Question) -> None:
-        for caption, truth in zip(captions, question.truths, strict=True):
-            text = str(self.tokenizer.decode(caption, skip_special_tokens=True))
-            for name in ALL_ATTRIBUTES:
-                tally.add(name, *score_caption(text, truth, (name,)))
-            tally.add("colour, shape, motion", *score_caption(text, truth, SCORED_ATTRIBUTES))
-
-    def _until_end(self, ids: list[int]) -> list[int]:
-        end = self.tokenizer.eos_token_id
-        return ids[: ids.index(end) + 1] if end in ids else ids
-
-
-def _ask(paths: list[Path], num_frames: int) -> Question:
-    clips = [normalise(torch.from_numpy(load_clip_frames(path, num_frames))) for path in paths]
-    resized = [
-        functional.interpolate(clip, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bicubic", antialias=True).clamp(-1, 1)
-        for clip in clips
-    ]
-    truths = [json.loads(path.with_suffix(".json").read_text())["scenes"] for path in paths]
-    return Question(torch.stack(resized), truths)
+    def _score(self, role: str, tally: Tally, caption: list[int], question: Question) -> None:
+        text = self.models[role].decode(caption)
+        for name in ALL_ATTRIBUTES:
+            tally.add(name, *score_caption(text, question.truth, (name,)))
+        tally.add("colour, shape, motion", *score_caption(text, question.truth, SCORED_ATTRIBUTES))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", choices=FAMILIES, default="llava_onevision")
     parser.add_argument("--clips", type=int, default=200)
-    parser.add_argument("--frames", type=int, nargs="*", default=[32, FULL_FRAMES])
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--scenes", type=int, nargs=2, default=FULL_SCENES, help="fewest and most scenes of a clip")
+    parser.add_argument("--frames", type=int, nargs="*", default=[32, 128])
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pocket_eval"), help="where the clips are or go")
-    parser.add_argument("--models", type=Path, default=POCKET_DIR)
-    parser.add_argument("--out", type=Path, default=POCKET_DIR / "scores.json")
+    parser.add_argument("--models", type=Path, help="folder of the pair, the family's own if not given")
+    parser.add_argument("--out", type=Path, help="scores.json beside the models if not given")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    paths = render_folder(options.folder, HELD_OUT_SEEDS[: options.clips])
-    models: dict[str, Any] = {role: load_model(options.models / role).eval() for role in ROLES}
-    evaluator = Evaluator(models, load_tokenizer(options.models / "target"))
+    folder = options.models or FAMILIES[options.family].folder
+    paths = render_folder(options.folder, HELD_OUT_SEEDS[: options.clips], tuple(options.scenes))
+    evaluator = Evaluator({role: load_model(str(folder / role)) for role in ROLES})
     for num_frames in options.frames:
-        scores = evaluator.evaluate(paths, num_frames, options.batch)
-        _record(options.out, f"{num_frames} frames", {"clips": len(paths), **scores})
+        scores = evaluator.evaluate(paths, num_frames)
+        _record(options.out or folder / "scores.json", f"{num_frames} frames", {"clips": len(paths), **scores})
 
 
 def _record(path: Path, name: str, scores: dict[str, Any]) -> None:

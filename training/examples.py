@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from training.captions import DEFAULT_PROMPT, PROMPTS, write_caption
-from training.pocket import IMAGE_SIZE
+from training.pocket import IMAGE_SIZE, Family
 from training.render import render_frames
 from training.tokenizer import chat_ids
 from training.world import frame_times, sample_clip
@@ -19,20 +19,24 @@ DEFAULT_PROMPT_SHARE = 0.6
 
 @dataclass(frozen=True)
 class ClipRange:
-    """What kind of clips a stage draws: scenes (least, most), sampled frames to choose from, frames shown of those."""
+    """What kind of clips a stage draws: scenes (least, most), sampled frames to choose from, steps shown of those.
+
+    A step is the frames that share their tokens: one in LLaVA-OneVision, two in Qwen2.5-VL.
+    """
 
     num_scenes: tuple[int, int]
     frame_counts: tuple[int, ...]
-    shown_frames: int
+    shown_steps: int
 
 
 @dataclass(frozen=True)
 class CaptionExample:
-    """Frames are uint8 [shown, 112, 112, 3]; `frame_indices` [shown] are their places among `num_frames` samples."""
+    """Frames are uint8 [shown * frames a step, 112, 112, 3]; `step_indices` [shown] are places among all steps."""
 
     frames: torch.Tensor
-    frame_indices: torch.Tensor
+    step_indices: torch.Tensor
     num_frames: int
+    seconds_per_frame: float
     prefix_ids: list[int]
     prompt_ids: list[int]
     caption_ids: list[int]
@@ -41,8 +45,9 @@ class CaptionExample:
 class CaptionExamples(IterableDataset):
     """An endless stream of examples from the seeds after `first_seed`."""
 
-    def __init__(self, clips: ClipRange, tokenizer: PreTrainedTokenizerFast, first_seed: int) -> None:
+    def __init__(self, clips: ClipRange, family: Family, tokenizer: PreTrainedTokenizerFast, first_seed: int) -> None:
         self._clips = clips
+        self._frames_per_step = family.frames_per_step
         self._tokenizer = tokenizer
         self._first_seed = first_seed
         self._chats = {prompt: chat_ids(tokenizer, prompt) for prompt in PROMPTS}
@@ -57,7 +62,8 @@ class CaptionExamples(IterableDataset):
         rng = random.Random(f"example {seed}")
         clip = sample_clip(seed, self._clips.num_scenes)
         num_frames = rng.choice(self._clips.frame_counts)
-        indices = spread_indices(rng, num_frames, self._clips.shown_frames)
+        steps = spread_indices(rng, num_frames // self._frames_per_step, self._clips.shown_steps)
+        indices = [step * self._frames_per_step + offset for step in steps for offset in range(self._frames_per_step)]
         times_s = frame_times(clip.duration_s, num_frames)
         frames = render_frames(clip, [times_s[index] for index in indices], IMAGE_SIZE)
         prompt = DEFAULT_PROMPT if rng.random() < DEFAULT_PROMPT_SHARE else rng.choice(PROMPTS)
@@ -65,15 +71,16 @@ class CaptionExamples(IterableDataset):
         caption_ids = self._tokenizer.encode(write_caption(clip))
         return CaptionExample(
             frames=torch.from_numpy(frames),
-            frame_indices=torch.tensor(indices),
+            step_indices=torch.tensor(steps),
             num_frames=num_frames,
+            seconds_per_frame=clip.duration_s / num_frames,
             prefix_ids=prefix_ids,
             prompt_ids=prompt_ids,
             caption_ids=[*caption_ids, self._tokenizer.eos_token_id],
         )
 
 
-def spread_indices(rng: random.Random, num_frames: int, shown_frames: int) -> list[int]:
-    """`shown_frames` different frame numbers below `num_frames`, in order, one at random from each equal stretch."""
-    width = num_frames / shown_frames
-    return [min(num_frames - 1, int((index + rng.random()) * width)) for index in range(shown_frames)]
+def spread_indices(rng: random.Random, num_steps: int, shown_steps: int) -> list[int]:
+    """`shown_steps` different numbers below `num_steps`, in order, one at random from each equal stretch."""
+    width = num_steps / shown_steps
+    return [min(num_steps - 1, int((index + rng.random()) * width)) for index in range(shown_steps)]

@@ -1,12 +1,14 @@
-"""The curricula of both models: what clips each stage shows, how many tokens it keeps, and for how long."""
+"""The curricula of all models: what clips each stage shows, how many tokens it keeps, and for how long."""
 
 from dataclasses import dataclass
 
+from training import llava, qwen
 from training.budget import Pace
 from training.examples import ClipRange
-from training.pocket import FULL_FRAMES, START_DEPTH, TOKENS_PER_FRAME, Role
+from training.pocket import Role
 
 SHORT_TEXT = 128
+MIDDLE_TEXT = 192
 LONG_TEXT = 272
 
 
@@ -27,24 +29,60 @@ class Stage:
     depth: int | None = None
 
 
-VISION_SHARE: dict[Role, float] = {"target": 0.3, "draft": 0.5}
+@dataclass(frozen=True)
+class Curriculum:
+    """The share of the time that the vision tower gets, and the stages that divide the rest."""
 
-_SHORT = ClipRange(num_scenes=(1, 2), frame_counts=(4, 6, 8, 16), shown_frames=4)
-_SPARSE = ClipRange(num_scenes=(2, 6), frame_counts=(20, 24, 32, 32, 64, 96, 128, 128), shown_frames=20)
-_DENSE = ClipRange(num_scenes=(3, 6), frame_counts=(32, 32, 64, 128), shown_frames=32)
-_FULL = ClipRange(num_scenes=(4, 6), frame_counts=(FULL_FRAMES,), shown_frames=FULL_FRAMES)
+    vision_share: float
+    stages: tuple[Stage, ...]
 
-STAGES: dict[Role, tuple[Stage, ...]] = {
-    "target": (
-        Stage("short", 0.20, _SHORT, (98,), SHORT_TEXT, 16, 6, 240, Pace(1.5e-3, 1e-3), START_DEPTH),
-        Stage("sparse", 0.40, _SPARSE, (160,), LONG_TEXT, 12, 3, 800, Pace(1e-3, 5e-4), START_DEPTH),
-        Stage("deep", 0.20, _SPARSE, (256,), LONG_TEXT, 8, 2, 400, Pace(5e-4, 2e-4)),
-        Stage("dense", 0.08, _DENSE, (32 * TOKENS_PER_FRAME,), LONG_TEXT, 2, 1, 100, Pace(2e-4, 8e-5, 10)),
-        Stage("full", 0.12, _FULL, (FULL_FRAMES * TOKENS_PER_FRAME,), LONG_TEXT, 1, 1, 1, Pace(8e-5, 1e-5, 10)),
-    ),
-    "draft": (
+
+_SHORT = ClipRange(num_scenes=(1, 2), frame_counts=(4, 6, 8, 16), shown_steps=4)
+_SPARSE = ClipRange(num_scenes=(2, 6), frame_counts=(20, 24, 32, 32, 64, 96, 128, 128), shown_steps=20)
+_DENSE = ClipRange(num_scenes=(3, 6), frame_counts=(32, 32, 64, 128), shown_steps=32)
+_FULL = ClipRange(num_scenes=(4, 6), frame_counts=(llava.FULL_FRAMES,), shown_steps=llava.FULL_FRAMES)
+_DENSE_TOKENS = 32 * llava.TOKENS_PER_FRAME
+_FULL_TOKENS = llava.FULL_FRAMES * llava.TOKENS_PER_FRAME
+
+_PAIRS_SHORT = ClipRange(num_scenes=(1, 2), frame_counts=(8, 12, 16), shown_steps=4)
+_PAIRS_FULL = ClipRange(num_scenes=(2, 4), frame_counts=(32,), shown_steps=16)
+_PAIRS_ALL = 16 * qwen.TOKENS_PER_STEP
+
+CURRICULA: dict[str, dict[Role, Curriculum]] = {
+    "llava_onevision": {
+        "target": Curriculum(
+            0.3,
+            (
+                Stage("short", 0.20, _SHORT, (98,), SHORT_TEXT, 16, 6, 240, Pace(1.5e-3, 1e-3), llava.START_DEPTH),
+                Stage("sparse", 0.40, _SPARSE, (160,), LONG_TEXT, 12, 3, 800, Pace(1e-3, 5e-4), llava.START_DEPTH),
+                Stage("deep", 0.20, _SPARSE, (256,), LONG_TEXT, 8, 2, 400, Pace(5e-4, 2e-4)),
+                Stage("dense", 0.08, _DENSE, (_DENSE_TOKENS,), LONG_TEXT, 2, 1, 100, Pace(2e-4, 8e-5, 10)),
+                Stage("full", 0.12, _FULL, (_FULL_TOKENS,), LONG_TEXT, 1, 1, 1, Pace(8e-5, 1e-5, 10)),
+            ),
+        ),
         # Ends early on purpose: a draft that knows all the target knows would leave nothing to verify.
-        Stage("short", 0.3, _SHORT, (98,), SHORT_TEXT, 16, 6, 240, Pace(2e-3, 2e-3)),
-        Stage("sparse", 0.7, _SPARSE, (80, 320), LONG_TEXT, 12, 3, 800, Pace(2e-3, 5e-4)),
-    ),
+        "draft": Curriculum(
+            0.5,
+            (
+                Stage("short", 0.3, _SHORT, (98,), SHORT_TEXT, 16, 6, 240, Pace(2e-3, 2e-3)),
+                Stage("sparse", 0.7, _SPARSE, (80, 320), LONG_TEXT, 12, 3, 800, Pace(2e-3, 5e-4)),
+            ),
+        ),
+    },
+    "qwen2_5_vl": {
+        "target": Curriculum(
+            0.35,
+            (
+                Stage("short", 0.30, _PAIRS_SHORT, (64,), SHORT_TEXT, 16, 4, 240, Pace(1.5e-3, 1e-3)),
+                Stage("full", 0.70, _PAIRS_FULL, (128, _PAIRS_ALL), MIDDLE_TEXT, 12, 2, 400, Pace(1e-3, 1e-4)),
+            ),
+        ),
+        "draft": Curriculum(
+            0.4,
+            (
+                Stage("short", 0.30, _PAIRS_SHORT, (32, 64), SHORT_TEXT, 16, 4, 240, Pace(2e-3, 2e-3)),
+                Stage("full", 0.70, _PAIRS_FULL, (26, 128), MIDDLE_TEXT, 12, 2, 400, Pace(2e-3, 2e-4)),
+            ),
+        ),
+    },
 }

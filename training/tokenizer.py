@@ -1,10 +1,10 @@
-"""The pair's shared tokenizer: byte-level BPE trained on captions, and the chat text around a video."""
+"""The tokenizer that all pocket models share: byte-level BPE trained on captions, and the chat text around a video."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from training.captions import DEFAULT_PROMPT, PROMPTS, write_caption
@@ -14,6 +14,8 @@ POCKET_DIR = Path(__file__).resolve().parent.parent / "models" / "pocket"
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<video>", "<image>")
 VOCAB_SIZE = 1024
 CORPUS_CLIPS = 3000
+QWEN_SPECIAL_TOKENS = ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>", "<|image_pad|>")
+"""Added behind the shared vocabulary, whose ids they leave alone."""
 
 CHAT_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}\
 {% if message['content'] is string %}{{ '\\n' + message['content'] }}{% else %}\
@@ -21,6 +23,10 @@ CHAT_TEMPLATE = """{% for message in messages %}{{ '<|im_start|>' + message['rol
 {% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}\
 {% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\\n' + part['text'] }}{% endfor %}\
 {% endif %}{{ '<|im_end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+QWEN_CHAT_TEMPLATE = CHAT_TEMPLATE.replace("<video>", "<|vision_start|><|video_pad|><|vision_end|>").replace(
+    "<image>", "<|vision_start|><|image_pad|><|vision_end|>"
+)
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
@@ -48,6 +54,21 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def train_qwen_tokenizer() -> PreTrainedTokenizerFast:
+    """The same vocabulary, with Qwen2.5-VL's placeholders and chat text."""
+    backend = train_tokenizer().backend_tokenizer
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in QWEN_SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens={"video_token": "<|video_pad|>", "image_token": "<|image_pad|>"},
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        chat_template=QWEN_CHAT_TEMPLATE,
+    )
+
+
 def load_tokenizer(folder: Path = POCKET_DIR / "target") -> PreTrainedTokenizerFast:
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
     return tokenizer
@@ -57,7 +78,7 @@ def chat_ids(tokenizer: PreTrainedTokenizerFast, prompt: str = DEFAULT_PROMPT) -
     """Token ids before the video and after it, up to the point where the answer starts."""
     message: dict[str, Any] = {"role": "user", "content": [{"type": "video"}, {"type": "text", "text": prompt}]}
     text = str(tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True))
-    before, after = text.split("<video>", maxsplit=1)
+    before, after = text.split(str(tokenizer.video_token), maxsplit=1)
     return tokenizer.encode(before), tokenizer.encode(after)
 
 

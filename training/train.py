@@ -1,4 +1,4 @@
-"""Trains one model of the pocket pair from nothing to a checkpoint: `python -m training.train target|draft`."""
+"""Trains one model of a pocket pair from nothing to a checkpoint: `python -m training.train target|draft`."""
 
 import argparse
 import itertools
@@ -6,18 +6,19 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from training.budget import Budget, apply_step, make_optimizer
 from training.examples import CaptionExample, CaptionExamples
+from training.families import FAMILIES
 from training.language import EncodedClip, caption_logits, caption_loss, encode_clips, make_batch
 from training.parallel import run_processes
-from training.pocket import ROLES, Role, build_model, load_model, save_model, text_config
-from training.stages import STAGES, VISION_SHARE, Stage
-from training.tokenizer import POCKET_DIR, train_tokenizer
+from training.pocket import ROLES, Family, Role, save_model, text_config
+from training.stages import CURRICULA, Stage
 from training.vision import pretrain_vision
 
 VISION_SEEDS = 1_000_000
@@ -32,23 +33,26 @@ class Trainer:
     """Takes one model through its stages; the vision tower is trained first and then stays as it is."""
 
     def __init__(self, options: argparse.Namespace, rank: int) -> None:
+        self.family: Family = FAMILIES[options.family]
         self.role: Role = options.role
+        self.curriculum = CURRICULA[options.family][options.role]
         self.out: Path = options.out
         self.device: str = options.device
         self.rank = rank
         self.rng = random.Random(options.seed)
-        self.tokenizer: PreTrainedTokenizerFast = train_tokenizer()
-        model = load_model(self.out) if options.only else build_model(self.role, self.tokenizer, options.seed)
+        self.tokenizer: PreTrainedTokenizerFast = self.family.train_tokenizer()
+        model: Any = (
+            self.family.model_class.from_pretrained(self.out, dtype=torch.float32)
+            if options.only
+            else self.family.build(self.role, self.tokenizer, options.seed)
+        )
         torch.manual_seed(options.seed + rank)
-        self.model: LlavaOnevisionForConditionalGeneration = model.to(self.device)
+        self.model = model.to(self.device)
         self.full_depth = text_config(model).num_hidden_layers
-        # Measured on a CPU: plain matmuls beat fused attention on 196 tokens, and compiled layers take 0.6 of the time.
-        self.model.model.vision_tower.set_attn_implementation("eager")
-        for layer in (*model.model.vision_tower.encoder.layers, *model.model.language_model.layers):
-            layer.compile(dynamic=False)
+        self.family.prepare(self.model)
 
     def train_vision(self, budget: Budget) -> None:
-        pretrain_vision(self.model, budget, VISION_SEEDS + self.rank * SEEDS_PER_PROCESS, self.device)
+        pretrain_vision(self.family, self.model, budget, VISION_SEEDS + self.rank * SEEDS_PER_PROCESS, self.device)
         self.save()
 
     def train_stage(self, stage: Stage, budget: Budget) -> None:
@@ -60,14 +64,16 @@ class Trainer:
                 *layers.parameters(),
                 *language_model.norm.parameters(),
                 *language_model.embed_tokens.parameters(),
-                self.model.model.image_newline,
+                *self.family.closing_parameters(self.model),
             ]
         )
         scores: list[tuple[float, float]] = []
         for clips in self._batches(stage):
             kept_tokens = self.rng.choice(stage.kept_tokens)
-            batch = make_batch(clips, kept_tokens, stage.text_len, self.tokenizer.pad_token_id, self.device)
-            logits = caption_logits(self.model, batch, self.device)
+            batch = make_batch(
+                self.family, clips, kept_tokens, stage.text_len, self.tokenizer.pad_token_id, self.device
+            )
+            logits = caption_logits(self.family, self.model, batch, self.device)
             loss = caption_loss(logits, batch.labels)
             apply_step(optimizer, loss, stage.pace, budget)
             scores.append((loss.item(), share_right(logits, batch.labels)))
@@ -85,7 +91,7 @@ class Trainer:
             return
         depth = text_config(self.model).num_hidden_layers
         text_config(self.model).num_hidden_layers = self.full_depth
-        save_model(self.model, self.tokenizer, self.out)
+        save_model(self.family, self.model, self.tokenizer, self.out)
         text_config(self.model).num_hidden_layers = depth
 
     def _log(self, stage: Stage, budget: Budget, scores: list[tuple[float, float]]) -> None:
@@ -100,12 +106,13 @@ class Trainer:
 
     def _batches(self, stage: Stage) -> Iterator[list[EncodedClip]]:
         """Batches drawn from a pool of encoded clips, of which the oldest make room for fresh ones at every step."""
-        first_seed = STAGE_SEEDS + STAGES[self.role].index(stage) * SEEDS_PER_STAGE + self.rank * SEEDS_PER_PROCESS
-        dataset = CaptionExamples(stage.clips, self.tokenizer, first_seed)
+        stage_number = self.curriculum.stages.index(stage)
+        first_seed = STAGE_SEEDS + stage_number * SEEDS_PER_STAGE + self.rank * SEEDS_PER_PROCESS
+        dataset = CaptionExamples(stage.clips, self.family, self.tokenizer, first_seed)
         loader = DataLoader(dataset, stage.fresh_clips, collate_fn=_as_list, num_workers=1, prefetch_factor=4)
         pool: deque[EncodedClip] = deque(maxlen=stage.pool_clips)
         for examples in loader:
-            pool.extend(encode_clips(self.model, examples, self.device))
+            pool.extend(encode_clips(self.family, self.model, examples, self.device))
             if len(pool) >= stage.batch_clips:
                 fresh = list(itertools.islice(reversed(pool), stage.fresh_clips))
                 yield fresh + self.rng.sample(list(pool), stage.batch_clips - stage.fresh_clips)
@@ -123,10 +130,11 @@ def _as_list(examples: list[CaptionExample]) -> list[CaptionExample]:
 
 def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    stages = [stage for stage in STAGES[options.role] if not options.only or stage.name in options.only]
+    curriculum = CURRICULA[options.family][options.role]
+    stages = [stage for stage in curriculum.stages if not options.only or stage.name in options.only]
     with_vision = not options.only or "vision" in options.only
-    vision_share = VISION_SHARE[options.role] if with_vision else 0.0
-    share_sum = vision_share + (1 - VISION_SHARE[options.role]) * sum(stage.share for stage in stages)
+    vision_share = curriculum.vision_share if with_vision else 0.0
+    share_sum = vision_share + (1 - curriculum.vision_share) * sum(stage.share for stage in stages)
 
     def budget(share: float) -> Budget:
         steps = None if options.steps is None else max(1, round(share / share_sum * options.steps))
@@ -136,21 +144,22 @@ def train(rank: int, options: argparse.Namespace) -> None:
     if with_vision:
         trainer.train_vision(budget(vision_share))
     for stage in stages:
-        trainer.train_stage(stage, budget((1 - VISION_SHARE[options.role]) * stage.share))
+        trainer.train_stage(stage, budget((1 - curriculum.vision_share) * stage.share))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=ROLES)
+    parser.add_argument("--family", choices=FAMILIES, default="llava_onevision")
     parser.add_argument("--minutes", type=float, default=60.0, help="time for all stages together")
     parser.add_argument("--steps", type=int, help="steps for all stages together, instead of minutes")
     parser.add_argument("--only", nargs="*", help="run just these stages on the checkpoint in --out")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--processes", type=int, default=1, help="with one thread each, on the CPU")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder of the checkpoint, models/pocket/ROLE if not given")
+    parser.add_argument("--out", type=Path, help="folder of the checkpoint, the family's own if not given")
     options = parser.parse_args()
-    options.out = options.out or POCKET_DIR / options.role
+    options.out = options.out or FAMILIES[options.family].folder / options.role
     if options.processes == 1:
         train(0, options)
     else:

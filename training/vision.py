@@ -1,18 +1,18 @@
-"""First stage: teaches the vision tower and the projector single frames, by naming what is in them."""
+"""First stage: teaches the way from pixels to video tokens single frames, by naming what is in them."""
 
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import LlavaOnevisionForConditionalGeneration
 
 from training.augment import roughen
 from training.budget import Budget, Pace, apply_step, make_optimizer
-from training.pocket import IMAGE_SIZE, text_config, video_features
+from training.pocket import IMAGE_SIZE, Family, text_config
 from training.render import Renderer
 from training.world import (
     APPEAR_PHASE,
@@ -69,7 +69,7 @@ class FrameHeads(nn.Module):
         self.from_token = nn.Linear(hidden_size, sum(self._sizes))
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss over `tokens` [frames, 49, hidden], and whether each label [frames, classes] was named rightly."""
+        """Loss over `tokens` [frames, k, hidden], and whether each label [frames, classes] was named rightly."""
         means = torch.einsum("ftc,fth->cfh", self.weigh(tokens).softmax(1), tokens)
         guesses = [head(mean) for head, mean in zip(self.from_mean, means, strict=True)]
         token_guesses = self.from_token(tokens).flatten(0, 1).split(self._sizes, dim=1)
@@ -87,22 +87,19 @@ def _naming_loss(guesses: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(guesses, repeated, ignore_index=IGNORED)
 
 
-def pretrain_vision(
-    model: LlavaOnevisionForConditionalGeneration, budget: Budget, first_seed: int, device: str = "cpu"
-) -> None:
-    """Trains the vision tower and projector of `model` in place; the classifiers are thrown away."""
+def pretrain_vision(family: Family, model: Any, budget: Budget, first_seed: int, device: str = "cpu") -> None:
+    """Trains the vision parameters of `model` in place; the classifiers are thrown away.
+
+    Where a step takes several frames, it sees the same one several times, as upstream treats an image.
+    """
     heads = FrameHeads(text_config(model).hidden_size).to(device)
-    parameters = [
-        *model.model.vision_tower.parameters(),
-        *model.model.multi_modal_projector.parameters(),
-        *heads.parameters(),
-    ]
-    optimizer = make_optimizer(parameters)
+    optimizer = make_optimizer([*family.vision_parameters(model), *heads.parameters()])
     pace = Pace(peak=1.5e-3, floor=5e-5)
     right_sum, label_sum = torch.zeros(len(CLASSES)), torch.zeros(len(CLASSES))
     for frames, labels in DataLoader(LabelledFrames(first_seed), BATCH_FRAMES, num_workers=1, prefetch_factor=16):
         with torch.autocast(device, dtype=torch.bfloat16):
-            tokens = video_features(model, roughen(frames).to(device))
+            still = roughen(frames).to(device).repeat_interleave(family.frames_per_step, dim=0)
+            tokens = family.video_features(model, still)
         loss, right = heads(tokens.float(), labels.to(device))
         apply_step(optimizer, loss, pace, budget)
         right_sum += right.cpu().sum(0)

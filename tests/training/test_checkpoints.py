@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlavaOnevisionForConditionalGeneration
 
-from training.pocket import IMAGE_SIZE, ROLES, TOKENS_PER_FRAME
+from training.llava import TOKENS_PER_FRAME
+from training.pocket import IMAGE_SIZE, ROLES
 from training.tokenizer import POCKET_DIR, chat_ids, load_tokenizer
 
 MEBIBYTE = 2**20
