@@ -62,6 +62,11 @@ class Overloaded(SlipstreamError):
     status = "RESOURCE_EXHAUSTED"
     exit_code = 4
 
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When it may succeed, as far as can be guessed."""
+
 
 class ServiceUnavailable(SlipstreamError):
     """A peer that this request cannot do without is not reachable."""

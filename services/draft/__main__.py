@@ -1,20 +1,37 @@
 """Starts the draft service: `python -m services.draft --model DIR --listen ADDRESS`."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 import grpc
 
-from services.draft.engine import DraftEngine
+from services.draft.engine import DraftEngine, DraftLimits
 from services.draft.servicer import DraftServicer
+from slipstream.config import between, option
 from slipstream.models.config import ModelServiceConfig
+from slipstream.models.memory import MIB
 from slipstream.models.registry import load_model
 from slipstream.models.thread import ModelThread
 from slipstream.models.warmup import warm_up
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import draft_pb2_grpc
 
+KV_SHARE = 0.25
+"""Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
 
-async def setup(server: grpc.aio.Server, config: ModelServiceConfig) -> Callable[[], Awaitable[None]]:
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(ModelServiceConfig):
+    """Options of the draft service."""
+
+    embedding_cache_mb: int = option(
+        "MiB for the embeddings of videos that were captioned before; 0 keeps none",
+        default=128,
+        check=between(0, 2**30),
+    )
+
+
+async def setup(server: grpc.aio.Server, config: DraftConfig) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer."""
     config.pin()
     thread = ModelThread(config.num_threads)
@@ -22,7 +39,13 @@ async def setup(server: grpc.aio.Server, config: ModelServiceConfig) -> Callable
         lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
     )
     await thread.run(lambda: warm_up(model))
-    servicer = DraftServicer(DraftEngine(model, thread, max_sessions=config.max_sessions))
+    embedding_cache_bytes = config.embedding_cache_mb * MIB
+    limits = DraftLimits(
+        max_sessions=config.max_sessions,
+        kv_budget_bytes=config.kv_budget(model, KV_SHARE, embedding_cache_bytes),
+        embedding_cache_bytes=embedding_cache_bytes,
+    )
+    servicer = DraftServicer(DraftEngine(model, thread, limits))
     draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
 
     async def close() -> None:
@@ -33,4 +56,4 @@ async def setup(server: grpc.aio.Server, config: ModelServiceConfig) -> Callable
 
 
 if __name__ == "__main__":
-    run_service("draft", ModelServiceConfig, setup)
+    run_service("draft", DraftConfig, setup)

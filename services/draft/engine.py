@@ -2,92 +2,97 @@
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import torch
 
-from slipstream.errors import Overloaded, ProtocolViolation, SessionGone
-from slipstream.models.base import PromptPlan, VideoLM
-from slipstream.models.thread import ModelThread, Priority
-from slipstream.models.work import SessionWork
+from services.draft.session import Chunk, DraftSession, Line
+from services.draft.writer import LineWriter
+from slipstream.errors import ProtocolViolation
+from slipstream.models.admission import Admission
+from slipstream.models.base import VideoLM
+from slipstream.models.prefix import ByteLru, frames_digest
+from slipstream.models.thread import ModelThread
+from slipstream.models.work import SessionWork, encode_blocks
 from slipstream.pruning import Guidance, get_pruner, num_kept, prune
 from slipstream.rpc.codec import DraftRequest, Frames
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
-FLUSH_S = 0.005
-"""A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
+HEADROOM_TOKENS = 512
+"""Room for a line, counted when a session is admitted; the draft is not told how long the text may become."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens of a line, the output position of the first, and the mean seconds of a pass."""
+@dataclass(frozen=True, kw_only=True)
+class DraftLimits:
+    """How much a draft takes on."""
 
-    epoch: int
-    position: int
-    token_ids: list[int]
-    pass_s: float
-
-
-@dataclass
-class Line:
-    """Where the draft writes. `output` holds committed tokens and, after them, what it wrote itself."""
-
-    epoch: int
-    write_until: int
-    first_chunk: int
-    output: list[int]
-    """Touched on the model's thread only."""
-
-
-@dataclass
-class DraftSession:
-    """One caption at the draft."""
-
-    request: DraftRequest
-    plan: PromptPlan
-    work: SessionWork
-    line: Line
-    restarts: deque[RestartLine] = field(default_factory=deque)
-    """Restarts that the thread has not carried out. All are, in order: each builds on the one before."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    prompt_logits: torch.Tensor | None = None
+    max_sessions: int
+    kv_budget_bytes: int
+    embedding_cache_bytes: int = 0
 
 
 class DraftEngine:
     """Owns the model's thread. Every public method is called on the event loop."""
 
-    def __init__(self, model: VideoLM, thread: ModelThread, *, max_sessions: int) -> None:
+    def __init__(self, model: VideoLM, thread: ModelThread, limits: DraftLimits) -> None:
         self.model = model
         self.thread = thread
-        self.max_sessions = max_sessions
-        self._num_sessions = 0
+        self.admission = Admission(
+            budget_bytes=limits.kv_budget_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued=0,
+            queue_timeout_s=0.0,
+            what="draft",
+        )
+        self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes)
+        """Video embeddings by the digest of their frames. Touched on the model's thread only."""
+        self._writer = LineWriter(model, thread)
 
-    def open(self, request: DraftRequest, join: JoinPoint, num_frames: int) -> DraftSession:
-        """Admits a session. Raises for an unknown pruner, a prompt that does not fit, or when there is no room."""
-        if self._num_sessions >= self.max_sessions:
-            raise Overloaded(f"the draft serves {self.max_sessions} captions at once; try again later")
+    def open(
+        self, request: DraftRequest, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
+    ) -> DraftSession:
+        """Admits a session. Raises for an unknown pruner, a prompt that does not fit, or when there is no room: nobody
+        waits for a draft, as the caption goes on without one."""
         get_pruner(request.pruner)
         num_kept(1, request.alpha)
-        plan = self.model.plan_prompt(request.prompt, num_frames)
+        plan = self.model.plan_prompt(request.prompt, num_frames, frame_size=frame_size)
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
-        self._num_sessions += 1
+        num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
+        num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
+        place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
         line = Line(join.epoch, join.write_until, join.first_chunk, list(join.committed))
-        return DraftSession(request, plan, SessionWork(self.model, self.thread), line)
+        return DraftSession(request, plan, SessionWork(self.thread), place, line, num_sent=len(join.committed))
 
     def close(self, session: DraftSession) -> None:
         """Ends a session. Its memory is freed after the pass that may be running, on the model's thread."""
-        if not session.work.closed:
-            self._num_sessions -= 1
-        session.work.close()
-        session.wake.set()
+        session.work.close(then=session.place.release)
+        session.chunks.put_nowait(None)
+        self._writer.wake(session)
 
     async def encode(self, session: DraftSession, frames: Frames) -> tuple[torch.Tensor, float]:
-        """Video embeddings [tokens, hidden] of all frames, and the seconds that took."""
-        blocks = [block async for block in session.work.encode(frames)]
-        return torch.cat([embeddings for embeddings, _ in blocks]), sum(seconds for _, seconds in blocks)
+        """Video embeddings [tokens, hidden] of all frames, and the seconds that took. Those of an earlier session
+        with the same frames are taken where they were kept."""
+        keeps = self.embeddings.limit_bytes > 0
+        digest = await asyncio.to_thread(frames_digest, frames) if keeps else None
+        blocks = [block async for block in session.work.run_blocks(self._encode(frames, digest))]
+        return blocks[-1][0], sum(seconds for _, seconds in blocks)
+
+    def _encode(self, frames: Frames, digest: bytes | None) -> Iterator[tuple[torch.Tensor, float]]:
+        """Block after block; all of them together come last."""
+        known = self.embeddings.get(digest) if digest is not None else None
+        if known is not None:
+            yield known, 0.0
+            return
+        blocks = []
+        for block, seconds in encode_blocks(self.model, frames):
+            blocks.append(block)
+            yield block, seconds
+        embeddings = torch.cat(blocks)
+        if digest is not None:
+            self.embeddings.put(digest, embeddings, embeddings.nbytes)
+        yield embeddings, 0.0
 
     async def choose_tokens(self, session: DraftSession, guidance: Guidance | None) -> tuple[torch.Tensor, float]:
         """Indices of the video tokens to keep, ascending int64, and the seconds that took."""
@@ -99,74 +104,35 @@ class DraftEngine:
 
     async def prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> float:
         """Runs the pruned prompt through the layers; returns the seconds that took."""
-        prefill, total_s = await session.work.start_prefill(
-            session.plan, embeddings, keep=keep, positions=session.request.positions
+        return sum([seconds async for seconds in session.work.run_blocks(self._prefill(session, embeddings, keep))])
+
+    def _prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> Iterator[float]:
+        started = time.perf_counter()
+        prefill = self.model.start_prefill(
+            session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=HEADROOM_TOKENS
         )
-        async for _, seconds in session.work.run_layers(prefill):
-            total_s += seconds
-        session.prompt_logits, seconds = await session.work.finish_prefill(prefill)
-        return total_s + seconds
+        session.work.on_release(prefill.close)
+        for layer in range(1, self.model.info.num_layers + 1):
+            prefill.run_layers(layer)
+            yield time.perf_counter() - started
+            started = time.perf_counter()
+        session.work.state, session.prompt_logits = prefill.finish()
+        yield time.perf_counter() - started
 
     def restart(self, session: DraftSession, action: RestartLine) -> None:
         """Ends the line that is being written, at the latest after the token that is being computed."""
-        session.restarts.append(action)
-        session.wake.set()
+        session.orders.append(action)
+        self._writer.wake(session)
 
     def advance(self, session: DraftSession, action: AdvanceLine) -> None:
         """Moves the limit of the line, if it is still the one that is written."""
-        if not session.restarts and action.epoch == session.line.epoch:
-            session.line.write_until = action.write_until
-            session.wake.set()
+        session.orders.append(action)
+        self._writer.wake(session)
 
     async def write(self, session: DraftSession) -> AsyncIterator[Chunk]:
-        """Writes until the session is closed: as far as the line may go, then waits to be told more."""
-        while not session.work.closed:
-            session.wake.clear()
-            try:
-                chunk, seconds = await session.work.run(lambda: self._write_chunk(session), Priority.DECODE)
-            except SessionGone:
-                return
-            if chunk is None:
-                await session.wake.wait()
-                continue
-            epoch, position, token_ids = chunk
-            yield Chunk(epoch, position, token_ids, seconds / len(token_ids))
-
-    def _write_chunk(self, session: DraftSession) -> tuple[int, int, list[int]] | None:
-        """On the model's thread: the next tokens of the line, or None when it may not go on."""
-        while session.restarts:
-            self._restart(session, session.restarts.popleft())
-        line, started = session.line, time.perf_counter()
-        position, limit = len(line.output), min(line.write_until, self._room(session))
-        while len(line.output) < limit and not session.restarts:
-            line.output.append(self._next_token(session))
-            if len(line.output) - position == line.first_chunk or time.perf_counter() - started > FLUSH_S:
-                break
-        line.first_chunk = 0
-        token_ids = line.output[position:]
-        return (line.epoch, position, token_ids) if token_ids else None
-
-    def _restart(self, session: DraftSession, action: RestartLine) -> None:
-        state = session.work.state
-        if action.keep > len(session.line.output):
-            raise ProtocolViolation(
-                f"a restart keeps {action.keep} tokens, but the line has {len(session.line.output)}"
-            )
-        if any(token >= self.model.info.vocab_size for token in action.suffix):
-            raise ProtocolViolation("a restart has a token outside the vocabulary")
-        output = [*session.line.output[: action.keep], *action.suffix]
-        session.line = Line(action.epoch, action.write_until, action.first_chunk, output)
-        state.rollback(min(state.num_tokens, state.num_prompt_tokens + action.keep))
-
-    def _room(self, session: DraftSession) -> int:
-        """Output tokens that the context allows; the last one is written and never read."""
-        state = session.work.state
-        num_read = state.num_tokens - state.num_prompt_tokens
-        return self.model.info.max_context - (state.next_position - num_read) + 1
-
-    def _next_token(self, session: DraftSession) -> int:
-        state = session.work.state
-        assert session.prompt_logits is not None
-        unseen = session.line.output[state.num_tokens - state.num_prompt_tokens :]
-        logits = self.model.step([(state, unseen)])[0][-1] if unseen else session.prompt_logits
-        return int(logits.argmax())
+        """What is written until the session is closed: as far as the line may go, then as it is told more."""
+        self._writer.wake(session)
+        while (chunk := await session.chunks.get()) is not None:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk

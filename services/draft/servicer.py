@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import grpc
 import torch
 
-from services.draft.engine import Chunk, DraftEngine, DraftSession
+from services.draft.engine import DraftEngine
+from services.draft.session import Chunk, DraftSession
 from slipstream.errors import ProtocolViolation, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.pruning import Guidance, get_pruner
@@ -39,7 +40,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             raise ProtocolViolation("a session begins with `start`")
         request, join = codec.read_draft_start(first.start)
         frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
-        session = self.engine.open(request, join, len(frames))
+        session = self.engine.open(request, join, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), num_committed=len(join.committed))
         try:
             ready = await self._prepare(session, frames)

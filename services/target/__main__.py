@@ -5,15 +5,19 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.target.engine import TargetEngine
+from services.target.engine import TargetEngine, TargetLimits
 from services.target.servicer import TargetServicer
 from slipstream.config import between, option
 from slipstream.models.config import ModelServiceConfig
+from slipstream.models.memory import MIB
 from slipstream.models.registry import load_model
 from slipstream.models.thread import ModelThread
 from slipstream.models.warmup import warm_up
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import target_pb2_grpc
+
+KV_SHARE = 0.5
+"""Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,15 @@ class TargetConfig(ModelServiceConfig):
         default=0,
         check=between(0, 512),
     )
+    max_queued: int = option(
+        "captions that may wait for a place; more are refused", default=64, check=between(0, 100_000)
+    )
+    queue_timeout_s: float = option(
+        "seconds that a caption may wait for a place", default=60.0, check=between(0.01, 86_400)
+    )
+    prefix_cache_mb: int = option(
+        "MiB for the prefills of videos that were captioned before; 0 keeps none", default=512, check=between(0, 2**30)
+    )
 
 
 async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], Awaitable[None]]:
@@ -34,8 +47,17 @@ async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], A
     model = await thread.run(
         lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
     )
-    engine = TargetEngine(model, thread, guidance_layer=config.guidance_layer, max_sessions=config.max_sessions)
     await thread.run(lambda: warm_up(model))
+    prefix_cache_bytes = config.prefix_cache_mb * MIB
+    limits = TargetLimits(
+        guidance_layer=config.guidance_layer,
+        max_sessions=config.max_sessions,
+        kv_budget_bytes=config.kv_budget(model, KV_SHARE, prefix_cache_bytes),
+        max_queued=config.max_queued,
+        queue_timeout_s=config.queue_timeout_s,
+        prefix_cache_bytes=prefix_cache_bytes,
+    )
+    engine = TargetEngine(model, thread, limits)
     target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
 
     async def close() -> None:

@@ -1,92 +1,75 @@
-"""One target model and its sessions: encode, prefill with guidance on the way, judge windows. Knows no wire."""
+"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end. Knows no wire.
+
+The passes over windows are in `judging.py`, the prefill's blocks in `prefill.py`.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-import torch
-
-from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
-from slipstream.models.base import Prefill, PromptPlan, VideoLM
-from slipstream.models.text import TextStream
-from slipstream.models.thread import ModelThread, Priority
+from services.target.judging import Judge
+from services.target.prefill import PromptPass
+from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
+from slipstream.models.admission import Admission
+from slipstream.models.base import VideoLM
+from slipstream.models.prefix import PrefixCache, frames_digest
+from slipstream.models.thread import ModelThread
 from slipstream.models.work import SessionWork
 from slipstream.pruning import Guidance
-from slipstream.pruning.uv import make_guidance, similarity_variation
+from slipstream.pruning.uv import similarity_variation
 from slipstream.rpc.codec import Frames, TargetRequest
-from slipstream.speculation.acceptance import StopRule, Verdict, judge_window
+from slipstream.speculation.acceptance import StopRule
 
 SESSION_WAIT_S = 30.0
 """How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
 
 
-@dataclass(frozen=True)
-class StageProgress:
-    """Units of work done of a stage."""
+@dataclass(frozen=True, kw_only=True)
+class TargetLimits:
+    """How much a target takes on, and the layer of its guidance."""
 
-    stage: Literal["encode", "prefill"]
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class PrefillFacts:
-    """What the prefill was and took. `until_guidance_s` and `after_guidance_s` are the layers before and after L."""
-
-    prompt_tokens: int
-    video_tokens: int
-    encode_s: float
-    until_guidance_s: float
-    after_guidance_s: float
-    kv_bytes: int
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict, the text of its tokens, and the seconds of its pass."""
-
-    verdict: Verdict
-    pieces: list[str]
-    pass_s: float
-
-
-@dataclass
-class TargetSession:
-    """One caption at the target. `committed` ends with the one token that is not in the cache yet."""
-
-    request: TargetRequest
-    plan: PromptPlan
-    rule: StopRule
-    text: TextStream
-    guidance: asyncio.Future[Guidance]
-    work: SessionWork
-    committed: list[int] = field(default_factory=list)
-    first_logits: torch.Tensor | None = None
+    guidance_layer: int = 0
+    """0: `default_guidance_layer`."""
+    max_sessions: int
+    kv_budget_bytes: int
+    max_queued: int = 0
+    queue_timeout_s: float = 0.0
+    prefix_cache_bytes: int = 0
 
 
 class TargetEngine:
     """Owns the model's thread. Every method is called on the event loop."""
 
-    def __init__(self, model: VideoLM, thread: ModelThread, *, guidance_layer: int, max_sessions: int) -> None:
-        if guidance_layer > model.info.num_layers:
-            raise InvalidConfig(f"--guidance-layer {guidance_layer}: the model has {model.info.num_layers} layers")
+    def __init__(self, model: VideoLM, thread: ModelThread, limits: TargetLimits) -> None:
+        num_layers = model.info.num_layers
+        if limits.guidance_layer > num_layers:
+            raise InvalidConfig(f"--guidance-layer {limits.guidance_layer}: the model has {num_layers} layers")
         self.model = model
         self.thread = thread
-        self.guidance_layer = guidance_layer or default_guidance_layer(model.info.num_layers)
-        self.max_sessions = max_sessions
+        self.guidance_layer = limits.guidance_layer or default_guidance_layer(num_layers)
+        self.admission = Admission(
+            budget_bytes=limits.kv_budget_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued=limits.max_queued,
+            queue_timeout_s=limits.queue_timeout_s,
+            what="target",
+        )
+        self.prefixes = PrefixCache(limits.prefix_cache_bytes)
+        self._judge = Judge(model, thread)
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
-    async def open(self, request: TargetRequest, num_frames: int) -> TargetSession:
-        """Admits a session. Raises for a prompt that does not fit, an id in use, or when there is no room."""
-        if len(self._sessions) >= self.max_sessions:
-            raise Overloaded(f"the target serves {self.max_sessions} captions at once; try again later")
+    async def open(
+        self, request: TargetRequest, num_frames: int, frame_size: tuple[int, int] | None = None
+    ) -> TargetSession:
+        """Gives a session a place, which `prefill` waits for. Raises for a prompt that does not fit the context or the
+        memory, an id in use, or when there is no room in the queue either."""
         if request.session_id in self._sessions:
             raise InvalidRequest(f"session {request.session_id!r} is open already; give every request its own id")
         info = self.model.info
-        plan = self.model.plan_prompt(request.prompt, num_frames)
+        plan = self.model.plan_prompt(request.prompt, num_frames, frame_size=frame_size)
         if plan.num_tokens + request.max_new_tokens > info.max_context:
             raise LimitExceeded(
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "
@@ -98,67 +81,46 @@ class TargetEngine:
             rule=StopRule(frozenset(info.eos_token_ids), request.max_new_tokens),
             text=self.model.text_stream(),
             guidance=asyncio.get_running_loop().create_future(),
-            work=SessionWork(self.model, self.thread),
+            work=SessionWork(self.thread),
+            place=self.admission.reserve(self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)),
         )
-        async with self._opened:
-            self._sessions[request.session_id] = session
-            self._opened.notify_all()
+        self._sessions[request.session_id] = session
+        try:
+            async with self._opened:
+                self._opened.notify_all()
+        except asyncio.CancelledError:
+            self.close(session)
+            raise
         return session
 
     def close(self, session: TargetSession) -> None:
-        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread."""
-        self._sessions.pop(session.request.session_id, None)
-        session.work.close()
+        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread, and then its
+        place is given to the next."""
+        if self._sessions.get(session.request.session_id) is session:
+            del self._sessions[session.request.session_id]
+        session.work.close(then=session.place.release)
+        self._judge.forget(session)
         session.guidance.cancel()
 
     async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | PrefillFacts]:
-        """Encodes the frames and runs the prompt through the layers, telling its progress; the facts come last.
+        """Waits for the session's place and runs its prompt, telling how far it is; the facts come last.
 
-        Layer-major (design section 5): all tokens pass layers 1..L, the guidance is set, the other layers follow.
+        Raises:
+            Overloaded: no place became free in time.
         """
-        work, blocks, encode_s, num_done = session.work, [], 0.0, 0
-        yield StageProgress("encode", 0, len(frames))
-        async for embeddings, seconds in work.encode(frames):
-            blocks.append(embeddings)
-            encode_s += seconds
-            num_done += len(embeddings) // self.model.info.tokens_per_frame
-            yield StageProgress("encode", num_done, len(frames))
-        prefill, until_guidance_s = await work.start_prefill(session.plan, torch.cat(blocks))
-        inputs, after_guidance_s = (prefill.video_states(), prefill.text_states()), 0.0
-        async for layer, seconds in work.run_layers(prefill):
-            if layer <= self.guidance_layer:
-                until_guidance_s += seconds
-            else:
-                after_guidance_s += seconds
-            if layer == self.guidance_layer and session.request.with_guidance:
-                await self._set_guidance(session, prefill, *inputs)
-            yield StageProgress("prefill", layer, self.model.info.num_layers)
-        session.first_logits, seconds = await work.finish_prefill(prefill)
-        yield PrefillFacts(
-            prompt_tokens=session.plan.num_tokens,
-            video_tokens=session.plan.num_video_tokens,
-            encode_s=encode_s,
-            until_guidance_s=until_guidance_s,
-            after_guidance_s=after_guidance_s + seconds,
-            kv_bytes=work.state.kv_bytes,
-        )
+        async for num_ahead in session.place.wait():
+            yield StageProgress("queued", 0, num_ahead)
+        digest = await asyncio.to_thread(frames_digest, frames) if self.prefixes.is_on else None
+        prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
+        async for event in session.work.run_blocks(prompt.blocks(frames)):
+            if not isinstance(event, Guidance):
+                yield event
+            elif not session.guidance.done():
+                session.guidance.set_result(event)
 
-    async def judge(self, session: TargetSession, window: tuple[int, ...]) -> Judgement:
-        """One target pass over the last committed token and the window. The first call must bring an empty window: it
-        answers from the prefill's logits, without a pass."""
-        if session.rule.max_new_tokens <= len(session.committed):
-            raise InvalidRequest("the text of this session has ended")
-        if any(token >= self.model.info.vocab_size for token in window):
-            raise InvalidRequest(f"the window has a token outside the vocabulary of {self.model.info.vocab_size}")
-        room = session.rule.max_new_tokens - len(session.committed) - 1
-        window = window[:room]  # more could not be committed beside the pass's own token, nor fit the context
-        verdict, pass_s = await session.work.run(lambda: self._judge(session, window), Priority.DECODE)
-        committed = verdict.committed(window)
-        session.committed.extend(committed)
-        pieces = session.text.push(committed)
-        if verdict.finish_reason is not None:
-            pieces[-1] += session.text.flush()
-        return Judgement(verdict, pieces, pass_s)
+    def judge(self, session: TargetSession, window: tuple[int, ...], num_passes: int = 1) -> AsyncIterator[Judgement]:
+        """Runs passes over the last committed token and the window; see `Judge.judge`."""
+        return self._judge.judge(session, window, num_passes)
 
     async def guidance(self, session_id: str, kind: str) -> Guidance:
         """The guidance of a session, as soon as layer L has run. Raises `SessionGone` when there is no such session."""
@@ -186,28 +148,6 @@ class TargetEngine:
             if session_id not in self._sessions:  # never opened, or closed again at once
                 raise SessionGone(f"no session {session_id!r} is open here")
             return self._sessions[session_id]
-
-    def _judge(self, session: TargetSession, window: tuple[int, ...]) -> Verdict:
-        """On the model's thread."""
-        committed, state = session.committed, session.work.state
-        if not committed:
-            assert session.first_logits is not None
-            return judge_window((), [int(session.first_logits.argmax())], 0, session.rule)
-        (logits,) = self.model.step([(state, (committed[-1], *window))])
-        verdict = judge_window(window, logits.argmax(dim=-1).tolist(), len(committed), session.rule)
-        state.rollback(session.plan.num_tokens + len(committed) + verdict.num_accepted)
-        return verdict
-
-    async def _set_guidance(
-        self, session: TargetSession, prefill: Prefill, video_inputs: torch.Tensor, text_inputs: torch.Tensor
-    ) -> None:
-        def make() -> Guidance:
-            video, text = prefill.video_states(), prefill.text_states()
-            return make_guidance(video_inputs, text_inputs, video, text, kind="hidden_states")
-
-        guidance, _ = await session.work.run(make)
-        if not session.guidance.done():
-            session.guidance.set_result(guidance)
 
 
 def default_guidance_layer(num_layers: int) -> int:

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.target.engine import Judgement, PrefillFacts, StageProgress, TargetEngine, TargetSession
+from services.target.engine import TargetEngine
+from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.rpc import codec
@@ -12,7 +13,11 @@ from slipstream.rpc.guidance import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 
 MAX_PASSES = 1_000_000
-_STAGES = {"encode": target_pb2.STAGE_ENCODE, "prefill": target_pb2.STAGE_PREFILL}
+_STAGES = {
+    "queued": target_pb2.STAGE_QUEUED,
+    "encode": target_pb2.STAGE_ENCODE,
+    "prefill": target_pb2.STAGE_PREFILL,
+}
 _GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()}
 
 
@@ -35,14 +40,14 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             raise ProtocolViolation("a session begins with `start`")
         request = codec.read_target_start(first.start)
         frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
-        session = await self.engine.open(request, len(frames))
+        session = await self.engine.open(request, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
         try:
             async for progress in self.engine.prefill(session, frames):
                 yield _prefill_event(progress)
             del frames
-            judgement = await self.engine.judge(session, ())
-            yield _verdict_event(judgement)
+            async for judgement in self.engine.judge(session, ()):
+                yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is None:
                 async for event in self._judge_windows(session, requests):
                     yield event
@@ -59,13 +64,10 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 return
             if kind != "judge" or not 0 < message.judge.num_passes <= MAX_PASSES:
                 raise ProtocolViolation("after the prefill a session takes `judge` with at least one pass, or `end`")
-            window, reason = tuple(message.judge.window), None
-            for _ in range(message.judge.num_passes):
-                judgement = await self.engine.judge(session, window)
+            async for judgement in self.engine.judge(session, tuple(message.judge.window), message.judge.num_passes):
                 yield _verdict_event(judgement)
-                window, reason = (), judgement.verdict.finish_reason
-                if reason is not None:
-                    return
+            if judgement.verdict.finish_reason is not None:
+                return
 
     async def PullGuidance(
         self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
@@ -91,6 +93,7 @@ def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetE
         prefill_until_guidance_s=progress.until_guidance_s,
         prefill_after_guidance_s=progress.after_guidance_s,
         kv_bytes=progress.kv_bytes,
+        reused_tokens=progress.reused_tokens,
     )
     return target_pb2.TargetEvent(prefilled=prefilled)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
+from slipstream.models.kv_cache import KVCache, round_up
 from slipstream.models.runner import Decoder, Rows, Runner
 from slipstream.models.session import DecodeState, Prefill
 from slipstream.models.text import TextDecoder, TextStream
@@ -198,6 +199,10 @@ class VideoLM:
                 chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
         return torch.cat(chunks)
 
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes of a cache that has room for `num_tokens` tokens."""
+        return self._runner.kv_bytes_per_token * round_up(num_tokens)
+
     def start_prefill(
         self,
         plan: PromptPlan,
@@ -233,6 +238,19 @@ class VideoLM:
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
         video = slice(plan.video_start, plan.video_start + num_kept)
         return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens)
+
+    def resume_prefill(self, plan: PromptPlan, cache: KVCache) -> Prefill:
+        """Begin the pass over a prompt's text alone; `cache` holds all that comes before it, none of it pruned.
+
+        The positions of those rows do not depend on the text, so a cache of another prompt about the same video will
+        do when the token ids before the text are equal.
+        """
+        assert cache.length == plan.text_start, "the cache ends where the text begins"
+        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        hidden = self._runner.embed(plan.token_ids[plan.text_start :])
+        forward = self._runner.start([Rows(cache, hidden, positions[..., plan.text_start :].to(hidden.device))])
+        state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
+        return Prefill(forward, state, video=slice(0, 0), num_text_tokens=plan.num_text_tokens)
 
     def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
+from slipstream.models.base import VideoLM
+from slipstream.models.memory import MIB, available_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +24,25 @@ class ModelServiceConfig:
     attention: str = option("attention kernel: auto, matmul, sdpa or flash", default="auto")
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
     cpu: int = option("core to run on; -1 leaves the choice to the system", default=-1, check=between(-1, 4095))
-    max_sessions: int = option("captions served at once; more are refused", default=16, check=between(1, 4096))
+    max_sessions: int = option("captions served at once", default=16, check=between(1, 4096))
+    kv_budget_mb: int = option(
+        "MiB for keys and values of all captions; 0 takes a share of the memory that is available at start",
+        default=0,
+        check=between(0, 2**30),
+    )
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
 
     @property
     def num_threads(self) -> int:
         """Threads for torch: as told, or the cores this process may run on."""
         return self.threads or len(os.sched_getaffinity(0))
+
+    def kv_budget(self, model: VideoLM, share: float, set_aside_bytes: int = 0) -> int:
+        """Bytes for keys and values: as told, or `share` of what is available on the model's device beside
+        `set_aside_bytes`."""
+        if self.kv_budget_mb:
+            return self.kv_budget_mb * MIB
+        return max(0, int(share * (available_bytes(model.info.device) - set_aside_bytes)))
 
     def pin(self) -> None:
         """Ties the process to its core, if one was named. Raises `InvalidConfig` when there is no such core."""

@@ -49,7 +49,7 @@ class KVCache:
 
     def __init__(self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout) -> None:
         self._layers: list[_LayerBuffers | None] = [None] * num_layers
-        self._capacity = _round_up(capacity)
+        self._capacity = round_up(capacity)
         self._key_layout = key_layout
         self._value_layout = value_layout
         self._length = 0
@@ -72,7 +72,7 @@ class KVCache:
     def reserve(self, num_tokens: int) -> None:
         """Make sure that `num_tokens` tokens in total will fit. Buffers grow by at least half, each when written to."""
         if num_tokens > self._capacity:
-            self._capacity = _round_up(max(num_tokens, int(self._capacity * _GROWTH_FACTOR)))
+            self._capacity = round_up(max(num_tokens, int(self._capacity * _GROWTH_FACTOR)))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store one layer's new rows behind the current length, which `advance` moves when all layers are done.
@@ -99,6 +99,24 @@ class KVCache:
         assert 0 <= length <= self._length, "rollback goes backwards only"
         self._length = length
 
+    def fork(self, num_tokens: int, capacity: int = 0) -> "KVCache":
+        """A cache of its own with a copy of the first `num_tokens` rows, and room for `capacity` tokens or just them.
+
+        Only layers that hold rows have buffers, as in any cache.
+        """
+        assert 0 <= num_tokens <= self._length, "a fork holds a part of the past"
+        forked = KVCache(
+            len(self._layers),
+            capacity=max(num_tokens, capacity),
+            key_layout=self._key_layout,
+            value_layout=self._value_layout,
+        )
+        for layer, buffers in enumerate(self._layers):
+            if buffers is not None:
+                forked.write(layer, buffers.keys[:, :num_tokens], buffers.values[:, :num_tokens])
+        forked.advance(num_tokens)
+        return forked
+
     def clear(self) -> None:
         """Free the buffers."""
         self._layers = [None] * len(self._layers)
@@ -118,5 +136,6 @@ class KVCache:
         return grown
 
 
-def _round_up(num_tokens: int) -> int:
+def round_up(num_tokens: int) -> int:
+    """The capacity of a cache that was made for `num_tokens` tokens."""
     return -(-num_tokens // _GRANULE_TOKENS) * _GRANULE_TOKENS

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,13 @@ class Runner:
         self.lm_head = lm_head
         self.kernel = kernel
         self.num_layers = len(decoder.layers)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers]
+        width = sum(attention.k_proj.out_features + attention.v_proj.out_features for attention in attentions)
+        return int(width) * self.decoder.embed_tokens.weight.element_size()
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one session, with room for `capacity` tokens."""

@@ -13,7 +13,7 @@ from slipstream.errors import (
     SlipstreamError,
     VideoNotFound,
 )
-from slipstream.rpc.options import CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY
+from slipstream.rpc.options import CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY, RETRY_AFTER_KEY
 
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
@@ -22,7 +22,6 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.OUT_OF_RANGE: LimitExceeded,
     grpc.StatusCode.NOT_FOUND: VideoNotFound,
     grpc.StatusCode.FAILED_PRECONDITION: InvalidConfig,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
 }
@@ -43,7 +42,16 @@ def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamErr
     code = error.code()
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or error.details() == WRITE_FAILED:
         return ServiceUnavailable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
-    return _ERRORS.get(code, SlipstreamError)(error.details() or f"the {peer} failed with {code.name}")
+    details = error.details() or f"the {peer} failed with {code.name}"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Overloaded(details, retry_after_s=_retry_after_s(error))
+    return _ERRORS.get(code, SlipstreamError)(details)
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    """The peer's hint, if it gave one that makes sense."""
+    hints = [str(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_KEY]
+    return int(hints[0]) / 1000 if hints and hints[0].isdecimal() else None
 
 
 def chunked(buffers: Iterable[memoryview]) -> Iterator[bytes]:

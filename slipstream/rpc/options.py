@@ -6,6 +6,8 @@ CHUNK_BYTES = 512 * 1024
 """Bulk data travels in chunks of this size: whole messages are slower and stall other streams."""
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
+RETRY_AFTER_KEY = "retry-after-ms"
+"""Trailing metadata of RESOURCE_EXHAUSTED: when the same request may succeed."""
 
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -6,6 +6,7 @@ A service module gives `serve` a coroutine that registers its servicer; everythi
 import asyncio
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import sys
@@ -17,9 +18,9 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from slipstream.config import parse_config
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
 from slipstream.logs import configure_logs, get_logger
-from slipstream.rpc.options import REQUEST_ID_KEY, SERVER_OPTIONS
+from slipstream.rpc.options import REQUEST_ID_KEY, RETRY_AFTER_KEY, SERVER_OPTIONS
 
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 """Set by whoever starts a service that must not outlive it."""
@@ -191,7 +192,9 @@ async def _answered(context: grpc.aio.ServicerContext, details: grpc.HandlerCall
         yield
     except SlipstreamError as error:
         get_logger().warning("request.refused", status=error.status, error=str(error))
-        await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS])
+        retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+        hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
+        await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS], hint)
     except (asyncio.CancelledError, grpc.aio.AbortError):
         raise
     except Exception:

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from services.target import engine as engine_module
-from services.target.engine import TargetEngine, default_guidance_layer
+from services.target.engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
 from slipstream.rpc.codec import TargetRequest
 
@@ -16,9 +16,14 @@ from slipstream.rpc.codec import TargetRequest
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
     info = SimpleNamespace(num_layers=num_layers, max_context=100, eos_token_ids=(1,))
     plan = SimpleNamespace(num_tokens=40)
-    model: Any = SimpleNamespace(info=info, plan_prompt=lambda prompt, num_frames: plan, text_stream=lambda: None)
+    model: Any = SimpleNamespace(info=info, text_stream=lambda: None)
+    model.plan_prompt = lambda prompt, num_frames, frame_size: plan
+    model.kv_bytes = lambda num_tokens: num_tokens
     thread: Any = SimpleNamespace(run=AsyncMock())
-    return TargetEngine(model, thread, guidance_layer=guidance_layer, max_sessions=2)
+    limits = TargetLimits(
+        guidance_layer=guidance_layer, max_sessions=2, kv_budget_bytes=1000, max_queued=1, queue_timeout_s=60
+    )
+    return TargetEngine(model, thread, limits)
 
 
 def test_the_guidance_layer_is_20_or_a_quarter() -> None:
@@ -70,7 +75,9 @@ async def test_sessions_that_do_not_fit() -> None:
     with pytest.raises(InvalidRequest, match="'a' is open already"):
         await engine.open(TargetRequest("a", "?", 9, with_guidance=False), 3)
     second = await engine.open(TargetRequest("b", "?", 9, with_guidance=False), 3)
-    with pytest.raises(Overloaded, match="serves 2 captions at once"):
-        await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)
+    third = await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)
+    with pytest.raises(Overloaded, match="2 of at most 2 captions are served"):
+        await engine.open(TargetRequest("d", "?", 9, with_guidance=False), 3)
     engine.close(second)
-    await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)
+    assert [num_ahead async for num_ahead in third.place.wait()] == [0]
+    assert engine.admission.num_admitted == 2

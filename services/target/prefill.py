@@ -1,0 +1,141 @@
+"""The target's prefill, block by block on the model's thread: from the frames, or from a prefix that is at hand."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from services.target.session import PrefillFacts, StageProgress, TargetSession
+from slipstream.models.base import Prefill, VideoLM
+from slipstream.models.prefix import PrefixCache, PrefixKey, VideoPrefix
+from slipstream.models.work import encode_blocks
+from slipstream.pruning import Guidance
+from slipstream.pruning.uv import make_guidance
+from slipstream.rpc.codec import Frames
+
+PrefillEvent = StageProgress | Guidance | PrefillFacts
+VideoStates = tuple[torch.Tensor, torch.Tensor]
+
+
+class PromptPass:
+    """One session's prompt on its way through the model. Layer-major (design section 5): all tokens pass layers 1..L,
+    guidance is made, the other layers follow.
+
+    When an earlier prompt was about the same frames, their rows and states are copied and only the text is run.
+
+    Args:
+        guidance_layer: L.
+        digest: of the frames; None when prefixes are not kept.
+    """
+
+    def __init__(
+        self,
+        model: VideoLM,
+        prefixes: PrefixCache,
+        session: TargetSession,
+        *,
+        guidance_layer: int,
+        digest: bytes | None,
+    ) -> None:
+        self._model = model
+        self._prefixes = prefixes
+        self._session = session
+        self._layer = guidance_layer
+        self._key = None if digest is None else PrefixKey.of(session.plan, digest)
+        self._shared: VideoPrefix | None = None
+        self._prefill: Prefill | None = None
+        self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
+        session.work.on_release(self._release)
+
+    def blocks(self, frames: Frames) -> Iterator[PrefillEvent]:
+        """Does one block of work before each item; the facts come last, and then the session has a state."""
+        prefix = self._prefixes.find(self._key) if self._key is not None else None
+        if prefix is None:
+            yield from self._fresh(frames)
+        else:
+            yield from self._resumed(prefix)
+
+    def _fresh(self, frames: Frames) -> Iterator[PrefillEvent]:
+        plan, request = self._session.plan, self._session.request
+        yield StageProgress("encode", 0, len(frames))
+        embeddings: list[torch.Tensor] = []
+        for block, seconds in encode_blocks(self._model, frames):
+            embeddings.append(block)
+            self._encode_s += seconds
+            num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
+            yield StageProgress("encode", num_done, len(frames))
+        started = time.perf_counter()
+        prefill = self._model.start_prefill(plan, torch.cat(embeddings), headroom=request.max_new_tokens)
+        embeddings.clear()
+        keep_states = request.with_guidance or self._key is not None
+        video_0 = _rounded(prefill.video_states()) if keep_states else None
+        self._until_guidance_s += time.perf_counter() - started
+        video_states = None
+        text_0 = prefill.text_states()
+        for event in self._layers(prefill):
+            yield event
+            if event.done == self._layer and video_0 is not None:
+                video_states = video_0, _rounded(prefill.video_states())
+                yield from self._guidance(video_states, text_0, prefill)
+        facts = self._finish(prefill, num_reused=0)
+        if self._key is not None and video_states is not None:
+            self._shared = VideoPrefix(self._key, self._session.work.state.cache, video_states)
+            self._prefixes.share(self._shared)
+        yield facts
+
+    def _resumed(self, prefix: VideoPrefix) -> Iterator[PrefillEvent]:
+        plan = self._session.plan
+        started = time.perf_counter()
+        cache = prefix.cache.fork(prefix.num_tokens, plan.num_tokens + self._session.request.max_new_tokens)
+        prefill = self._model.resume_prefill(plan, cache)
+        video_states, text_0 = prefix.video_states, prefill.text_states()
+        self._until_guidance_s += time.perf_counter() - started
+        for event in self._layers(prefill):
+            yield event
+            if event.done == self._layer:
+                yield from self._guidance(video_states, text_0, prefill)
+        yield self._finish(prefill, num_reused=prefix.num_tokens)
+
+    def _layers(self, prefill: Prefill) -> Iterator[StageProgress]:
+        self._prefill = prefill
+        num_layers = self._model.info.num_layers
+        for layer in range(1, num_layers + 1):
+            started = time.perf_counter()
+            prefill.run_layers(layer)
+            seconds = time.perf_counter() - started
+            if layer <= self._layer:
+                self._until_guidance_s += seconds
+            else:
+                self._after_guidance_s += seconds
+            yield StageProgress("prefill", layer, num_layers)
+
+    def _guidance(self, video_states: VideoStates, text_0: torch.Tensor, prefill: Prefill) -> Iterator[Guidance]:
+        if self._session.request.with_guidance:
+            yield make_guidance(video_states[0], text_0, video_states[1], prefill.text_states(), kind="hidden_states")
+
+    def _finish(self, prefill: Prefill, num_reused: int) -> PrefillFacts:
+        session = self._session
+        started = time.perf_counter()
+        session.work.state, session.first_logits = prefill.finish()
+        self._after_guidance_s += time.perf_counter() - started
+        return PrefillFacts(
+            prompt_tokens=session.plan.num_tokens,
+            video_tokens=session.plan.num_video_tokens,
+            encode_s=self._encode_s,
+            until_guidance_s=self._until_guidance_s,
+            after_guidance_s=self._after_guidance_s,
+            kv_bytes=session.work.state.kv_bytes,
+            reused_tokens=num_reused,
+        )
+
+    def _release(self) -> None:
+        """The session has ended: what others may reuse is handed to the prefix cache, the rest is freed."""
+        if self._shared is not None:
+            self._prefixes.retire(self._shared)
+        elif self._prefill is not None:
+            self._prefill.close()
+
+
+def _rounded(states: torch.Tensor) -> torch.Tensor:
+    """A copy in the precision that guidance has."""
+    return states.to(torch.bfloat16, copy=True)

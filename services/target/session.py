@@ -1,0 +1,63 @@
+"""One caption at the target: what was asked, what is committed, and what its stages tell. Knows no model pass."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from slipstream.models.admission import Reservation
+from slipstream.models.base import PromptPlan
+from slipstream.models.text import TextStream
+from slipstream.models.work import SessionWork
+from slipstream.pruning import Guidance
+from slipstream.rpc.codec import TargetRequest
+from slipstream.speculation.acceptance import StopRule, Verdict
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """Units of work done of a stage; of the stage "queued", how many wait before this one as `total`."""
+
+    stage: Literal["queued", "encode", "prefill"]
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PrefillFacts:
+    """What the prefill was and took. `until_guidance_s` and `after_guidance_s` are the layers before and after L."""
+
+    prompt_tokens: int
+    video_tokens: int
+    encode_s: float
+    until_guidance_s: float
+    after_guidance_s: float
+    kv_bytes: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the text of its tokens, and the seconds of its pass."""
+
+    verdict: Verdict
+    pieces: list[str]
+    pass_s: float
+
+
+@dataclass(eq=False)
+class TargetSession:
+    """One caption at the target. `committed` ends with the one token that is not in the cache yet."""
+
+    request: TargetRequest
+    plan: PromptPlan
+    rule: StopRule
+    text: TextStream
+    guidance: asyncio.Future[Guidance]
+    work: SessionWork
+    place: Reservation
+    committed: list[int] = field(default_factory=list)
+    """Touched on the model's thread only, once the prefill is done."""
+    first_logits: torch.Tensor | None = None
+    """[vocab], after the prefill."""

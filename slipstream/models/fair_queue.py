@@ -1,0 +1,68 @@
+"""Who may use a model next: decoding and prefill share its time evenly, prefills go first come, first served.
+
+Pure: jobs in, the next job out, the clock is the caller's. Every lane has a virtual time, the seconds it has used, and
+the lane that has used less goes first (start-time fair queueing). Jobs are not interrupted, so a lane may be owed time,
+but never more than `CREDIT_S`: who was away for long does not push the others out when it comes back.
+"""
+
+import enum
+import heapq
+import itertools
+from typing import Generic, TypeVar
+
+JobT = TypeVar("JobT")
+CREDIT_S = 0.5
+"""Most seconds that a lane can be owed: about the longest job, one layer of a long prefill."""
+PATIENCE_S = 0.003
+"""A decoding session needs a round trip between two passes. So long the lane is waited for while it is owed time,
+and at its own cost; a prefill's next layer, which may take much longer than a pass, would else always slip in."""
+
+
+class Lane(enum.Enum):
+    """Two kinds of work."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+class FairQueue(Generic[JobT]):
+    """Jobs that wait. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Lane, list[tuple[int, int, JobT]]] = {lane: [] for lane in Lane}
+        self._used_s = dict.fromkeys(Lane, 0.0)
+        self._arrivals = itertools.count()
+        self._decode_ended_at = float("-inf")
+        self._lingering_since: float | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def push(self, lane: Lane, job: JobT, order: int = 0) -> None:
+        """Adds a job. In its lane, lower `order` goes first, then who came first."""
+        other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
+        if not self._waiting[lane]:
+            self._used_s[lane] = max(self._used_s[lane], self._used_s[other] - CREDIT_S)
+        heapq.heappush(self._waiting[lane], (order, next(self._arrivals), job))
+
+    def pop(self, now_s: float) -> tuple[Lane, JobT] | float:
+        """The next job and its lane; or the seconds after which to ask again, if nothing is pushed before: infinity
+        when nothing waits."""
+        if self._lingering_since is not None:
+            self._used_s[Lane.DECODE] += now_s - self._lingering_since
+            self._lingering_since = None
+        lanes = [lane for lane in Lane if self._waiting[lane]]
+        if not lanes:
+            return float("inf")
+        linger_s = self._decode_ended_at + PATIENCE_S - now_s
+        if lanes == [Lane.PREFILL] and linger_s > 0 and self._used_s[Lane.DECODE] < self._used_s[Lane.PREFILL]:
+            self._lingering_since = now_s
+            return linger_s
+        lane = min(lanes, key=self._used_s.__getitem__)
+        return lane, heapq.heappop(self._waiting[lane])[-1]
+
+    def charge(self, lane: Lane, seconds: float, now_s: float) -> None:
+        """Tells that a job of `lane` has taken `seconds` and ended now."""
+        self._used_s[lane] += seconds
+        if lane is Lane.DECODE:
+            self._decode_ended_at = now_s
