@@ -8,6 +8,7 @@ from services.gateway.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.rpc.codec import GUIDANCE_KINDS
 from slipstream.rpc.v1 import gateway_pb2
+from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.pacing import POLICIES
 
 METHODS = ("parallel", "autoregressive")
@@ -33,6 +34,8 @@ class CaptionOptions:
     guidance: str
     positions: str
     seed: int
+    sampling: SamplingParams
+    gate: bool
 
     @property
     def speculative(self) -> bool:
@@ -68,7 +71,9 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
         ),
         guidance=_choice("guidance", given("guidance", "hidden_states"), tuple(GUIDANCE_KINDS)),
         positions=_choice("positions", given("positions", "original"), POSITIONS),
-        seed=int(str(given("seed", 0))),
+        seed=message.seed,
+        sampling=_sampling(message),
+        gate=bool(given("gate", True)),
     )
     if (
         len(options.request_id) > MAX_ID_CHARS
@@ -76,8 +81,6 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
         or not options.request_id.isascii()
     ):
         raise InvalidRequest(f"request_id must be at most {MAX_ID_CHARS} printable ASCII characters")
-    if options.seed >= 2**63:
-        raise InvalidRequest(f"seed {options.seed} is too large; give one below 2^63")
     if not options.prompt.strip():
         raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
     if len(options.prompt) > config.max_prompt_chars:
@@ -85,6 +88,15 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
     if options.speculative and not config.draft:
         raise InvalidConfig("method 'parallel' needs a draft, and this gateway has none; ask for 'autoregressive'")
     return options
+
+
+def _sampling(message: gateway_pb2.CaptionOptions) -> SamplingParams:
+    """The sampling options; those that are left out keep their defaults. A given 0 is a 0, also for `top_p`."""
+    names = {"temperature", "top_k", "top_p", "repetition_penalty", "seed"}
+    given = {name: getattr(message, name) for name in names if message.HasField(name)}
+    if message.HasField("sampling_rule"):
+        given["rule"] = message.sampling_rule
+    return SamplingParams(**given, stop=tuple(message.stop)).check()
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:

@@ -38,7 +38,16 @@ def caption_command(
     max_window: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most draft tokens a pass.")] = None,
     guidance: Annotated[str | None, typer.Option(help="What the draft prunes by: hidden_states or scores.")] = None,
     positions: Annotated[str | None, typer.Option(help="Of the kept video tokens: original or compact.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=UINT64_MAX, help="Seed of random pruners.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: the likeliest token; above: sample.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=UINT32_MAX, help="Sample from the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest that have this probability.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
+    sampling_rule: Annotated[str | None, typer.Option(help="Judges draft tokens: coupled or rejection.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=UINT64_MAX, help="Of sampling and random pruners.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    gate: Annotated[
+        bool, typer.Option("--gate/--no-gate", help="Decode plainly while that is faster.", show_default=True)
+    ] = True,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one caption may take.")] = CAPTION_TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video.")] = False,
     target: TargetOption = POCKET_DIR / "target",
@@ -59,7 +68,14 @@ def caption_command(
         max_window=max_window,
         guidance=guidance,
         positions=positions,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        sampling_rule=sampling_rule,
         seed=seed,
+        stop=stop,
+        gate=None if gate else False,
     )
     stack_options = StackOptions(
         target_model=target,

@@ -31,6 +31,10 @@ def closing_line(summary: Summary) -> str:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:
         facts.append(f"draft lost {speculation.drafts_lost} time(s)")
+    if speculation.gate_closings:
+        facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
+    if summary.stop_string:
+        facts.append(f"ended before {summary.stop_string!r}")
     if summary.finish_reason == FinishReason.FINISH_REASON_LENGTH:
         facts.append("cut at the token limit")
     return ", ".join([*facts, *summary.video.warnings])

@@ -8,7 +8,7 @@ import numpy as np
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.rpc.client import chunked
-from slipstream.rpc.sampling import proposal_messages, read_proposals, read_sampling, sampling_message
+from slipstream.rpc.sampling import read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.acceptance import FinishReason, Verdict
@@ -136,14 +136,6 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
         with_guidance=message.with_guidance,
         sampling=read_sampling(message.sampling),
     )
-
-
-def judge_message(
-    window: Sequence[int], num_passes: int, proposals: Sequence[Proposal] = ()
-) -> target_pb2.TargetRequest:
-    """Asks for target passes. `proposals`: under rule "rejection", what each token of the window was drawn from."""
-    judge = target_pb2.Judge(window=window, num_passes=num_passes, proposals=proposal_messages(proposals))
-    return target_pb2.TargetRequest(judge=judge)
 
 
 def read_judge(message: target_pb2.Judge) -> tuple[tuple[int, ...], int, tuple[Proposal, ...]]:

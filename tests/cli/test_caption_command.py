@@ -42,6 +42,8 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
     given = ["--prompt", "why", "--method", "autoregressive", "--frames", "7", "--max-new-tokens", "9", "--seed", "0"]
     given += ["--pruner", "random", "--alpha", "0", "--policy", "fixed", "--max-window", "3"]
     given += ["--guidance", "scores", "--positions", "compact"]
+    given += ["--temperature", "0.5", "--top-k", "5", "--top-p", "0.25", "--repetition-penalty", "1.5"]
+    given += ["--sampling-rule", "rejection", "--stop", "the end", "--stop", ".", "--no-gate"]
     assert run(["caption", video, "--gateway", gateway.address, *given]) == 0
     assert {field.name: value for field, value in gateway.options.ListFields()} == {
         "prompt": "why",
@@ -55,6 +57,13 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
         "guidance": "scores",
         "positions": "compact",
         "seed": 0,
+        "temperature": 0.5,
+        "top_k": 5,
+        "top_p": 0.25,
+        "repetition_penalty": 1.5,
+        "sampling_rule": "rejection",
+        "stop": ["the end", "."],
+        "gate": False,
     }
 
 

@@ -197,8 +197,8 @@ def test_sampling(params: SamplingParams) -> None:
 def test_windows_with_what_they_were_drawn_from(
     window: tuple[int, ...], num_passes: int, drawn_from: tuple[Proposal, ...]
 ) -> None:
-    message = over_the_wire(codec.judge_message(window, num_passes, drawn_from))
-    assert codec.read_judge(message.judge) == (window, num_passes, drawn_from)
+    judge = target_pb2.Judge(window=window, num_passes=num_passes, proposals=proposal_messages(drawn_from))
+    assert codec.read_judge(over_the_wire(judge)) == (window, num_passes, drawn_from)
     tokens = over_the_wire(draft_pb2.DraftTokens(proposals=proposal_messages(drawn_from)))
     assert read_proposals(tokens.proposals) == drawn_from
 

@@ -1,0 +1,11 @@
+"""The closing line of a caption."""
+
+from slipstream.cli.summary import closing_line
+from slipstream.rpc.v1.gateway_pb2 import Speculation, Summary
+
+
+def test_it_tells_what_ended_the_text_and_what_the_gate_did() -> None:
+    summary = Summary(num_tokens=9, stop_string="\x1b.", speculation=Speculation(gate_closings=1, gated_tokens=7))
+    line = closing_line(summary)
+    assert "7 tokens decoded plainly by the gate" in line
+    assert "ended before '\\x1b.'" in line
