@@ -1,14 +1,21 @@
-"""Pixel values equal those of the upstream video processor, bit for bit."""
+"""Pixel values equal those of the upstream video processor, bit for bit.
 
+The video processors need torchvision. Where it does not import, Qwen2.5-VL's patches are compared with stored ones that
+transformers' own Pillow image processor made (transformers 5.23, Pillow 13.0), frame by frame. Pillow rounds the
+resized bytes a little differently, so those may differ by one level; a test tells by how much.
+"""
+
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers.utils.import_utils import is_torchvision_available
+from numpy.typing import NDArray
+from transformers.utils.import_utils import is_torchvision_available, is_vision_available
 
-from slipstream.errors import ModelNotUsable
-from slipstream.models.preprocess import FramePreprocessor
+from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
 from tests.models.conftest import random_frames
 
 CONFIGS: list[dict[str, Any]] = [
@@ -21,6 +28,26 @@ CONFIGS: list[dict[str, Any]] = [
 ]
 SIZES = [(32, 32), (24, 40), (480, 270), (7, 500)]
 
+PATCH_CONFIGS: list[dict[str, Any]] = [
+    {"size": {"shortest_edge": 56 * 56, "longest_edge": 224 * 224}, "cap_pixels_per_frame": False},
+    {"min_pixels": 32 * 32, "max_pixels": 64 * 96, "patch_size": 8, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    {"size": {"shortest_edge": 32 * 32, "longest_edge": 64 * 64}, "patch_size": 8, "temporal_patch_size": 1},
+]
+STORED_CONFIG: dict[str, Any] = {
+    "size": {"shortest_edge": 16 * 16, "longest_edge": 16 * 24},
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.48, 0.46, 0.41],
+    "image_std": [0.27, 0.26, 0.28],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
+STORED_CASES = {"same size": (3, (16, 24)), "smaller": (4, (30, 50)), "larger": (2, (9, 13)), "tall": (3, (50, 20))}
+"""Frames, and their height and width; the seed is the place in the list."""
+STORED = Path(__file__).parent / "data" / "qwen_patches.npz"
+"""Levels from 0 to 255, [patches, 3 * 2 * 4 * 4]."""
+
 
 @pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
 @pytest.mark.parametrize("config", CONFIGS)
@@ -32,6 +59,86 @@ def test_equals_the_upstream_processor(config: dict[str, Any], size: tuple[int, 
     upstream = LlavaOnevisionVideoProcessor(**config)
     expected = upstream(list(frames), return_tensors="pt", input_data_format="channels_last").pixel_values_videos[0]
     assert torch.equal(FramePreprocessor.from_config(config)(frames), expected.float())
+
+
+@pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
+@pytest.mark.parametrize("num_frames", [1, 2, 5])
+@pytest.mark.parametrize("config", PATCH_CONFIGS)
+@pytest.mark.parametrize("size", [(56, 84), (24, 40), (480, 270), (20, 500)])
+def test_patches_equal_those_of_the_upstream_processor(
+    config: dict[str, Any], size: tuple[int, int], num_frames: int
+) -> None:
+    from transformers import Qwen2VLVideoProcessor
+
+    frames = random_frames(num_frames, 0, size)
+    upstream = Qwen2VLVideoProcessor(**config)
+    expected = upstream([list(frames)], return_tensors="pt", input_data_format="channels_last")
+    preprocess = PatchPreprocessor.from_config(config)
+    assert preprocess.grid(*frames.shape[:3]) == tuple(expected.video_grid_thw[0].tolist())
+    assert torch.equal(preprocess(frames), expected.pixel_values_videos)
+
+
+def levels(patches: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Normalised patches of the stored configuration as levels from 0 to 255."""
+    a_channel = patches.shape[1] // 3
+    mean, std = (np.repeat(STORED_CONFIG[name], a_channel) for name in ("image_mean", "image_std"))
+    return np.asarray((patches * std + mean) * 255, dtype=np.float32)
+
+
+def pillow_patches(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Levels of video patches, each half from the patches that upstream's image processor makes of a frame."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    image_processor = Qwen2VLImageProcessorPil(**STORED_CONFIG)
+    frames = np.concatenate([frames, frames[-1:]]) if len(frames) % 2 else frames
+    halves = []
+    for slot, frame in enumerate(frames):
+        image = image_processor([frame], return_tensors="np", input_data_format="channels_last")["pixel_values"]
+        halves.append(image.reshape(-1, 3, 2, 4, 4)[:, :, slot % 2])
+    steps = [np.stack(pair, axis=2) for pair in zip(halves[::2], halves[1::2], strict=True)]
+    return levels(np.concatenate(steps).reshape(-1, 96)).round().astype(np.uint8)
+
+
+@pytest.mark.skipif(not is_vision_available(), reason="upstream's image processor needs Pillow")
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_the_stored_patches_are_those_of_the_upstream_image_processor(case: str) -> None:
+    num_frames, size = STORED_CASES[case]
+    frames = random_frames(num_frames, list(STORED_CASES).index(case), size)
+    assert np.array_equal(pillow_patches(frames), np.load(STORED)[case])
+
+
+@pytest.mark.parametrize("case", STORED_CASES)
+def test_patches_equal_the_stored_ones(case: str) -> None:
+    num_frames, size = STORED_CASES[case]
+    frames = random_frames(num_frames, list(STORED_CASES).index(case), size)
+    expected = np.load(STORED)[case].astype(np.float32)
+    ours = levels(PatchPreprocessor.from_config(STORED_CONFIG)(frames).numpy())
+    np.testing.assert_allclose(ours, ours.round(), rtol=0, atol=1e-3)
+    assert ours.shape == expected.shape
+    difference = np.abs(ours.round() - expected)
+    assert difference.max() <= (0 if case == "same size" else 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((224, 224), (16, 16)), ((480, 640), (14, 20)), ((1, 100), (2, 40)), ((30, 30), (4, 4)), ((2000, 11), (54, 2))],
+)
+def test_the_grid_keeps_the_aspect_ratio_within_its_bounds(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    preprocess = PatchPreprocessor(min_pixels=56 * 56, max_pixels=224 * 280 + 1)
+    assert preprocess.grid(3, *size) == (2, *expected)
+
+
+@pytest.mark.parametrize("size", [(8, 1601), (5000, 3)])
+def test_frames_too_narrow_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest, match="narrow"):
+        PatchPreprocessor().grid(2, *size)
+
+
+def test_without_resizing_only_whole_tokens_are_taken() -> None:
+    preprocess = PatchPreprocessor.from_config({"do_resize": False})
+    assert preprocess.grid(2, 56, 84) == (1, 4, 6)
+    with pytest.raises(InvalidRequest, match="multiples of 28"):
+        preprocess.grid(2, 56, 90)
 
 
 @pytest.mark.parametrize("size", SIZES)
