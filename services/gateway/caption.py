@@ -6,31 +6,38 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import grpc
 
 from services.gateway.draft_link import DraftLink
+from services.gateway.hold import HoldTimer
 from services.gateway.ledger import Ledger
 from services.gateway.options import CaptionOptions
 from services.gateway.peers import Peers
-from slipstream.errors import DraftFault, ProtocolViolation, ServiceUnavailable, SlipstreamError
+from services.gateway.proposals import Proposals
+from services.gateway.requests import draft_request, target_request
+from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
 from slipstream.rpc import codec
 from slipstream.rpc.client import as_slipstream_error, request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
-from slipstream.speculation.costs import CostModel
-from slipstream.speculation.pacing import get_policy
-from slipstream.speculation.pipeline import (
+from slipstream.speculation.actions import (
     Action,
     AdvanceLine,
     Commit,
     Finish,
     JoinPoint,
     JudgeWindow,
-    Pipeline,
     RestartLine,
 )
+from slipstream.speculation.costs import CostModel
+from slipstream.speculation.gate import Gate
+from slipstream.speculation.pacing import get_policy
+from slipstream.speculation.pipeline import DraftPhase, Pipeline
 from slipstream.video.decode import SampledVideo
 
-MAX_HOLD_S = 1.0
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
 """What a draft may claim of its speed: pacing divides by it."""
-_STAGE_NAMES = {target_pb2.STAGE_ENCODE: "encode", target_pb2.STAGE_PREFILL: "prefill"}
+_STAGE_NAMES = {
+    target_pb2.STAGE_QUEUED: "queued",
+    target_pb2.STAGE_ENCODE: "encode",
+    target_pb2.STAGE_PREFILL: "prefill",
+}
 Emit = Callable[[gateway_pb2.CaptionEvent], None]
 
 
@@ -67,13 +74,15 @@ class Caption:
             costs,
             max_window=options.max_window,
             vocab_size=target_model.vocab_size,
+            gate=Gate(costs) if options.gate and options.speculative else None,
             **({} if options.speculative else {"solo_passes": options.max_new_tokens}),
         )
         self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
         self._draft_link = self._make_draft_link(draft_silence_s) if options.speculative else None
+        self._proposals = Proposals(required=options.sampling.sends_proposals, vocab_size=target_model.vocab_size)
+        self._hold = HoldTimer(self._on_hold_expired)
         self._window_len = 0
-        self._pass_started = self._held_since = 0.0
-        self._hold_timer: asyncio.TimerHandle | None = None
+        self._pass_started = 0.0
         self._restarted_at: float | None = None
 
     async def run(self) -> gateway_pb2.Summary:
@@ -91,8 +100,7 @@ class Caption:
         except ProtocolViolation as error:
             raise SlipstreamError(f"the target broke the protocol: {error}") from error
         finally:
-            if self._hold_timer:
-                self._hold_timer.cancel()
+            self._hold.cancel()
             if drafting:
                 drafting.cancel()
             call.cancel()
@@ -117,16 +125,21 @@ class Caption:
             raise DraftFault("the draft sent a chunk without tokens")
         if not SHORTEST_PASS_S <= tokens.pass_s <= LONGEST_PASS_S:
             raise DraftFault(f"the draft says that a pass took {tokens.pass_s} s")
+        self._proposals.check(tokens)
         costs.draft_pass_s.observe(tokens.pass_s)
         if self._restarted_at is not None and tokens.epoch == self._pipeline.epoch:
             waited_s = self._loop.time() - self._restarted_at
             costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
             self._restarted_at = None
         self._ledger.drafted(tokens)
-        self._carry_out(self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids))
+        actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids)
+        if self._pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == self._pipeline.epoch:
+            self._proposals.remember(tokens)
+        self._carry_out(actions)
 
     def draft_lost(self, reason: str) -> None:
         self._ledger.drafts_lost += 1
+        self._proposals.forget()
         self._emit_stage("draft_lost", detail=reason)
         self._carry_out(self._pipeline.on_draft_lost())
 
@@ -142,9 +155,8 @@ class Caption:
     def _on_target_event(self, event: target_pb2.TargetEvent) -> None:
         kind = event.WhichOneof("message")
         if kind == "progress":
-            self._emit_stage(
-                _STAGE_NAMES.get(event.progress.stage, "queued"), event.progress.done, event.progress.total
-            )
+            progress = event.progress
+            self._emit_stage(_STAGE_NAMES.get(progress.stage, "queued"), progress.done, progress.total)
         elif kind == "prefilled":
             self._ledger.prefilled = event.prefilled
             self._emit_stage("generate")
@@ -155,12 +167,13 @@ class Caption:
 
     def _on_verdict(self, message: target_pb2.Verdict) -> None:
         now = self._loop.time()
+        round_s, held_s = now - self._pass_started, self._hold.take_held_s()
         if self._pipeline.committed:
-            round_s = now - self._pass_started
             self._pipeline.costs.target_pass_s.observe(self._window_len, round_s)
-            self._ledger.passed(self._window_len, message.pass_s, round_s)
+            self._ledger.passed(self._window_len, message.pass_s, round_s, held_s)
         self._pass_started, self._window_len = now, 0
-        actions = self._pipeline.on_verdict(codec.read_verdict(message))
+        self._ledger.stop_string = message.stop_string
+        actions = self._pipeline.on_verdict(codec.read_verdict(message), round_s, held_s)
         self._carry_out(actions, message.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -169,19 +182,21 @@ class Caption:
         for action in actions:
             match action:
                 case JudgeWindow():
-                    judge = target_pb2.Judge(window=action.window, num_passes=action.num_passes)
+                    proposals = self._proposals.take(len(self._pipeline.committed), action.window)
+                    judge = target_pb2.Judge(window=action.window, num_passes=action.num_passes, proposals=proposals)
                     self._to_target.put_nowait(target_pb2.TargetRequest(judge=judge))
                     self._window_len, self._pass_started = len(action.window), self._loop.time()
                 case RestartLine() | AdvanceLine():
                     assert self._draft_link is not None
                     self._draft_link.send(action)
                     if isinstance(action, RestartLine):
-                        self._restarted_at = self._loop.time()
+                        self._proposals.forget()
+                        self._restarted_at = self._loop.time() if action.may_write else None
                 case Commit():
                     self._commit(action, pieces)
                 case Finish():
                     self._to_target.put_nowait(None)
-        self._watch_hold()
+        self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s)
 
     def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
         if len(pieces) != len(action.tokens):
@@ -193,29 +208,14 @@ class Caption:
         ]
         self._emit(gateway_pb2.CaptionEvent(text=gateway_pb2.CommittedText(tokens=tokens)))
 
-    def _watch_hold(self) -> None:
-        """While the target waits for the draft, a timer bounds the wait by a few times what it should take."""
-        if self._pipeline.holding and self._hold_timer is None:
-            costs = self._pipeline.costs
-            expected_s = self._pipeline.max_window * costs.draft_pass_s.value + costs.restart_s.value
-            self._held_since = self._loop.time()
-            self._hold_timer = self._loop.call_later(min(0.005 + 3 * expected_s, MAX_HOLD_S), self._on_hold_expired)
-        elif not self._pipeline.holding and self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
-            self._ledger.held_s += self._loop.time() - self._held_since
-
     def _on_hold_expired(self) -> None:
         self._carry_out(self._pipeline.on_hold_expired())
 
     # -- the streams --------------------------------------------------------------------------------------------------
 
     async def _target_messages(self) -> AsyncIterator[target_pb2.TargetRequest]:
-        options, frames = self._options, self._video.frames
-        request = codec.TargetRequest(
-            options.request_id, options.prompt, options.max_new_tokens, with_guidance=options.speculative
-        )
-        yield codec.target_start(request, frames)
+        frames = self._video.frames
+        yield codec.target_start(target_request(self._options), frames)
         for chunk in codec.frame_chunks(frames):
             yield target_pb2.TargetRequest(frames=chunk)
         while (message := await self._to_target.get()) is not None:
@@ -223,22 +223,14 @@ class Caption:
         yield target_pb2.TargetRequest(end=common_pb2.End())
 
     def _make_draft_link(self, silence_s: float) -> DraftLink:
-        options = self._options
-        request = codec.DraftRequest(
-            session_id=options.request_id,
-            prompt=options.prompt,
-            pruner=options.pruner,
-            alpha=options.alpha,
-            positions=options.positions,
-            guidance=options.guidance,
-            guidance_address=self._peers.target.address,
-            seed=options.seed,
-        )
+        request = draft_request(self._options, self._peers.target.address)
         return DraftLink(self._peers, request, self._video.frames, self, silence_s=silence_s, timeout_s=self._timeout_s)
 
     def _target_failure(self, error: grpc.aio.AioRpcError) -> Exception:
         failure = as_slipstream_error(error, "target")
         emitted = len(self._pipeline.committed)
+        if isinstance(failure, Overloaded):  # refused before it began, perhaps with a hint when to try again
+            return failure
         return type(failure)(f"{failure} ({emitted} tokens were delivered)") if emitted else failure
 
     def _emit_stage(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:

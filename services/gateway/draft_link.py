@@ -16,7 +16,7 @@ from slipstream.logs import get_logger
 from slipstream.rpc import codec
 from slipstream.rpc.client import as_slipstream_error, request_metadata
 from slipstream.rpc.v1 import draft_pb2
-from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+from slipstream.speculation.actions import AdvanceLine, JoinPoint, RestartLine
 
 FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 0.1, 5.0
 

@@ -38,6 +38,7 @@ class Ledger:
     prefilled: target_pb2.Prefilled = field(default_factory=target_pb2.Prefilled)
     draft_ready: draft_pb2.DraftReady = field(default_factory=draft_pb2.DraftReady)
     pieces: list[str] = field(default_factory=list)
+    stop_string: str = ""
 
     def committed(self, now: float, pieces: list[str]) -> None:
         """Tokens became text."""
@@ -48,8 +49,9 @@ class Ledger:
         self.last_token = now
         self.pieces.extend(pieces)
 
-    def passed(self, window_len: int, pass_s: float, round_s: float) -> None:
-        """A target pass ended. `round_s` is what it took as seen from here."""
+    def passed(self, window_len: int, pass_s: float, round_s: float, held_s: float) -> None:
+        """A target pass ended. `round_s` is what it took as seen from here, after the target was held for `held_s`."""
+        self.held_s += held_s
         tally = self.passes[window_len]
         tally.count += 1
         tally.pass_s += pass_s
@@ -86,6 +88,7 @@ class Ledger:
             video=self._video_facts(video),
             timings=self._timings(),
             speculation=self._speculation(pipeline),
+            stop_string=self.stop_string,
         )
 
     def _video_facts(self, video: SampledVideo) -> gateway_pb2.VideoFacts:
@@ -99,6 +102,7 @@ class Ledger:
             warnings=video.warnings,
             video_tokens=self.prefilled.video_tokens,
             prompt_tokens=self.prefilled.prompt_tokens,
+            reused_tokens=self.prefilled.reused_tokens,
         )
 
     def _timings(self) -> gateway_pb2.Timings:
@@ -144,6 +148,8 @@ class Ledger:
             guidance_bytes=self.draft_ready.guidance_bytes,
             kept_digest=self.draft_ready.kept_digest,
             held_s=self.held_s,
+            gate_closings=pipeline.gate.num_closings if pipeline.gate else 0,
+            gated_tokens=pipeline.gate.num_gated_tokens if pipeline.gate else 0,
             pass_costs=[
                 gateway_pb2.PassCost(
                     window=window_len,

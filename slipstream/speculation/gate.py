@@ -4,25 +4,28 @@ Pure: seconds come in with the events, and all losses are counted in plain passe
 costs when several plain passes are asked for at once (as `method="autoregressive"` does: no round trip a token).
 
 **Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
-running sum is the *loss*; gains make it negative, down to -CREDIT, so that a draft which was good may fail a little
-later, and one that turned bad is still noticed within some rounds. Past a *budget* the gate closes.
+running sum is the *loss*. Past a *budget* the gate closes. Gains make the loss negative, down to -CREDIT: a draft that
+was good may fail a little later, and one that turned bad is still noticed within some rounds. Once it has gained PROOF
+the budget is 0: speculation may lose what it has gained, and no more.
 
 **Closed**, the target runs plain passes in one batch and the draft rests: its line is dropped and none begins. The
 first RECONSIDER passes measure plain decoding anew, at this moment's load; if the loss was but a wrong notion of what
 plain costs, the gate opens again at once (once, until speculation has proved itself). Otherwise it stays closed for
-FIRST_REST tokens, then opens for a trial with the small TRIAL_BUDGET; each trial that fails doubles the rest, up to
-LONGEST_REST. A trial that has gained PROOF restores the whole budget and the first rest.
+FIRST_REST tokens, then opens for a trial with TRIAL_BUDGET. Each trial that fails doubles the rest, up to LONGEST_REST;
+proof restores the first one.
 
 **What it can cost.** A closed gate is plain decoding but for two round trips a rest. An open one loses at most its
-budget b and the round that exceeds it, o: hold and round trip are within the budget (`patience_s`), so o is about the
-excess of one pass over a window (0.4 to 1 on a CPU, near 0 on a GPU). A stretch that proved itself gained at least
-PROOF = FIRST_BUDGET before it could lose FIRST_BUDGET, so it nets o or less. Without such a stretch, n tokens hold at
-most k trials with FIRST_REST (2^k - 1) <= n, so that the excess over plain decoding, in plain passes, is at most
+budget and o, the excess of the round that exceeds it: hold and round trip are within the budget (`patience_s`), so o is
+about the excess of one pass over a window (0.4 to 1 plain passes on a CPU, near 0 on a GPU). The first stretch so loses
+at most FIRST_BUDGET + o and every later one TRIAL_BUDGET + o (one that proved itself, o), with at least FIRST_REST plain
+tokens before it. While no trial proves itself, k of them take n >= FIRST_REST (2^k - 1) tokens, so the excess over plain
+decoding, in plain passes, is at most
 
-    FIRST_BUDGET + o + (TRIAL_BUDGET + o) log2(1 + n / FIRST_REST)   (one trial more where it reconsidered):
+    FIRST_BUDGET + o + (TRIAL_BUDGET + o) log2(1 + n / FIRST_REST):
 
-for n = 200 and o = 0.7 about 3 + 0.7 + 1.7 * 2 = 7, which is 3.5% of the text; the share falls as n grows. Plain
-passes that the protocol runs anyway, while a draft still prefills, are measured too and cost nothing.
+for n = 200 and o = 0.7, k = 2, it is 4.7 + 3.4 = 8.1, 4.1% of the text; the share falls as n grows. A draft that proves
+itself and fails in turn, as if it knew, could raise it to FIRST_BUDGET + o + (TRIAL_BUDGET + o) n / FIRST_REST, 2.7% of a
+long text. Plain passes that the protocol runs anyway, while a draft still prefills, are measured too and cost nothing.
 """
 
 import statistics
@@ -40,6 +43,7 @@ LONGEST_ROUND = 3.0
 """
 FIRST_REST, LONGEST_REST = 64, 512
 RECONSIDER = 6
+SHORTEST_PASS_S = 1e-9
 ENOUGH_SAMPLES = 3
 """Plain passes that must have been measured in this caption before their median counts."""
 RECENT_SAMPLES = 15
@@ -77,7 +81,7 @@ class Gate:
     @property
     def loss(self) -> float:
         """Plain passes that speculation has cost more than plain decoding since the gate opened; negative is gain."""
-        return self._spent_s / self.plain_s - self._num_tokens
+        return self._spent_s / max(self.plain_s, SHORTEST_PASS_S) - self._num_tokens
 
     @property
     def patience_s(self) -> float:
@@ -91,15 +95,13 @@ class Gate:
 
     def on_round(self, num_tokens: int, round_s: float, held_s: float) -> None:
         """A round of speculation ended: the target was held for `held_s` and answered after `round_s` more."""
-        if round_s <= 0:
-            return
         self._shortest_round_s = min(self._shortest_round_s, round_s)
         plain_s = self.plain_s
         self._spent_s += held_s + min(round_s, LONGEST_ROUND * plain_s)
         self._num_tokens += num_tokens
         loss = self.loss
         if loss <= -PROOF:
-            self._budget, self._rest, self._may_reconsider = FIRST_BUDGET, FIRST_REST, True
+            self._budget, self._rest, self._may_reconsider = 0.0, FIRST_REST, True
             self._costs.speculation_doubted = False
         if loss < -CREDIT:
             self._spent_s *= CREDIT / -loss
@@ -109,7 +111,7 @@ class Gate:
 
     def on_plain_pass(self, pass_s: float, *, in_batch: bool) -> None:
         """A plain pass ended after `pass_s`; `in_batch`: it followed another without a round trip."""
-        if in_batch and pass_s > 0:
+        if in_batch:
             self._plain_samples.append(pass_s)
             self._costs.plain_token_s.observe(pass_s)
         if not self.closed:

@@ -46,8 +46,12 @@ class FragileStack:
         return self.stack.processes[name]
 
     async def caption(self, on_event: OnEvent | None = None, **options: Any) -> Captioned:
-        """A caption of clip 0; until `on_event` has enough, unless a number of tokens is given."""
+        """A caption of clip 0; until `on_event` has enough, unless a number of tokens is given.
+
+        Without the gate: a draft that is asked for nothing could not be missed.
+        """
         asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": ENDLESS, "alpha": 0.0}
+        asked["gate"] = False
         return await caption(self.gateway, self.world.clips[0], on_event=on_event, **asked | options)
 
     async def check(self, captioned: Captioned) -> None:

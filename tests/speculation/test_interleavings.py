@@ -31,7 +31,9 @@ STAGES = st.builds(
     vocab_size=st.sampled_from((2, 5, 50, 100_000)),
     salt=st.integers(0, 1000),
     max_new_tokens=st.integers(1, 60),
+    gated=st.booleans(),
 )
+ROUND_S, HELD_S = st.sampled_from((0.1, 1.0, 3.0)), st.sampled_from((0.0, 0.0, 2.0))
 FAULTS: dict[str, Callable[[Message, Stage], Message]] = {
     "future line": lambda message, stage: (stage.pipeline.epoch + 1, *message[1:]),
     "gap": lambda message, stage: (message[0], message[1] + 1, message[2]),
@@ -64,9 +66,9 @@ class AnyInterleaving(RuleBasedStateMachine):
         self.heard: list[Message] = []
 
     @precondition(lambda self: bool(self.stage.passes))
-    @rule()
-    def judge(self) -> None:
-        self.stage.judge()
+    @rule(round_s=ROUND_S, held_s=HELD_S)
+    def judge(self, round_s: float, held_s: float) -> None:
+        self.stage.judge(round_s, held_s)
 
     @precondition(lambda self: _goes_on(self) and not _has_draft(self))
     @rule()
@@ -143,7 +145,8 @@ class AnyInterleaving(RuleBasedStateMachine):
     def expect_fault(self, message: Message) -> None:
         """A bad message of the living line is a fault, after which the driver drops the draft; any other is nothing."""
         pipeline = self.stage.pipeline
-        counts = pipeline.draft_phase is DraftPhase.WRITING and message[0] >= pipeline.epoch and _goes_on(self)
+        taking_part = pipeline.draft_phase in (DraftPhase.WRITING, DraftPhase.RESTING)
+        counts = taking_part and message[0] >= pipeline.epoch and _goes_on(self)
         if counts:
             with pytest.raises(DraftFault):
                 pipeline.on_draft_tokens(*message)

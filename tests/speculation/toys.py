@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
 from slipstream.speculation.costs import CostModel, DecayedMean, WindowCosts
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import Moment, Policy, WindowPlan
 from slipstream.speculation.pipeline import (
     MAX_DEBT,
@@ -85,11 +86,19 @@ class ToyDraft:
             self.output = [*self.output[: instruction.keep], *instruction.suffix]
             assert self.output == committed
             self.epoch, self.chunk, self.num_sent = instruction.epoch, instruction.first_chunk, len(self.output)
-            assert 1 <= self.chunk <= instruction.write_until - len(self.output)
+            assert 1 <= self.chunk <= max(instruction.write_until - len(self.output), 1)
         else:
             assert instruction.epoch == self.epoch
             assert instruction.write_until > self.write_until
         self.write_until = instruction.write_until
+
+    @property
+    def may_ever_write(self) -> bool:
+        """With all it has been told."""
+        if not self.inbox:
+            return len(self.output) < self.write_until
+        last, committed = self.inbox[-1]
+        return isinstance(last, AdvanceLine) or len(committed) < last.write_until
 
     @property
     def can_write(self) -> bool:
@@ -113,6 +122,8 @@ class Stage:
         self.passes: deque[tuple[int, ...]] = deque([()])
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.rested = False
+        """The draft's line may not write, or may only just again."""
         self.heard: list[int] = []
         """What the draft's output is as far as the pipeline can know."""
 
@@ -130,8 +141,10 @@ class Stage:
                     self.passes.extend([window, *[()] * (num_passes - 1)])
                 case RestartLine() | AdvanceLine():
                     assert self.draft is not None
-                    assert self.pipeline.draft_phase is DraftPhase.WRITING
+                    phase = DraftPhase.RESTING if self.pipeline.gated else DraftPhase.WRITING
+                    assert self.pipeline.draft_phase is phase
                     if isinstance(action, RestartLine):
+                        assert action.may_write != self.pipeline.gated
                         self.check_restart(action)
                     self.draft.inbox.append((action, list(self.pipeline.committed)))
                 case Commit(tokens, num_from_draft):
@@ -142,11 +155,13 @@ class Stage:
         self.check()
 
     def check_restart(self, restart: RestartLine) -> None:
-        """A line ends for two reasons only, and the draft keeps all that was right."""
+        """A line ends for two reasons only, or to rest and after it; the draft keeps all that was right."""
         differs = [ours != theirs for ours, theirs in zip(self.output, self.heard, strict=False)]
         died = any(differs)
-        assert died or len(self.output) - len(self.heard) >= MAX_DEBT
-        assert restart.keep == (differs.index(True) if died else len(self.heard))
+        assert died or self.rested or not restart.may_write or len(self.output) - len(self.heard) >= MAX_DEBT
+        num_right = differs.index(True) if died else len(self.heard)
+        assert restart.keep == (num_right if restart.may_write else min(num_right, len(self.output) - 1))
+        self.rested = not restart.may_write
         self.heard = list(self.output)
 
     def check(self) -> None:
@@ -158,6 +173,9 @@ class Stage:
         if self.pipeline.draft_phase is DraftPhase.WRITING:
             assert self.heard[: len(self.output)] == self.output[: len(self.heard)], "a dead line lives on"
             assert len(self.output) - len(self.heard) < MAX_DEBT
+        if self.pipeline.draft_phase is DraftPhase.RESTING:
+            assert self.pipeline.gated
+            assert self.draft is not None and not self.draft.may_ever_write
         assert self.pipeline.holding == (not self.passes)
         if self.pipeline.holding:
             assert self.pipeline.draft_phase is DraftPhase.WRITING
@@ -165,20 +183,22 @@ class Stage:
             assert self.pipeline._plan().hold > self.pipeline.num_pending
             assert self.draft.inbox or self.draft.outbox or self.draft.can_write, "nobody is going to act"
 
-    def judge(self) -> None:
+    def judge(self, round_s: float = 1.0, held_s: float = 0.0) -> None:
         """The target runs its next pass, and its verdict arrives."""
         window = self.passes.popleft()
         choices = [self.next_token([*self.output, *window[:index]]) for index in range(len(window) + 1)]
         verdict = judge_window(window, choices, len(self.output), self.rule)
         if verdict.finish_reason is not None:
             self.passes.clear()
-        self.carry_out(self.pipeline.on_verdict(verdict))
+        self.carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
 
     def join(self) -> None:
         point = self.pipeline.on_draft_joining()
         committed = list(point.committed)
         assert committed == self.output
-        assert 1 <= point.first_chunk <= point.write_until - len(committed)
+        assert 1 <= point.first_chunk <= max(point.write_until - len(committed), 1)
+        assert (point.write_until == len(committed)) == self.pipeline.gated
+        self.rested = self.pipeline.gated
         self.heard = list(committed)
         self.draft = ToyDraft(committed, point.epoch, point.write_until, point.first_chunk, num_sent=len(committed))
 
@@ -235,8 +255,16 @@ class Stage:
 
 
 def new_stage(
-    policy: Policy, costs: CostModel, *, max_window: int, vocab_size: int, salt: int, max_new_tokens: int
+    policy: Policy,
+    costs: CostModel,
+    *,
+    max_window: int,
+    vocab_size: int,
+    salt: int,
+    max_new_tokens: int,
+    gated: bool = False,
 ) -> Stage:
     """A caption that has just been sent to the target."""
-    pipeline = Pipeline(policy, costs, max_window=max_window, vocab_size=vocab_size)
+    gate = Gate(costs) if gated else None
+    pipeline = Pipeline(policy, costs, max_window=max_window, vocab_size=vocab_size, gate=gate)
     return Stage(pipeline, toy_target(vocab_size, salt), StopRule((EOS,), max_new_tokens))

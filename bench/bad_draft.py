@@ -1,0 +1,83 @@
+"""Starts a draft service that is bad in one way: `python -m bench.bad_draft --vice nonsense ...`. For benchmarks only.
+
+The service is the real one, with the real model; only what the model answers, or when, is tampered with.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import torch
+
+from services.draft.__main__ import KV_SHARE, DraftConfig
+from services.draft.engine import DraftEngine, DraftLimits
+from services.draft.servicer import DraftServicer
+from slipstream.config import between, one_of, option
+from slipstream.models.base import DecodeState, VideoLM
+from slipstream.models.registry import load_model
+from slipstream.models.thread import ModelThread
+from slipstream.models.warmup import warm_up
+from slipstream.rpc.server import run_service
+from slipstream.rpc.v1 import draft_pb2_grpc
+
+VICES = ("none", "nonsense", "slow", "turns bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadDraftConfig(DraftConfig):
+    """Options of a draft that is bad."""
+
+    vice: str = option("what is wrong with it", check=one_of(*VICES))
+    turns_at: int = option("output tokens after which a draft that turns bad does", default=80, check=between(0, 10**6))
+    slow_pass_ms: float = option("what a pass of a slow draft takes on top", default=40.0, check=between(0, 10**5))
+
+
+class BadModel:
+    """A model that answers as another one does, but for `step`."""
+
+    def __init__(self, model: VideoLM, config: BadDraftConfig) -> None:
+        self._model = model
+        self._config = config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> Sequence[torch.Tensor]:
+        """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
+        if self._config.vice == "slow":
+            time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
+        logits = self._model.step(batch)
+        return [
+            rows.roll(1, dims=-1) if self._is_bad(state) else rows
+            for (state, _), rows in zip(batch, logits, strict=True)
+        ]
+
+    def _is_bad(self, state: DecodeState) -> bool:
+        num_output = state.num_tokens - state.num_prompt_tokens
+        turned = self._config.vice == "turns bad" and num_output > self._config.turns_at
+        return turned or self._config.vice == "nonsense"
+
+
+async def setup(server: grpc.aio.Server, config: BadDraftConfig) -> Callable[[], Awaitable[None]]:
+    """As the draft service's own."""
+    config.pin()
+    thread = ModelThread(config.num_threads)
+    model = await thread.run(
+        lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
+    )
+    await thread.run(lambda: warm_up(model))
+    limits = DraftLimits(max_sessions=config.max_sessions, kv_budget_bytes=config.kv_budget(model, KV_SHARE, 0))
+    servicer = DraftServicer(DraftEngine(cast(VideoLM, BadModel(model, config)), thread, limits))
+    draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
+
+    async def close() -> None:
+        await servicer.close()
+        thread.close()
+
+    return close
+
+
+if __name__ == "__main__":
+    run_service("draft", BadDraftConfig, setup)

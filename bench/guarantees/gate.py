@@ -1,0 +1,125 @@
+"""`python -m bench.guarantees.gate`: is a caption with a bad draft ever slower than plain decoding? Last comes JSON.
+
+Each kind of draft gets a stack of its own. On it every clip is captioned plainly before and after each speculative
+caption, so a ratio compares neighbours in time; the figure of a kind is the median over its clips.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.captions import Captioned, run_caption
+from bench.clips import held_out_clips
+from bench.machine import machine_facts
+from bench.running import run_to_end, say
+from slipstream.cli.launch import POCKET_DIR
+from slipstream.cli.stack import Stack, StackOptions
+from slipstream.rpc.client import open_channel
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+
+BAD = ("nonsense", "slow", "turns bad")
+LIMIT = 1.05
+"""Decoding may take this much of plain decoding's time with a bad draft."""
+WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """What is captioned."""
+
+    num_clips: int = 3
+    num_frames: int = 128
+    max_new_tokens: int = 320
+    target: Path = POCKET_DIR / "target"
+    draft: Path = POCKET_DIR / "draft"
+
+
+@dataclass(frozen=True)
+class GateSample:
+    """One speculative caption between two plain ones."""
+
+    ratio: float
+    """Its seconds of decoding over the mean of theirs."""
+    identical: bool
+    num_tokens: int
+    closings: int
+    gated_tokens: int
+
+
+async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
+    """`time_ratio` by bad draft, `speedup` of the good one with the gate on and off, and each caption's figures."""
+    plan = plan or GatePlan()
+    clips = held_out_clips(plan.num_clips)
+    samples: dict[str, list[GateSample]] = {}
+    for vice in (*BAD, "none"):
+        say(f"draft: {vice}")
+        samples |= await _measure_draft(plan, clips, vice)
+    ratios = {kind: statistics.median(sample.ratio for sample in of_kind) for kind, of_kind in samples.items()}
+    return {
+        "time_ratio": {vice: round(ratios[vice], 3) for vice in BAD},
+        "within_limit": all(ratios[vice] <= LIMIT for vice in BAD),
+        "speedup": {state: round(1 / ratios[f"good, gate {state}"], 2) for state in ("on", "off")},
+        "closings_of_good": sum(sample.closings for sample in samples["good, gate on"]),
+        "identical": all(sample.identical for of_kind in samples.values() for sample in of_kind),
+        "captions": {kind: [vars(sample) for sample in of_kind] for kind, of_kind in samples.items()},
+        "frames": plan.num_frames,
+        "machine": machine_facts(),
+    }
+
+
+async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> dict[str, list[GateSample]]:
+    """Captions of all clips by the kinds that this draft makes."""
+    options = StackOptions(plan.target, plan.draft, threads=1, pin=True)
+    options = replace(
+        options, modules={**options.modules, "draft": "bench.bad_draft"}, extra_flags={"draft": ("--vice", vice)}
+    )
+    kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
+    samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}
+    async with Stack(options, report=say) as stack, open_channel(stack.gateway_address) as channel:
+        await _caption(channel, plan, clips[0], method="autoregressive", max_new_tokens=WARM_UP_TOKENS)
+        for clip in clips:
+            before = await _caption(channel, plan, clip, method="autoregressive")
+            for kind, gate in kinds.items():
+                caption = await _caption(channel, plan, clip, method="parallel", gate=gate)
+                after = await _caption(channel, plan, clip, method="autoregressive")
+                samples[kind].append(_sample(caption, before, after))
+                say(f"  {kind}: {samples[kind][-1]}")
+                before = after
+    return samples
+
+
+async def _caption(channel: grpc.aio.Channel, plan: GatePlan, clip: Path, **given: Any) -> Captioned:
+    options = CaptionOptions(num_frames=plan.num_frames, max_new_tokens=plan.max_new_tokens)
+    options.MergeFrom(CaptionOptions(**given))
+    return await run_caption(channel, clip, options)
+
+
+def _sample(caption: Captioned, before: Captioned, after: Captioned) -> GateSample:
+    plain_s = (before.summary.timings.generate_s + after.summary.timings.generate_s) / 2
+    speculation = caption.summary.speculation
+    return GateSample(
+        ratio=caption.summary.timings.generate_s / plain_s,
+        identical=caption.token_ids == before.token_ids == after.token_ids,
+        num_tokens=len(caption.token_ids),
+        closings=speculation.gate_closings,
+        gated_tokens=speculation.gated_tokens,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.guarantees.gate", description="Never slower than plain?")
+    parser.add_argument("--clips", type=int, default=GatePlan.num_clips)
+    parser.add_argument("--frames", type=int, default=GatePlan.num_frames)
+    parser.add_argument("--max-new-tokens", type=int, default=GatePlan.max_new_tokens)
+    given = parser.parse_args()
+    print(json.dumps(run_to_end(measure_gate(GatePlan(given.clips, given.frames, given.max_new_tokens)))))
+
+
+if __name__ == "__main__":
+    main()

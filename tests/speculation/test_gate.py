@@ -1,0 +1,168 @@
+"""The gate alone, in made-up seconds: what it costs at most, when it closes, and when it opens again."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.speculation.costs import CostModel
+from slipstream.speculation.gate import CREDIT, FIRST_BUDGET, FIRST_REST, LONGEST_REST, RECONSIDER, TRIAL_BUDGET, Gate
+
+PLAIN_S = 0.02
+
+
+def _gate(*, plain_known: bool = True) -> Gate:
+    """A gate whose process knows what a plain pass costs."""
+    costs = CostModel()
+    if plain_known:
+        costs.plain_token_s.observe(PLAIN_S)
+    return Gate(costs)
+
+
+def _rest(gate: Gate, pass_s: float = PLAIN_S) -> int:
+    """Plain passes until the gate opens again; how many those were."""
+    num_tokens = 0
+    while gate.closed:
+        batch = gate.num_passes
+        for index in range(batch):
+            assert gate.closed, "it thinks again only between batches"
+            gate.on_plain_pass(pass_s, in_batch=index > 0)
+        num_tokens += batch
+    return num_tokens
+
+
+def _fail(gate: Gate) -> int:
+    """Rounds at twice the cost of plain passes until the gate closes."""
+    num_rounds = 0
+    while not gate.closed:
+        gate.on_round(1, 2 * PLAIN_S, 0.0)
+        num_rounds += 1
+    return num_rounds
+
+
+def test_it_closes_past_its_budget_and_rests_twice_as_long_after_each_failed_trial() -> None:
+    gate = _gate()
+    assert _fail(gate) == FIRST_BUDGET + 1
+    rests, trials = [_rest(gate)], []
+    for _ in range(5):
+        trials.append(_fail(gate))
+        rests.append(_rest(gate))
+    assert rests == [64, 128, 256, 512, 512, 512]
+    assert trials == [TRIAL_BUDGET + 1] * 5
+    assert (gate.num_closings, gate.num_gated_tokens) == (6, sum(rests))
+    assert LONGEST_REST == 512
+
+
+def test_a_trial_that_proves_itself_restores_the_first_rest_and_may_lose_no_more_than_it_gained() -> None:
+    gate = _gate()
+    _fail(gate)
+    _rest(gate)
+    _fail(gate)
+    assert _rest(gate) == 2 * FIRST_REST
+    for _ in range(100):
+        gate.on_round(5, 2 * PLAIN_S, 0.0)
+    assert gate.loss == pytest.approx(-CREDIT)
+    gate.on_round(1, 0.5 * PLAIN_S, 0.0)  # away from rounding at the edge
+    assert _fail(gate) == CREDIT + 1
+    assert _rest(gate) == FIRST_REST
+
+
+def test_a_wrong_notion_of_plain_decoding_is_corrected_within_a_few_passes() -> None:
+    """Speculation at half the cost of plain passes that were thought to be four times cheaper than they are."""
+    costs = CostModel()
+    costs.plain_token_s.observe(PLAIN_S / 4)
+    gate = Gate(costs)
+    while not gate.closed:
+        gate.on_round(2, PLAIN_S, 0.0)
+    assert _rest(gate) == RECONSIDER
+    for _ in range(50):
+        gate.on_round(2, PLAIN_S, 0.0)
+    assert not gate.closed
+    assert gate.num_closings == 1
+
+
+def test_without_any_measurement_the_gate_is_strict_not_lax() -> None:
+    """Then a round is an upper bound of a plain pass, so that one token a round cannot look like a gain for long."""
+    gate = _gate(plain_known=False)
+    for _ in range(100):
+        if not gate.closed:
+            gate.on_round(1, 1.6 * PLAIN_S, 0.2 * PLAIN_S)
+    assert gate.closed
+
+
+def test_a_stall_of_the_machine_does_not_close_it() -> None:
+    gate = _gate()
+    gate.on_round(1, 100 * PLAIN_S, 0.0)
+    assert not gate.closed
+
+
+def test_a_hold_counts_whole_and_may_last_no_longer_than_the_budget() -> None:
+    gate = _gate()
+    waited = 0
+    while not gate.closed:
+        patience_s = gate.patience_s
+        assert patience_s <= 1.5 * PLAIN_S
+        gate.on_round(1, PLAIN_S, patience_s)
+        gate.on_round(1, 1.1 * PLAIN_S, 0.0)
+        waited += 1
+    assert waited <= 4
+    assert gate.loss < FIRST_BUDGET + 0.2
+
+
+def test_the_process_remembers_a_draft_that_failed_and_one_that_proved_itself() -> None:
+    gate = _gate()
+    _fail(gate)
+    assert _fail(Gate(gate._costs.fork())) == TRIAL_BUDGET + 1
+    _rest(gate)
+    for _ in range(10):
+        gate.on_round(5, 2 * PLAIN_S, 0.0)
+    assert _fail(Gate(gate._costs.fork())) == FIRST_BUDGET + 1
+
+
+def test_a_good_draft_is_hardly_ever_doubted() -> None:
+    """tau = 0.93 and windows of 8 at 1.8 plain passes, with noise: thousands of rounds and no closing."""
+    chance, gate = random.Random(3), _gate()
+    for _ in range(20_000):
+        num_accepted = 0
+        while num_accepted < 8 and chance.random() < 0.93:
+            num_accepted += 1
+        gate.on_round(num_accepted + 1, PLAIN_S * 1.8 * (1 + 0.2 * chance.random()), 0.3 * PLAIN_S)
+    assert gate.num_closings == 0
+
+
+ROUNDS = st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 2.5)), min_size=1, max_size=12)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(cycle=ROUNDS, num_tokens=st.integers(1, 3000), hold=st.booleans())
+def test_the_excess_over_plain_decoding_is_bounded(cycle: list[tuple[int, float]], num_tokens: int, hold: bool) -> None:
+    """Whatever the rounds: the bound of the module's docstring, with the excess of one round beyond the budget."""
+    gate, spent, done, index, worst = _gate(), 0.0, 0, 0, 0.0
+    while done < num_tokens:
+        if gate.closed:
+            rest = _rest(gate)
+            done, spent = done + rest, spent + rest
+            continue
+        tokens, passes = cycle[index % len(cycle)]
+        held = gate.patience_s / PLAIN_S * hold
+        index += 1
+        gate.on_round(tokens, passes * PLAIN_S, held * PLAIN_S)
+        done, spent = done + tokens, spent + passes + held
+        worst = max(worst, passes - tokens)
+    assert spent - done <= FIRST_BUDGET + worst + (TRIAL_BUDGET + worst) * done / FIRST_REST + 1e-6
+
+
+@pytest.mark.parametrize("num_tokens", [100, 200, 1000, 10_000])
+def test_a_draft_that_never_agrees_costs_a_logarithm(num_tokens: int) -> None:
+    gate, spent, done = _gate(), 0.0, 0
+    while done < num_tokens:
+        if gate.closed:
+            rest = _rest(gate)
+            done, spent = done + rest, spent + rest
+        else:
+            gate.on_round(1, 1.7 * PLAIN_S, 0.0)
+            done, spent = done + 1, spent + 1.7
+    rests = math.log2(1 + done / FIRST_REST) if done < FIRST_REST * 15 else 4 + done / LONGEST_REST
+    assert spent - done <= FIRST_BUDGET + 0.7 + (TRIAL_BUDGET + 0.7) * rests
