@@ -17,6 +17,7 @@ from slipstream.models.thread import ModelThread
 from slipstream.models.work import SessionWork, encode_blocks
 from slipstream.pruning import Guidance, get_pruner, num_kept, prune
 from slipstream.rpc.codec import DraftRequest, Frames
+from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 HEADROOM_TOKENS = 512
@@ -61,9 +62,10 @@ class DraftEngine:
             raise ProtocolViolation("a committed token is outside the vocabulary")
         num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
-        place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
         line = Line(join.epoch, join.write_until, join.first_chunk, list(join.committed))
-        return DraftSession(request, plan, SessionWork(self.thread), place, line, num_sent=len(join.committed))
+        sampler = DraftSampler(request.sampling, plan.token_ids, self.model.info.vocab_size)
+        place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
+        return DraftSession(request, plan, SessionWork(self.thread), place, sampler, line, num_sent=len(join.committed))
 
     def close(self, session: DraftSession) -> None:
         """Ends a session. Its memory is freed after the pass that may be running, on the model's thread."""

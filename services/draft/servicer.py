@@ -15,6 +15,7 @@ from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import codec
 from slipstream.rpc.client import open_channel, request_metadata
 from slipstream.rpc.guidance import read_guidance
+from slipstream.rpc.sampling import proposal_messages
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 GUIDANCE_TIMEOUT_S = 600.0
@@ -122,7 +123,11 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
 def _tokens_event(chunk: Chunk) -> draft_pb2.DraftEvent:
     tokens = draft_pb2.DraftTokens(
-        epoch=chunk.epoch, position=chunk.position, token_ids=chunk.token_ids, pass_s=chunk.pass_s
+        epoch=chunk.epoch,
+        position=chunk.position,
+        token_ids=chunk.token_ids,
+        pass_s=chunk.pass_s,
+        proposals=proposal_messages(chunk.proposals),
     )
     return draft_pb2.DraftEvent(tokens=tokens)
 

@@ -10,6 +10,8 @@ from slipstream.models.admission import Reservation
 from slipstream.models.base import PromptPlan
 from slipstream.models.work import SessionWork
 from slipstream.rpc.codec import DraftRequest
+from slipstream.sampling.params import Proposal
+from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, RestartLine
 
 
@@ -21,6 +23,8 @@ class Chunk:
     position: int
     token_ids: list[int]
     pass_s: float
+    proposals: tuple[Proposal, ...] = ()
+    """What each token was drawn from, where the sampling rule needs it."""
 
 
 @dataclass
@@ -41,6 +45,7 @@ class DraftSession:
     plan: PromptPlan
     work: SessionWork
     place: Reservation
+    sampler: DraftSampler
     line: Line
     orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
@@ -50,5 +55,7 @@ class DraftSession:
     """[vocab], after the prefill."""
     num_sent: int = 0
     """Tokens of the line's output that are in a chunk already, or were committed before the line."""
+    proposals: list[Proposal] = field(default_factory=list)
+    """Of the tokens that are not sent yet, where the sampling rule needs them."""
     chunk_started_s: float = 0.0
     """When the first pass of the chunk began that is being written."""

@@ -96,6 +96,7 @@ class LineWriter:
         output = [*line.output[: order.keep], *order.suffix]
         session.line = Line(order.epoch, order.write_until, order.first_chunk, output)
         session.num_sent = len(output)
+        session.proposals.clear()
         state = session.work.state
         state.rollback(min(state.num_tokens, state.num_prompt_tokens + order.keep))
 
@@ -123,10 +124,13 @@ class LineWriter:
     def _append(self, session: DraftSession, logits: torch.Tensor) -> None:
         line = session.line
         try:
-            line.output.append(_choose(session, logits))
+            token, proposal = session.sampler.choose(logits, line.output)
         except Exception as error:
             self._fail(session, error)
             return
+        line.output.append(token)
+        if proposal is not None:
+            session.proposals.append(proposal)
         num_written = len(line.output) - session.num_sent
         if num_written == line.first_chunk or time.perf_counter() - session.chunk_started_s > FLUSH_S:
             self._send(session)
@@ -137,7 +141,8 @@ class LineWriter:
         if not token_ids:
             return
         pass_s = (time.perf_counter() - session.chunk_started_s) / len(token_ids)
-        chunk = Chunk(line.epoch, session.num_sent, token_ids, pass_s)
+        chunk = Chunk(line.epoch, session.num_sent, token_ids, pass_s, tuple(session.proposals))
+        session.proposals.clear()
         session.num_sent, line.first_chunk = len(line.output), 0
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
@@ -146,8 +151,3 @@ class LineWriter:
         assert error is not None, "a line starts from the logits of the prompt"
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
-
-
-def _choose(session: DraftSession, logits: torch.Tensor) -> int:
-    """The next token of the session's line, from logits [vocab]."""
-    return int(logits.argmax())

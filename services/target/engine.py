@@ -15,11 +15,14 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Sess
 from slipstream.models.admission import Admission
 from slipstream.models.base import VideoLM
 from slipstream.models.prefix import PrefixCache, frames_digest
+from slipstream.models.stops import StoppingText
 from slipstream.models.thread import ModelThread
 from slipstream.models.work import SessionWork
 from slipstream.pruning import Guidance
 from slipstream.pruning.uv import similarity_variation
 from slipstream.rpc.codec import Frames, TargetRequest
+from slipstream.sampling.params import Proposal
+from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule
 
 SESSION_WAIT_S = 30.0
@@ -79,7 +82,8 @@ class TargetEngine:
             request=request,
             plan=plan,
             rule=StopRule(frozenset(info.eos_token_ids), request.max_new_tokens),
-            text=self.model.text_stream(),
+            sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
+            text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
             work=SessionWork(self.thread),
             place=self.admission.reserve(self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)),
@@ -93,14 +97,14 @@ class TargetEngine:
             raise
         return session
 
-    def close(self, session: TargetSession) -> None:
+    def close(self, session: TargetSession) -> asyncio.Future[None]:
         """Ends a session. Its memory is freed after the pass that may be running, on the model's thread, and then its
-        place is given to the next."""
+        place is given to the next; the result is done when it is."""
         if self._sessions.get(session.request.session_id) is session:
             del self._sessions[session.request.session_id]
-        session.work.close(then=session.place.release)
         self._judge.forget(session)
         session.guidance.cancel()
+        return session.work.close(then=session.place.release)
 
     async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | PrefillFacts]:
         """Waits for the session's place and runs its prompt, telling how far it is; the facts come last.
@@ -118,9 +122,15 @@ class TargetEngine:
             elif not session.guidance.done():
                 session.guidance.set_result(event)
 
-    def judge(self, session: TargetSession, window: tuple[int, ...], num_passes: int = 1) -> AsyncIterator[Judgement]:
+    def judge(
+        self,
+        session: TargetSession,
+        window: tuple[int, ...],
+        num_passes: int = 1,
+        proposals: tuple[Proposal, ...] = (),
+    ) -> AsyncIterator[Judgement]:
         """Runs passes over the last committed token and the window; see `Judge.judge`."""
-        return self._judge.judge(session, window, num_passes)
+        return self._judge.judge(session, window, num_passes, proposals)
 
     async def guidance(self, session_id: str, kind: str) -> Guidance:
         """The guidance of a session, as soon as layer L has run. Raises `SessionGone` when there is no such session."""

@@ -12,7 +12,8 @@ from slipstream.errors import InvalidRequest
 from slipstream.models.base import VideoLM
 from slipstream.models.batcher import Step, StepBatcher
 from slipstream.models.thread import Lane, ModelThread
-from slipstream.speculation.acceptance import Verdict, judge_window
+from slipstream.sampling.params import Proposal
+from slipstream.speculation.acceptance import FinishReason, end_verdict
 
 
 class Judge:
@@ -23,12 +24,17 @@ class Judge:
         self._batcher = StepBatcher(model, thread)
 
     async def judge(
-        self, session: TargetSession, window: tuple[int, ...], num_passes: int = 1
+        self,
+        session: TargetSession,
+        window: tuple[int, ...],
+        num_passes: int = 1,
+        proposals: tuple[Proposal, ...] = (),
     ) -> AsyncIterator[Judgement]:
         """The first pass judges the window, each further one adds a token; less when the text ends before.
 
         The first call must bring an empty window: it answers from the prefill's logits, without a pass. The next one
-        must wait for the last judgement of the one before.
+        must wait for the last judgement of the one before. `proposals` are those of the window's tokens, where the
+        sampling rule needs them.
         """
         if session.rule.max_new_tokens <= len(session.committed):
             raise InvalidRequest("the text of this session has ended")
@@ -42,7 +48,7 @@ class Judge:
             yield judgement
             return
         passes = _Passes(session, self._batcher, num_passes)
-        passes.start(window)
+        passes.start(window, proposals)
         async for judgement in passes.results():
             yield judgement
 
@@ -64,14 +70,14 @@ class _Passes:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Queue[Judgement | Exception | None] = asyncio.Queue()
 
-    def start(self, window: tuple[int, ...]) -> None:
+    def start(self, window: tuple[int, ...] = (), proposals: tuple[Proposal, ...] = ()) -> None:
         self.num_left -= 1
         session = self.session
         step = Step(
             session.work,
             session.work.state,
             (session.committed[-1], *window),
-            on_logits=partial(self._on_logits, window),
+            on_logits=partial(self._on_logits, window, proposals),
             on_error=self._tell,
         )
         self.batcher.submit(step)
@@ -85,11 +91,13 @@ class _Passes:
         finally:
             self.num_left = 0
 
-    def _on_logits(self, window: tuple[int, ...], logits: torch.Tensor, pass_s: float) -> bool:
-        judgement = _judgement(self.session, logits, window, pass_s)
+    def _on_logits(
+        self, window: tuple[int, ...], proposals: tuple[Proposal, ...], logits: torch.Tensor, pass_s: float
+    ) -> bool:
+        judgement = _judgement(self.session, logits, window, proposals, pass_s)
         text_goes_on = judgement.verdict.finish_reason is None
         if text_goes_on and self.num_left > 0:
-            self.start(())
+            self.start()
             self._tell(judgement)
         else:
             self._tell(judgement, None)
@@ -104,22 +112,23 @@ def _first_judgement(session: TargetSession) -> Judgement:
     """On the model's thread, which has waited for no pass."""
     assert session.first_logits is not None
     logits, session.first_logits = session.first_logits[None], None
-    return _judgement(session, logits, (), 0.0)
+    return _judgement(session, logits, (), (), 0.0)
 
 
-def _judgement(session: TargetSession, logits: torch.Tensor, window: tuple[int, ...], pass_s: float) -> Judgement:
-    """On the model's thread: decides, forgets what was rejected, commits the rest."""
-    verdict = _verdict(session, logits, window)
-    num_kept = session.plan.num_tokens + len(session.committed) + verdict.num_accepted
-    session.work.state.rollback(num_kept)
-    committed = verdict.committed(window)
-    session.committed.extend(committed)
-    pieces = session.text.push(committed)
-    if verdict.finish_reason is not None:
-        pieces[-1] += session.text.flush()
-    return Judgement(verdict, pieces, pass_s)
-
-
-def _verdict(session: TargetSession, logits: torch.Tensor, window: tuple[int, ...]) -> Verdict:
-    """What the target says of a window, from the logits [len(window) + 1, vocab] after the committed text and so on."""
-    return judge_window(window, logits.argmax(dim=-1).tolist(), len(session.committed), session.rule)
+def _judgement(
+    session: TargetSession,
+    logits: torch.Tensor,
+    window: tuple[int, ...],
+    proposals: tuple[Proposal, ...],
+    pass_s: float,
+) -> Judgement:
+    """On the model's thread: decides from the logits [len(window) + 1, vocab], forgets what was rejected, commits the
+    rest."""
+    num_accepted, own_token = session.sampler.judge(logits, session.committed, window, proposals)
+    verdict = end_verdict(window, num_accepted, own_token, len(session.committed), session.rule)
+    text = session.text.push(verdict.committed(window), last=verdict.finish_reason is not None)
+    if text.stop:
+        verdict = verdict.ended_at(len(text.pieces) - 1, FinishReason.STOP, text.stop)
+    session.work.state.rollback(session.plan.num_tokens + len(session.committed) + verdict.num_accepted)
+    session.committed.extend(verdict.committed(window))
+    return Judgement(verdict, text.pieces, pass_s)

@@ -64,7 +64,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 return
             if kind != "judge" or not 0 < message.judge.num_passes <= MAX_PASSES:
                 raise ProtocolViolation("after the prefill a session takes `judge` with at least one pass, or `end`")
-            async for judgement in self.engine.judge(session, tuple(message.judge.window), message.judge.num_passes):
+            async for judgement in self.engine.judge(session, *codec.read_judge(message.judge)):
                 yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is not None:
                 return

@@ -8,10 +8,11 @@ import torch
 
 from slipstream.models.admission import Reservation
 from slipstream.models.base import PromptPlan
-from slipstream.models.text import TextStream
+from slipstream.models.stops import StoppingText
 from slipstream.models.work import SessionWork
 from slipstream.pruning import Guidance
 from slipstream.rpc.codec import TargetRequest
+from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule, Verdict
 
 
@@ -53,7 +54,8 @@ class TargetSession:
     request: TargetRequest
     plan: PromptPlan
     rule: StopRule
-    text: TextStream
+    sampler: TargetSampler
+    text: StoppingText
     guidance: asyncio.Future[Guidance]
     work: SessionWork
     place: Reservation
