@@ -2,7 +2,7 @@
 
 Pure: jobs in, the next job out, the clock is the caller's. Every lane has a virtual time, the seconds it has used, and
 the lane that has used less goes first (start-time fair queueing). Jobs are not interrupted, so a lane may be owed time,
-but never more than `CREDIT_S`: who was away for long does not push the others out when it comes back.
+but not more than for `CREDIT_S` or one job: who was away for long does not push the others out when it comes back.
 """
 
 import enum
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 JobT = TypeVar("JobT")
 CREDIT_S = 0.5
-"""Most seconds that a lane can be owed: about the longest job, one layer of a long prefill."""
+"""Most seconds that a lane can be owed, unless the other lane's last job took longer still."""
 PATIENCE_S = 0.003
 """A decoding session needs a round trip between two passes. So long the lane is waited for while it is owed time,
 and at its own cost; a prefill's next layer, which may take much longer than a pass, would else always slip in."""
@@ -31,6 +31,7 @@ class FairQueue(Generic[JobT]):
     def __init__(self) -> None:
         self._waiting: dict[Lane, list[tuple[int, int, JobT]]] = {lane: [] for lane in Lane}
         self._used_s = dict.fromkeys(Lane, 0.0)
+        self._last_job_s = dict.fromkeys(Lane, 0.0)
         self._arrivals = itertools.count()
         self._decode_ended_at = float("-inf")
         self._lingering_since: float | None = None
@@ -42,7 +43,8 @@ class FairQueue(Generic[JobT]):
         """Adds a job. In its lane, lower `order` goes first, then who came first."""
         other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
         if not self._waiting[lane]:
-            self._used_s[lane] = max(self._used_s[lane], self._used_s[other] - CREDIT_S)
+            credit_s = max(CREDIT_S, self._last_job_s[other])
+            self._used_s[lane] = max(self._used_s[lane], self._used_s[other] - credit_s)
         heapq.heappush(self._waiting[lane], (order, next(self._arrivals), job))
 
     def pop(self, now_s: float) -> tuple[Lane, JobT] | float:
@@ -64,5 +66,6 @@ class FairQueue(Generic[JobT]):
     def charge(self, lane: Lane, seconds: float, now_s: float) -> None:
         """Tells that a job of `lane` has taken `seconds` and ended now."""
         self._used_s[lane] += seconds
+        self._last_job_s[lane] = seconds
         if lane is Lane.DECODE:
             self._decode_ended_at = now_s

@@ -24,11 +24,15 @@ class SessionWork:
     """One session's share of the model. After `close`, what is queued is refused and memory is freed."""
 
     def __init__(self, thread: ModelThread) -> None:
-        self.closed = False
+        self._released: asyncio.Future[None] | None = None
         self._thread = thread
         self._order = next(_tickets)
         self._state: DecodeState | None = None
         self._releases: list[Callable[[], None]] = []
+
+    @property
+    def closed(self) -> bool:
+        return self._released is not None
 
     @property
     def state(self) -> DecodeState:
@@ -69,19 +73,16 @@ class SessionWork:
 
         return self._thread.run_blocks(guarded(), self._order)
 
-    def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session; its memory is freed after the block that may be running, and then `then()` is called."""
-        if self.closed:
-            return
-        self.closed = True
-        release = asyncio.ensure_future(self._thread.run(self._release))
+    def close(self, then: Callable[[], None] = lambda: None) -> asyncio.Future[None]:
+        """Ends the session; its memory is freed after the block that may be running, and then `then()` is called.
 
-        def released(done: asyncio.Future[None]) -> None:
-            if not done.cancelled():
-                done.exception()
-            then()
-
-        release.add_done_callback(released)
+        Returns what is done when all this has happened. It need not be awaited.
+        """
+        if self._released is None:
+            self._released = asyncio.ensure_future(self._thread.run(self._release))
+            self._released.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._released.add_done_callback(lambda done: then())
+        return self._released
 
     def _check_open(self) -> None:
         if self.closed:

@@ -1,0 +1,112 @@
+"""Places are given in order, within the budget, and come back whatever happens to their holders."""
+
+import asyncio
+
+import pytest
+
+from slipstream.errors import LimitExceeded, Overloaded
+from slipstream.models.admission import Admission, Reservation
+
+MIB = 1024 * 1024
+
+
+def make_admission(max_queued: int = 8, queue_timeout_s: float = 600.0, max_sessions: int = 8) -> Admission:
+    return Admission(
+        budget_bytes=100 * MIB,
+        max_sessions=max_sessions,
+        max_queued=max_queued,
+        queue_timeout_s=queue_timeout_s,
+        what="target",
+    )
+
+
+async def admitted(place: Reservation) -> list[int]:
+    """Waits to the end; how many were ahead, each time that changed."""
+    return [ahead async for ahead in place.wait()]
+
+
+async def test_what_fits_is_admitted_at_once() -> None:
+    admission = make_admission()
+    places = [admission.reserve(50 * MIB) for _ in range(2)]
+    assert [await admitted(place) for place in places] == [[], []]
+    assert (admission.used_bytes, admission.num_admitted) == (100 * MIB, 2)
+
+
+async def test_what_can_never_fit_is_refused_at_once() -> None:
+    admission = make_admission()
+    with pytest.raises(LimitExceeded, match="needs 101 MiB of keys and values, but the target has 100 MiB"):
+        admission.reserve(101 * MIB)
+    assert (admission.num_admitted, admission.num_queued) == (0, 0)
+
+
+async def test_the_queue_is_first_come_first_served() -> None:
+    admission = make_admission()
+    first, second = admission.reserve(60 * MIB), admission.reserve(80 * MIB)
+    small = admission.reserve(10 * MIB)  # would fit, but it must not overtake the big one for ever
+    waits = [asyncio.create_task(admitted(place)) for place in (second, small)]
+    await asyncio.sleep(0)
+    first.release()
+    assert [await wait for wait in waits] == [[0], [1]]
+    assert admission.used_bytes == 90 * MIB
+
+
+async def test_those_who_wait_hear_how_many_are_ahead() -> None:
+    admission = make_admission(max_sessions=1)
+    places = [admission.reserve(MIB) for _ in range(4)]
+    last = asyncio.create_task(admitted(places[3]))
+    for place in places[:3]:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        place.release()
+    assert await last == [2, 1, 0]
+
+
+async def test_a_full_queue_refuses_with_a_hint() -> None:
+    admission = make_admission(max_queued=1, max_sessions=1)
+    admission.reserve(MIB)
+    admission.reserve(MIB)
+    with pytest.raises(Overloaded, match=r"1 of at most 1 captions .* and 1 wait; try again in about \d+ s") as refused:
+        admission.reserve(MIB)
+    assert refused.value.retry_after_s is not None and refused.value.retry_after_s > 0
+
+
+async def test_waiting_has_an_end() -> None:
+    admission = make_admission(queue_timeout_s=0.01, max_sessions=1)
+    first, second = admission.reserve(MIB), admission.reserve(MIB)
+    with pytest.raises(Overloaded, match=r"no place became free within 0.01 s; try again in about") as refused:
+        await admitted(second)
+    assert refused.value.retry_after_s is not None
+    assert admission.num_queued == 0
+    first.release()
+    assert (admission.num_admitted, admission.used_bytes) == (0, 0)
+
+
+async def test_a_cancelled_waiter_leaves_the_queue_and_the_next_moves_up() -> None:
+    admission = make_admission(max_sessions=1)
+    first, second, third = (admission.reserve(MIB) for _ in range(3))
+    waits = [asyncio.create_task(admitted(place)) for place in (second, third)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    await asyncio.wait(waits[:1])
+    second.release()
+    first.release()
+    assert (await waits[1])[0] == 1
+    assert (admission.num_admitted, admission.num_queued) == (1, 0)
+
+
+async def test_a_big_waiter_that_leaves_lets_small_ones_in() -> None:
+    admission = make_admission()
+    admission.reserve(60 * MIB)
+    big, small = admission.reserve(80 * MIB), admission.reserve(10 * MIB)
+    wait = asyncio.create_task(admitted(small))
+    await asyncio.sleep(0)
+    big.release()
+    assert await wait == [1]
+
+
+async def test_a_place_is_given_back_once() -> None:
+    admission = make_admission()
+    place = admission.reserve(10 * MIB)
+    place.release()
+    place.release()
+    assert (admission.num_admitted, admission.used_bytes) == (0, 0)

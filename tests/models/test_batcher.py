@@ -1,0 +1,169 @@
+"""Packed steps are what single steps are, and one session's trouble is its own."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.errors import LimitExceeded, SessionGone
+from slipstream.models import DecodeState
+from slipstream.models.batcher import Step, StepBatcher, step_each
+from slipstream.models.thread import Lane
+from tests.models.conftest import Pair, random_frames
+
+
+@dataclass
+class LaterThread:
+    """Runs jobs when told to, on this thread."""
+
+    jobs: list[Callable[[], None]] = field(default_factory=list)
+
+    def submit(self, job: Callable[[], None], lane: Lane, order: int = 0) -> None:
+        assert lane is Lane.DECODE
+        self.jobs.append(job)
+
+    def run_one(self) -> None:
+        self.jobs.pop(0)()
+
+
+@dataclass(eq=False)
+class Work:
+    closed: bool = False
+
+
+@dataclass
+class Session:
+    """One session that keeps what it hears."""
+
+    state: DecodeState
+    work: Any = field(default_factory=Work)
+    heard: list[torch.Tensor | Exception] = field(default_factory=list)
+    on_logits: Callable[[], bool] = lambda: False
+
+    def step(self, *token_ids: int) -> Step:
+        def hear(logits: torch.Tensor, pass_s: float) -> bool:
+            assert pass_s > 0
+            self.heard.append(logits)
+            return self.on_logits()
+
+        return Step(self.work, self.state, token_ids, hear, self.heard.append)
+
+
+@pytest.fixture
+def sessions(pair: Pair) -> Iterator[list[Session]]:
+    made = [Session(pair.prefill("?", random_frames(1 + seed, seed))[1]) for seed in range(3)]
+    yield made
+    for session in made:
+        session.state.close()
+
+
+def make_batcher(pair: Pair, max_steps: int = 32) -> tuple[StepBatcher, LaterThread]:
+    thread: Any = LaterThread()
+    return StepBatcher(pair.ours, thread, max_steps=max_steps), thread
+
+
+def test_all_that_wait_are_one_pass(pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    step = type(pair.ours).step
+    monkeypatch.setattr(type(pair.ours), "step", lambda model, batch: passes.append(len(batch)) or step(model, batch))
+    windows = [(5,), (6, 7, 8), (9, 10)]
+    expected = []
+    for session, window in zip(sessions, windows, strict=True):
+        expected.append(pair.ours.step([(session.state, window)])[0])
+        session.state.rollback(session.state.num_prompt_tokens)
+    passes.clear()
+    batcher, thread = make_batcher(pair)
+    for session, window in zip(sessions, windows, strict=True):
+        batcher.submit(session.step(*window))
+    thread.run_one()
+    assert passes == [3] and not thread.jobs
+    for session, logits in zip(sessions, expected, strict=True):
+        torch.testing.assert_close(session.heard, [logits], rtol=1e-4, atol=1e-4)
+
+
+def test_more_than_fit_come_next_in_order(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair, max_steps=2)
+    for session in sessions:
+        batcher.submit(session.step(5))
+    thread.run_one()
+    assert [len(session.heard) for session in sessions] == [1, 1, 0]
+    batcher.submit(sessions[0].step(6))
+    thread.run_one()
+    assert [len(session.heard) for session in sessions] == [2, 1, 1]
+
+
+def test_a_session_that_cannot_go_on_harms_no_other(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair)
+    batcher.submit(sessions[0].step(5))
+    batcher.submit(sessions[1].step(*[5] * pair.ours.info.max_context))
+    thread.run_one()
+    assert isinstance(sessions[0].heard[0], torch.Tensor)
+    assert isinstance(sessions[1].heard[0], LimitExceeded)
+
+
+def test_a_judge_that_fails_harms_no_other(pair: Pair, sessions: list[Session]) -> None:
+    def broken() -> bool:
+        raise ValueError("no verdict")
+
+    sessions[0].on_logits = broken
+    batcher, thread = make_batcher(pair)
+    for session in sessions:
+        batcher.submit(session.step(5))
+    thread.run_one()
+    assert isinstance(sessions[0].heard[-1], ValueError)
+    assert [len(session.heard) for session in sessions[1:]] == [1, 1]
+
+
+def test_a_session_that_ended_while_it_waited_is_dropped(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair)
+    for session in sessions:
+        batcher.submit(session.step(5))
+    sessions[1].work.closed = True
+    before = sessions[1].state.num_tokens
+    thread.run_one()
+    assert isinstance(sessions[1].heard[0], SessionGone) and sessions[1].state.num_tokens == before
+    assert isinstance(sessions[2].heard[0], torch.Tensor)
+
+
+def test_a_step_may_hand_in_the_next_one(pair: Pair, sessions: list[Session]) -> None:
+    batcher, thread = make_batcher(pair)
+
+    def again() -> bool:
+        if len(sessions[0].heard) < 3:
+            batcher.submit(sessions[0].step(5))
+        return True
+
+    sessions[0].on_logits = again
+    batcher.submit(sessions[0].step(5))
+    while thread.jobs:
+        thread.run_one()
+    assert len(sessions[0].heard) == 3
+
+
+def test_a_pass_waits_a_little_for_those_of_the_last_one(
+    pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.models.batcher.GATHER_SHARE", 1e9)
+    monkeypatch.setattr("slipstream.models.batcher.MAX_GATHER_S", 3600.0)
+    batcher, thread = make_batcher(pair)
+    for session in sessions:
+        session.on_logits = lambda: True
+        batcher.submit(session.step(5))
+    thread.run_one()
+    batcher.submit(sessions[0].step(6))
+    gathering = threading.Thread(target=thread.run_one)
+    gathering.start()
+    batcher.submit(sessions[1].step(6))
+    assert len(sessions[0].heard) == 1, "the third is still expected"
+    batcher.forget(sessions[2].work)
+    gathering.join()
+    assert [len(session.heard) for session in sessions] == [2, 2, 1]
+
+
+def test_outcomes_keep_their_order(pair: Pair, sessions: list[Session]) -> None:
+    too_long = [5] * pair.ours.info.max_context
+    batch = [(sessions[0].state, [5]), (sessions[1].state, too_long), (sessions[2].state, [6])]
+    assert [type(outcome) for outcome in step_each(pair.ours, batch)] == [torch.Tensor, LimitExceeded, torch.Tensor]

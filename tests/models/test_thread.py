@@ -1,0 +1,100 @@
+"""The model's thread: blocks in order of their sessions, errors to their callers, nothing for those who left."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from slipstream.models.thread import Lane, ModelThread
+
+
+@pytest_asyncio.fixture
+async def thread() -> AsyncIterator[ModelThread]:
+    thread = ModelThread(1)
+    yield thread
+    await asyncio.to_thread(thread.close)
+
+
+async def collect(thread: ModelThread, blocks: Iterator[str], order: int) -> list[str]:
+    return [item async for item in thread.run_blocks(blocks, order)]
+
+
+async def test_results_and_errors_reach_the_caller(thread: ModelThread) -> None:
+    assert await thread.run(threading.get_ident) != threading.get_ident()
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(lambda: 1 // 0)
+    assert await thread.run(lambda: 3, Lane.PREFILL) == 3
+
+
+async def test_the_first_prefill_finishes_before_the_second_goes_on(thread: ModelThread) -> None:
+    ran: list[str] = []
+    both_are_there = threading.Event()
+
+    def prefill(name: str) -> Iterator[str]:
+        for block in range(4):
+            ran.append(name)
+            yield f"{name}{block}"
+            both_are_there.wait()
+
+    first = asyncio.create_task(collect(thread, prefill("a"), order=1))
+    second = asyncio.create_task(collect(thread, prefill("b"), order=2))
+    await asyncio.sleep(0)
+    both_are_there.set()
+    assert await first == ["a0", "a1", "a2", "a3"]
+    assert await second == ["b0", "b1", "b2", "b3"]
+    assert ran == ["a"] * 4 + ["b"] * 4
+
+
+async def test_decoding_passes_between_two_blocks(thread: ModelThread) -> None:
+    ran: list[str] = []
+    is_waiting = threading.Event()
+
+    def prefill() -> Iterator[str]:
+        for block in range(3):
+            ran.append(f"block {block}")
+            yield ""
+            is_waiting.wait()
+
+    blocks = asyncio.create_task(collect(thread, prefill(), order=1))
+    await asyncio.sleep(0)
+    one_pass = asyncio.create_task(thread.run(lambda: ran.append("pass")))
+    await asyncio.sleep(0)
+    is_waiting.set()
+    await asyncio.gather(blocks, one_pass)
+    assert ran.index("pass") < ran.index("block 2")
+
+
+async def test_an_error_in_a_block_ends_the_blocks(thread: ModelThread) -> None:
+    def prefill() -> Iterator[str]:
+        yield "well"
+        raise ValueError("broken")
+
+    blocks = thread.run_blocks(prefill(), order=0)
+    assert await anext(blocks) == "well"
+    with pytest.raises(ValueError, match="broken"):
+        await anext(blocks)
+
+
+async def test_blocks_that_nobody_waits_for_are_not_run(thread: ModelThread) -> None:
+    ran: list[int] = []
+    may_go_on = threading.Event()
+
+    def prefill() -> Iterator[int]:
+        for block in range(100):
+            ran.append(block)
+            yield block
+            may_go_on.wait()
+
+    blocks = thread.run_blocks(prefill(), order=0)
+    assert await anext(blocks) == 0
+    await blocks.aclose()  # type: ignore[attr-defined]
+    may_go_on.set()
+    await thread.run(lambda: None, Lane.PREFILL, order=1)
+    assert len(ran) <= 2
+
+
+async def test_a_job_that_fails_does_not_end_the_thread(thread: ModelThread) -> None:
+    thread.submit(lambda: [][0], Lane.DECODE)
+    assert await thread.run(lambda: "alive") == "alive"
