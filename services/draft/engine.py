@@ -67,11 +67,13 @@ class DraftEngine:
         place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
         return DraftSession(request, plan, SessionWork(self.thread), place, sampler, line, num_sent=len(join.committed))
 
-    def close(self, session: DraftSession) -> None:
-        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread."""
-        session.work.close(then=session.place.release)
+    def close(self, session: DraftSession) -> asyncio.Future[None]:
+        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread; then the
+        result is done."""
+        released = session.work.close(then=session.place.release)
         session.chunks.put_nowait(None)
         self._writer.wake(session)
+        return released
 
     async def encode(self, session: DraftSession, frames: Frames) -> tuple[torch.Tensor, float]:
         """Video embeddings [tokens, hidden] of all frames, and the seconds that took. Those of an earlier session

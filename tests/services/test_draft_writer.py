@@ -1,0 +1,149 @@
+"""The draft's lines on a tiny model: several at once, in packed passes, each as if it were alone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.draft.engine import DraftEngine, DraftLimits
+from services.draft.session import DraftSession
+from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
+from slipstream.models import VideoLM, load_model
+from slipstream.models.thread import ModelThread
+from slipstream.rpc.codec import DraftRequest, Frames
+from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+from tests.services.model_sessions import some_frames
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+MIB = 1024 * 1024
+NUM_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+
+
+@asynccontextmanager
+async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
+    thread = ModelThread(1)
+    settings = {"max_sessions": 16, "kv_budget_bytes": 64 * MIB} | limits
+    try:
+        yield DraftEngine(model, thread, DraftLimits(**settings))
+    finally:
+        await asyncio.to_thread(thread.close)
+
+
+def opened(engine: DraftEngine, num_frames: int, write_until: int = NUM_TOKENS, first_chunk: int = 1) -> DraftSession:
+    request = DraftRequest(
+        session_id="s",
+        prompt="Describe the video.",
+        pruner="uniform",
+        alpha=0.5,
+        positions="original",
+        guidance="scores",
+        guidance_address="",
+        seed=0,
+    )
+    return engine.open(request, JoinPoint(1, (), write_until, first_chunk), num_frames)
+
+
+async def started(engine: DraftEngine, frames: Frames, first_chunk: int = 1) -> DraftSession:
+    session = opened(engine, len(frames), first_chunk=first_chunk)
+    embeddings, _ = await engine.encode(session, frames)
+    keep, _ = await engine.choose_tokens(session, None)
+    await engine.prefill(session, embeddings, keep)
+    return session
+
+
+async def line(engine: DraftEngine, session: DraftSession, num_tokens: int, epoch: int = 1) -> list[int]:
+    """The next tokens of a line; what is left of earlier ones is skipped."""
+    token_ids: list[int] = []
+    async for chunk in engine.write(session):
+        assert chunk.pass_s > 0
+        if chunk.epoch == epoch:
+            token_ids += chunk.token_ids
+        if len(token_ids) >= num_tokens:
+            return token_ids
+    raise AssertionError("the line ended")
+
+
+async def test_lines_written_together_are_those_written_alone(model: VideoLM) -> None:
+    videos = [some_frames(1 + seed, seed) for seed in range(6)]
+    async with running(model) as engine:
+        alone = []
+        for frames in videos:
+            session = await started(engine, frames)
+            alone.append(await line(engine, session, NUM_TOKENS))
+            engine.close(session)
+        sessions = [await started(engine, frames) for frames in videos]
+        together = await asyncio.gather(*(line(engine, session, NUM_TOKENS) for session in sessions))
+        assert together == alone
+        for number, session in enumerate(sessions):
+            engine.restart(session, RestartLine(2, number, (7, 9), NUM_TOKENS, 1))
+        lengths = [NUM_TOKENS - number - 2 for number in range(6)]
+        again = await asyncio.gather(
+            *(line(engine, session, length, epoch=2) for session, length in zip(sessions, lengths, strict=True))
+        )
+        for number, (session, tail) in enumerate(zip(sessions, again, strict=True)):
+            assert session.line.output == [*alone[number][:number], 7, 9, *tail]
+
+
+async def test_orders_are_carried_out_in_turn(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames())
+        first = await line(engine, session, NUM_TOKENS)
+        engine.restart(session, RestartLine(2, 4, (7,), 6, 1))
+        engine.advance(session, AdvanceLine(2, 9))  # comes while the restart may still be waiting
+        engine.advance(session, AdvanceLine(1, 100))  # of a line that is dead
+        assert len(await line(engine, session, 4, epoch=2)) == 4
+        engine.restart(session, RestartLine(3, 5, (8,), 12, 1))
+        assert len(await line(engine, session, 6, epoch=3)) == 6
+        assert session.line.output[:6] == [*first[:4], 7, 8] and len(session.line.output) == 12
+
+
+async def test_an_impossible_order_ends_its_own_line_only(model: VideoLM) -> None:
+    async with running(model) as engine:
+        bad, good = [await started(engine, some_frames(seed=seed)) for seed in range(2)]
+        await line(engine, bad, NUM_TOKENS)
+        engine.restart(bad, RestartLine(2, 99, (7,), 200, 1))
+        with pytest.raises(ProtocolViolation, match="keeps 99 tokens, but the line has 20"):
+            await line(engine, bad, 1, epoch=2)
+        assert len(await line(engine, good, NUM_TOKENS)) == NUM_TOKENS
+
+
+async def test_the_end_of_a_session_ends_its_line_and_frees_its_place(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session, other = [await started(engine, some_frames(seed=seed)) for seed in range(2)]
+        written = engine.write(session)
+        await anext(written)
+        await engine.close(session)
+        async for _ in written:
+            pass
+        assert session.work.state.kv_bytes == 0
+        assert engine.admission.num_admitted == 1
+        assert len(await line(engine, other, NUM_TOKENS)) == NUM_TOKENS
+
+
+async def test_no_room_is_said_at_once(model: VideoLM) -> None:
+    async with running(model, max_sessions=1) as engine:
+        opened(engine, 2)
+        with pytest.raises(Overloaded, match="the draft has no room: 1 of at most 1 captions") as refused:
+            opened(engine, 2)
+        assert refused.value.retry_after_s
+    async with running(model, kv_budget_bytes=1000) as engine:
+        with pytest.raises(LimitExceeded, match="the draft has 0 MiB"):
+            opened(engine, 2)
+
+
+async def test_embeddings_of_a_known_video_are_not_computed_again(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = VideoLM.encode_frames
+    monkeypatch.setattr(VideoLM, "encode_frames", lambda *args: encoded.append(len(args[1])) or encode(*args))
+    async with running(model, embedding_cache_bytes=MIB) as engine:
+        lines = [await line(engine, await started(engine, some_frames(5, seed)), NUM_TOKENS) for seed in (1, 1, 2)]
+    assert lines[0] == lines[1] != lines[2]
+    assert encoded == [5, 5]
