@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from training import llava, qwen
+from training import llava
 from training.budget import Pace
 from training.examples import ClipRange
 from training.pocket import Role
 
 SHORT_TEXT = 128
-MIDDLE_TEXT = 192
+MIDDLE_TEXT = 144
 LONG_TEXT = 272
 
 
@@ -45,8 +45,7 @@ _DENSE_TOKENS = 32 * llava.TOKENS_PER_FRAME
 _FULL_TOKENS = llava.FULL_FRAMES * llava.TOKENS_PER_FRAME
 
 _PAIRS_SHORT = ClipRange(num_scenes=(1, 2), frame_counts=(8, 12, 16), shown_steps=4)
-_PAIRS_FULL = ClipRange(num_scenes=(2, 4), frame_counts=(32,), shown_steps=16)
-_PAIRS_ALL = 16 * qwen.TOKENS_PER_STEP
+_PAIRS_FULL = ClipRange(num_scenes=(1, 3), frame_counts=(32,), shown_steps=16)
 
 CURRICULA: dict[str, dict[Role, Curriculum]] = {
     "llava_onevision": {
@@ -73,15 +72,15 @@ CURRICULA: dict[str, dict[Role, Curriculum]] = {
         "target": Curriculum(
             0.35,
             (
-                Stage("short", 0.30, _PAIRS_SHORT, (64,), SHORT_TEXT, 16, 4, 240, Pace(1.5e-3, 1e-3)),
-                Stage("full", 0.70, _PAIRS_FULL, (128, _PAIRS_ALL), MIDDLE_TEXT, 12, 2, 400, Pace(1e-3, 1e-4)),
+                Stage("short", 0.25, _PAIRS_SHORT, (48,), SHORT_TEXT, 8, 2, 240, Pace(1.5e-3, 1.2e-3, 20)),
+                Stage("full", 0.75, _PAIRS_FULL, (96,), MIDDLE_TEXT, 8, 2, 400, Pace(1.2e-3, 1e-4, 20)),
             ),
         ),
         "draft": Curriculum(
             0.4,
             (
                 Stage("short", 0.30, _PAIRS_SHORT, (32, 64), SHORT_TEXT, 16, 4, 240, Pace(2e-3, 2e-3)),
-                Stage("full", 0.70, _PAIRS_FULL, (26, 128), MIDDLE_TEXT, 12, 2, 400, Pace(2e-3, 2e-4)),
+                Stage("full", 0.70, _PAIRS_FULL, (26, 96), MIDDLE_TEXT, 12, 2, 400, Pace(2e-3, 2e-4)),
             ),
         ),
     },

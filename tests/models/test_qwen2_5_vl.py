@@ -291,3 +291,11 @@ def test_a_processor_that_does_not_fit_is_refused(tmp_path: Path, processor: dic
     path = write_tiny_qwen(tmp_path, seed=1, layers=1, processor=processor)
     with pytest.raises(ModelNotUsable, match=problem):
         load_model(str(path))
+
+
+def test_a_prompt_resumed_behind_the_same_video_answers_as_if_it_were_the_first(qwen: QwenPair) -> None:
+    video, other_prompt = VIDEOS[3], "What happens here?"
+    first, _ = qwen.prefill(PROMPT, video)
+    plan = qwen.plan(other_prompt, video)
+    state, logits = qwen.ours.resume_prefill(plan, first.cache.fork(plan.text_start)).finish()
+    assert greedy(qwen.ours, state, logits, 16) == qwen.generate(other_prompt, video, 16)
