@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slipstream.speculation.pipeline import AdvanceLine, RestartLine
+from slipstream.speculation.actions import AdvanceLine, RestartLine
 
 AGREED, DISAGREED = 1, 0
 

@@ -18,6 +18,7 @@ from bench.captions import Captioned, run_caption
 from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
+from bench.simulate import bad_drafts, simulate
 from slipstream.cli.launch import POCKET_DIR
 from slipstream.cli.stack import Stack, StackOptions
 from slipstream.rpc.client import open_channel
@@ -53,7 +54,10 @@ class GateSample:
 
 
 async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
-    """`time_ratio` by bad draft, `speedup` of the good one with the gate on and off, and each caption's figures."""
+    """`time_ratio` by bad draft, `speedup` of the good one with the gate on and off, and each caption's figures.
+
+    `simulated_time_ratio` is the same without the noise of a machine: 200 tokens at the simulator's CPU point.
+    """
     plan = plan or GatePlan()
     clips = held_out_clips(plan.num_clips)
     samples: dict[str, list[GateSample]] = {}
@@ -65,6 +69,7 @@ async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
         "time_ratio": {vice: round(ratios[vice], 3) for vice in BAD},
         "within_limit": all(ratios[vice] <= LIMIT for vice in BAD),
         "speedup": {state: round(1 / ratios[f"good, gate {state}"], 2) for state in ("on", "off")},
+        "simulated_time_ratio": {vice: round(1 / simulate(setup).speedup, 3) for vice, setup in bad_drafts().items()},
         "closings_of_good": sum(sample.closings for sample in samples["good, gate on"]),
         "identical": all(sample.identical for of_kind in samples.values() for sample in of_kind),
         "captions": {kind: [vars(sample) for sample in of_kind] for kind, of_kind in samples.items()},

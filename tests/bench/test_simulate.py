@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulate import Constant, SimulationInput, best_constant, pass_cost_table, simulate, working_points
+from bench.simulate import (
+    Constant,
+    SimulationInput,
+    bad_drafts,
+    best_constant,
+    pass_cost_table,
+    simulate,
+    working_points,
+)
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 
 
@@ -106,3 +114,30 @@ def test_a_restart_that_takes_long_costs_time() -> None:
 def test_measured_pass_costs_are_joined_by_straight_lines() -> None:
     target_pass_s = pass_cost_table({7: 39.0, 0: 21.0, 3: 33.0})
     assert [target_pass_s(window_len) for window_len in (0, 1, 3, 5, 7, 9)] == [21.0, 25.0, 33.0, 36.0, 39.0, 42.0]
+
+
+@pytest.mark.parametrize("num_tokens", [200, 400, 2000])
+@pytest.mark.parametrize("name", ["nonsense", "slow", "turns bad"])
+def test_a_bad_draft_costs_at_most_a_twentieth_with_the_gate(name: str, num_tokens: int) -> None:
+    for seed in range(5):
+        result = simulate(bad_drafts(num_tokens, seed)[name])
+        assert 1 / result.speedup <= 1.05
+        assert result.gate_closings >= 1
+        assert result.gated_tokens >= num_tokens * 0.3
+
+
+def test_a_good_draft_keeps_its_speedup_with_the_gate() -> None:
+    setup = replace(working_points()["cpu tau=0.9"], policy=SelfClocked(), tau=0.93, num_tokens=300, known=False)
+    for seed in range(20):
+        gated = simulate(replace(setup, gate=True, seed=seed))
+        assert gated.gate_closings == 0
+        assert gated == simulate(replace(setup, gate=False, seed=seed))
+
+
+def test_a_draft_that_becomes_good_is_taken_up_again() -> None:
+    setup = bad_drafts(3000)["nonsense"]
+    becoming = replace(setup, agreement=tuple(position > 300 for position in range(4000)))
+    result = simulate(becoming)
+    assert result.gate_closings >= 1
+    assert result.gated_tokens < 1000
+    assert result.speedup > 2
