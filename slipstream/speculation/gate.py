@@ -15,17 +15,18 @@ FIRST_REST tokens, then opens for a trial with TRIAL_BUDGET. Each trial that fai
 proof restores the first one.
 
 **What it can cost.** A closed gate is plain decoding but for two round trips a rest. An open one loses at most its
-budget and o, the excess of the round that exceeds it: hold and round trip are within the budget (`patience_s`), so o is
-about the excess of one pass over a window (0.4 to 1 plain passes on a CPU, near 0 on a GPU). The first stretch so loses
-at most FIRST_BUDGET + o and every later one TRIAL_BUDGET + o (one that proved itself, o), with at least FIRST_REST plain
-tokens before it. While no trial proves itself, k of them take n >= FIRST_REST (2^k - 1) tokens, so the excess over plain
-decoding, in plain passes, is at most
+budget and o, the excess of the round that exceeds it: hold and round trip are within the budget (`patience_s`), so o
+is about the excess of one pass over a window (0.4 to 1 plain passes on a CPU, near 0 on a GPU). The first stretch so
+loses at most FIRST_BUDGET + o and every later one TRIAL_BUDGET + o (one that proved itself, o), with at least
+FIRST_REST plain tokens before it. While no trial proves itself, k of them take n >= FIRST_REST (2^k - 1) tokens, so
+the excess over plain decoding, in plain passes, is at most
 
     FIRST_BUDGET + o + (TRIAL_BUDGET + o) log2(1 + n / FIRST_REST):
 
-for n = 200 and o = 0.7, k = 2, it is 4.7 + 3.4 = 8.1, 4.1% of the text; the share falls as n grows. A draft that proves
-itself and fails in turn, as if it knew, could raise it to FIRST_BUDGET + o + (TRIAL_BUDGET + o) n / FIRST_REST, 2.7% of a
-long text. Plain passes that the protocol runs anyway, while a draft still prefills, are measured too and cost nothing.
+for n = 200 and o = 0.7, k = 2, it is 4.7 + 3.4 = 8.1, 4.1% of the text; the share falls as n grows. A draft that
+proves itself and fails in turn, as if it knew, could raise it to FIRST_BUDGET + o + (TRIAL_BUDGET + o) n /
+FIRST_REST, 2.7% of a long text. Plain passes that the protocol runs anyway, while a draft still prefills, are
+measured too and cost nothing.
 """
 
 import statistics

@@ -8,11 +8,22 @@ and when the target is ahead of the draft there is *debt* instead: committed tok
 reproduce to live on.
 """
 
+import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import DraftFault
+
+
+class DraftPhase(enum.Enum):
+    """Where the draft stands in this caption."""
+
+    ABSENT = enum.auto()
+    JOINING = enum.auto()
+    WRITING = enum.auto()
+    RESTING = enum.auto()
+    """Ready, and asked for nothing while the gate is closed."""
 
 
 @dataclass(frozen=True)

@@ -5,38 +5,17 @@ tokens, and whatever comes back is committed. k = 0 is pre-verify, k > 0 post-ve
 slow, lying, dead or told to rest is simply a run of k = 0 passes, which is plain decoding.
 """
 
-import enum
 from collections.abc import Sequence
 
 from slipstream.speculation.acceptance import FinishReason, Verdict
-from slipstream.speculation.actions import (
-    Action,
-    AdvanceLine,
-    Commit,
-    Finish,
-    JoinPoint,
-    JudgeWindow,
-    RestartLine,
-)
+from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.line import Comparison, Line
+from slipstream.speculation.line import Comparison, DraftPhase, Line
 from slipstream.speculation.pacing import Moment, Policy, WindowPlan, longest_hold_s
 from slipstream.speculation.passes import Passes, PassKind
 
-__all__ = [
-    "MAX_DEBT",
-    "SOLO_PASSES",
-    "Action",
-    "AdvanceLine",
-    "Commit",
-    "DraftPhase",
-    "Finish",
-    "JoinPoint",
-    "JudgeWindow",
-    "Pipeline",
-    "RestartLine",
-]
+__all__ = ["AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
 MAX_DEBT = 2
 """A line that is this many tokens behind the target is restarted after them instead of catching up one by one."""
@@ -44,16 +23,6 @@ SOLO_PASSES = 4
 """Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
 JOINING_PASSES = 2
 """The same while a draft prefills: it may be ready any moment, and the second pass shows what a plain token costs."""
-
-
-class DraftPhase(enum.Enum):
-    """Where the draft stands in this caption."""
-
-    ABSENT = enum.auto()
-    JOINING = enum.auto()
-    WRITING = enum.auto()
-    RESTING = enum.auto()
-    """Ready, and asked for nothing while the gate is closed."""
 
 
 class Pipeline:

@@ -154,6 +154,15 @@ async def test_lies_that_cost_speed_only(liar: Liar, behaviour: Behaviour, polic
     await liar.check(behaviour, policy=policy, num_tokens=24)
 
 
+@pytest.mark.parametrize("behaviour", [writes(lambda at: 7), says()], ids=["garbage", "mute"])
+async def test_a_bad_draft_and_the_gate(liar: Liar, behaviour: Behaviour) -> None:
+    """Whether and when it closes is a matter of seconds; the text and the account of it are not."""
+    for gate in (True, False):
+        speculation = (await liar.check(behaviour, num_tokens=96, gate=gate)).summary.speculation
+        assert (speculation.gated_tokens > 0) <= (speculation.gate_closings > 0) <= gate
+        assert speculation.gated_tokens <= sum(cost.count for cost in speculation.pass_costs if not cost.window)
+
+
 async def test_tokens_before_it_is_ready(liar: Liar) -> None:
     async def behave(orders: object) -> AsyncIterator[Event]:
         yield tokens(1, 0, [5, 6])

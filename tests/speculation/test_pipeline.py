@@ -7,18 +7,10 @@ import pytest
 
 from slipstream.errors import DraftFault, ProtocolViolation
 from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
-from slipstream.speculation.pipeline import (
-    SOLO_PASSES,
-    AdvanceLine,
-    Commit,
-    DraftPhase,
-    Finish,
-    JudgeWindow,
-    Pipeline,
-    RestartLine,
-)
+from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
 

@@ -8,20 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
+from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.costs import CostModel, DecayedMean, WindowCosts
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import Moment, Policy, WindowPlan
-from slipstream.speculation.pipeline import (
-    MAX_DEBT,
-    Action,
-    AdvanceLine,
-    Commit,
-    DraftPhase,
-    Finish,
-    JudgeWindow,
-    Pipeline,
-    RestartLine,
-)
+from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
 from slipstream.speculation.reference import NextToken, decode_plain
 
 EOS = 0
