@@ -8,6 +8,7 @@ so that decoding is measured; `cold` runs, where it has not, are dominated by pr
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ class Run:
     captions: dict[Path, tuple[int, ...]] = field(default_factory=dict)
     token_times_s: list[float] = field(default_factory=list)
     peak_mib: dict[str, int] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
     def row(self, reference: "Run") -> dict[str, Any]:
         """Figures, with the texts compared to those of `reference`."""
@@ -52,6 +54,7 @@ class Run:
             "token_ms_p50": round(1000 * cuts[9], 2),
             "token_ms_p95": round(1000 * cuts[18], 2),
             "peak_mib": self.peak_mib,
+            "cpu_s": {name: round(seconds, 1) for name, seconds in self.cpu_s.items()},
             "identical": f"{same}/{len(self.captions)}",
         }
 
@@ -73,11 +76,13 @@ class Clients:
             options.max_new_tokens = max_new_tokens
         run, waiting = Run(num_clients), list(self._clips)
         self._reset_peaks()
+        run.cpu_s = {name: _cpu_s(process.pid) for name, process in self._stack.processes.items()}
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(num_clients):
                 group.create_task(self._client(run, waiting, options))
         run.seconds = time.perf_counter() - started
+        run.cpu_s = {name: _cpu_s(process.pid) - run.cpu_s[name] for name, process in self._stack.processes.items()}
         run.peak_mib = {name: _peak_kib(process.pid) // 1024 for name, process in self._stack.processes.items()}
         return run
 
@@ -114,6 +119,12 @@ def _peak_kib(pid: int) -> int:
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
 
+def _cpu_s(pid: int) -> float:
+    """Processor time used so far: on a busy machine the steadier figure."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def measure_sessions(
     num_clips: int = 8, num_frames: int = 64, max_new_tokens: int = 200, clients: Sequence[int] = CLIENTS
 ) -> dict[str, Any]:
@@ -129,8 +140,8 @@ async def measure_sessions(
         for method in METHODS:
             runs = []
             for num_clients in clients:
-                say(f"sessions: {method}, {num_clients} at once")
                 runs.append(await shared.run(method, num_clients))
+                say(f"sessions: {method}: {json.dumps(runs[-1].row(runs[0]))}")
             rows[method] = [run.row(runs[0]) for run in runs]
     async with _stack(prefix_cache_mb=0) as stack, open_channel(stack.gateway_address) as channel:
         cold = Clients(stack, channel, clips[: max(1, num_clips // 2)], options)
@@ -138,8 +149,8 @@ async def measure_sessions(
         for method in METHODS:
             runs = []
             for num_clients in (1, 4):
-                say(f"sessions: {method}, {num_clients} at once, cold")
                 runs.append(await cold.run(method, num_clients))
+                say(f"sessions: {method}, cold: {json.dumps(runs[-1].row(runs[0]))}")
             rows[f"{method}_cold"] = [run.row(runs[0]) for run in runs]
     return {
         "clips": num_clips,
