@@ -38,6 +38,12 @@ class TargetConfig(ModelServiceConfig):
     prefix_cache_mb: int = option(
         "MiB for the prefills of videos that were captioned before; 0 keeps none", default=512, check=between(0, 2**30)
     )
+    strict_width: int = option(
+        "run every pass alone and at this width, so that windows are judged by the very kernels of plain decoding;"
+        " longer windows are cut, prefills are not reused; 0 is off",
+        default=0,
+        check=between(0, 1024),
+    )
 
 
 async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], Awaitable[None]]:
@@ -45,10 +51,16 @@ async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], A
     config.pin()
     thread = ModelThread(config.num_threads)
     model = await thread.run(
-        lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
+        lambda: load_model(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            attention=config.attention,
+            strict_width=config.strict_width,
+        )
     )
     await thread.run(lambda: warm_up(model))
-    prefix_cache_bytes = config.prefix_cache_mb * MIB
+    prefix_cache_bytes = 0 if config.strict_width else config.prefix_cache_mb * MIB
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,
         max_sessions=config.max_sessions,

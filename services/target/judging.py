@@ -10,7 +10,7 @@ import torch
 from services.target.session import Judgement, TargetSession
 from slipstream.errors import InvalidRequest
 from slipstream.models.base import VideoLM
-from slipstream.models.batcher import Step, StepBatcher
+from slipstream.models.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.models.thread import Lane, ModelThread
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.acceptance import FinishReason, end_verdict
@@ -21,7 +21,8 @@ class Judge:
 
     def __init__(self, model: VideoLM, thread: ModelThread) -> None:
         self._model = model
-        self._batcher = StepBatcher(model, thread)
+        self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS)
+        self._longest_window = model.strict_width - 1 if model.strict_width else None
 
     async def judge(
         self,
@@ -43,6 +44,7 @@ class Judge:
             raise InvalidRequest(f"the window has a token outside the vocabulary of {vocab_size}")
         room = session.rule.max_new_tokens - len(session.committed) - 1
         window = window[:room]  # more could not be committed beside the pass's own token, nor fit the context
+        window = window[: self._longest_window]
         if not session.committed:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement

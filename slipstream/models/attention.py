@@ -59,18 +59,28 @@ class Segment:
         return slice(self.start, self.start + self.length)
 
     @cached_property
-    def window_mask(self) -> Tensor:
-        """What new rows add to their scores of the new tokens: 0 or -inf, [length, length]. Built once for all layers.
+    def num_columns(self) -> int:
+        """Keys behind the past: the new tokens', and what the cache shows behind them."""
+        return self.cache.view_length(self.past + self.length) - self.past
 
-        A tree of drafts would put its ancestor mask here.
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a key that some row must not see."""
+        return self.num_columns > 1
+
+    @cached_property
+    def window_mask(self) -> Tensor:
+        """What new rows add to their scores of the keys behind the past: 0 or -inf, [length, num_columns].
+
+        Built once for all layers. A tree of drafts would put its ancestor mask here.
         """
-        mask = torch.full((self.length, self.length), float("-inf"), dtype=self.dtype, device=self.device)
+        mask = torch.full((self.length, self.num_columns), float("-inf"), dtype=self.dtype, device=self.device)
         return mask.triu_(1)
 
     def folded_mask(self, group_size: int) -> Tensor:
         """The window mask behind a past that every row sees, once for each query head of a group.
 
-        [group_size * length, past + length], built once for all layers.
+        [group_size * length, past + num_columns], built once for all layers.
         """
         if self._folded_mask is None:
             self._folded_mask = pad(self.window_mask, (self.past, 0)).repeat(group_size, 1)
@@ -88,7 +98,7 @@ class Kernel(Protocol):
 
         Args:
             query: [heads, n, head_dim].
-            keys, values: the cache with the new rows, [kv_heads, past + n, head_dim].
+            keys, values: the cache with the new rows, [kv_heads, past + segment.num_columns, head_dim].
 
         Returns:
             [heads, n, head_dim].
@@ -110,7 +120,7 @@ class SdpaKernel:
         heads, num_rows, head_dim = query.shape
         kv_heads = keys.shape[0]
         folded = query.reshape(1, kv_heads, -1, head_dim)
-        mask = segment.folded_mask(heads // kv_heads) if num_rows > 1 else None
+        mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
         output = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
         return output.view(heads, num_rows, head_dim)
 
@@ -139,7 +149,7 @@ class MatmulKernel(SdpaKernel):
             rows = slice(first, min(first + _MAX_ROWS, num_rows))
             block = scaled[:, :, rows]
             scores = torch.bmm(block.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2))
-            if num_rows > 1:
+            if segment.is_masked:
                 scores.view(*block.shape[:3], num_tokens)[..., segment.past :] += segment.window_mask[rows]
             weights = torch.softmax(scores, dim=-1)
             output[:, :, rows] = torch.bmm(weights, values).view(block.shape)
@@ -166,18 +176,25 @@ class FlashKernel:
         return output[0].transpose(0, 1)
 
 
-def get_kernel(name: str, device: torch.device, dtype: torch.dtype) -> Kernel:
+def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_ends: bool = False) -> Kernel:
     """The kernel called `name`; "auto" takes the fastest that works on `device` with `dtype`.
 
+    Args:
+        masked_ends: caches show rows that nobody may see, which takes a kernel with a mask.
+
     Raises:
-        ModelNotUsable: an unknown name, or flash attention without CUDA, half precision or its package.
+        ModelNotUsable: an unknown name, or flash attention without CUDA, half precision or its package, or with
+            masked ends.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     flash_works = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
+    flash_works = flash_works and not masked_ends
     if name == "auto":
         name = "flash" if flash_works else "matmul" if device.type == "cpu" and not half else "sdpa"
     if name == "flash" and not flash_works:
-        raise ModelNotUsable("attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype; use 'auto'")
+        raise ModelNotUsable(
+            "attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype, and no strict width; use 'auto'"
+        )
     kernels: dict[str, type[Kernel]] = {"sdpa": SdpaKernel, "matmul": MatmulKernel, "flash": FlashKernel}
     if name not in kernels:
         raise ModelNotUsable(f"unknown attention {name!r}; known: {', '.join(ATTENTION_NAMES)}")

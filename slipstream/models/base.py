@@ -1,17 +1,16 @@
-"""What every Video-LLM looks like to the services, `VideoLM`, and the small `Adapter` that each family supplies."""
+"""What every Video-LLM looks like to the services: `VideoLM`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
+from slipstream.models.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
 from slipstream.models.kv_cache import KVCache, round_up
-from slipstream.models.runner import Decoder, Rows, Runner
+from slipstream.models.runner import Rows, Runner
 from slipstream.models.session import DecodeState, Prefill
 from slipstream.models.text import TextDecoder, TextStream
 
@@ -21,116 +20,15 @@ FRAMES_PER_CHUNK = 8
 """Frames that the vision tower encodes between two looks at `should_stop`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What peers and logs need to know of a loaded model."""
-
-    model_id: str
-    model_type: str
-    dtype: str
-    device: str
-    tokenizer_digest: str
-    """SHA-256 over everything that decides token ids: equal digests mean interchangeable tokens."""
-    vocab_size: int
-    """Width of the logits; may exceed the tokenizer's vocabulary."""
-    hidden_size: int
-    num_layers: int
-    eos_token_ids: tuple[int, ...]
-    max_context: int
-    """Positions that the model was made for."""
-    tokens_per_frame: int
-    """Of a frame of usual size, rounded up where frames of other sizes or several frames together count differently."""
-    max_frames: int
-    """Frames of usual size that fit the context together with an empty prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoGrid:
-    """How the video tokens of a family with positions in time and space lie: step after step, row after row."""
-
-    num_steps: int
-    num_rows: int
-    num_columns: int
-    seconds_per_step: float
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPlan:
-    """A tokenised prompt and where its video lies.
-
-    Between the video and the text there may be structural tokens, such as LLaVA's newline; they are always kept and
-    belong to neither span.
-    """
-
-    token_ids: tuple[int, ...]
-    """The whole prompt, with a placeholder id for every video token."""
-    video_start: int
-    num_video_tokens: int
-    """Prunable tokens."""
-    text_start: int
-    """The first text token that can see the video."""
-    grid: VideoGrid | None = None
-    """None where positions simply count the tokens."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def num_text_tokens(self) -> int:
-        """Text tokens behind the video."""
-        return self.num_tokens - self.text_start
-
-    @property
-    def video_stop(self) -> int:
-        return self.video_start + self.num_video_tokens
-
-
-class Adapter(Protocol):
-    """The part of the engine that knows one model family."""
-
-    decoder: Decoder
-    lm_head: nn.Module
-    frames_per_step: int
-    """Frames that share their tokens; a divisor of `FRAMES_PER_CHUNK`."""
-    tokens_per_step: int
-    """Video tokens of one step, for frames of usual size."""
-
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-    ) -> PromptPlan:
-        """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
-        ...
-
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        """Video embeddings of whole steps, or of the video's end, RGB [n, height, width, 3] -> [tokens, hidden]."""
-        ...
-
-    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
-        """Input embeddings of the whole prompt, [num_tokens, hidden]."""
-        ...
-
-    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-        """Position ids of the prompt tokens `rows` (sorted int64), and the position of the token after the prompt.
-
-        Args:
-            scheme: "original" leaves every token where it was before pruning; "compact" closes the gaps, on each axis.
-
-        Returns:
-            [n], or [axes, n] for rotary embeddings of several axes.
-        """
-        ...
-
-
 class VideoLM:
     """A loaded Video-LLM. Not thread-safe: all tensor work belongs on the one thread that owns the model."""
 
-    def __init__(self, info: ModelInfo, adapter: Adapter, runner: Runner, text: TextDecoder) -> None:
+    def __init__(
+        self, info: ModelInfo, adapter: Adapter, runner: Runner, text: TextDecoder, *, strict_width: int = 0
+    ) -> None:
         self.info = info
+        self.strict_width = strict_width
+        """Above 0, every step runs alone and at exactly this width, see `step`."""
         self._adapter = adapter
         self._runner = runner
         self._text = text
@@ -255,6 +153,10 @@ class VideoLM:
     def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.
 
+        With a `strict_width` every state has a pass of its own, filled up to that width with rows that are forgotten
+        again: a token's row is then computed by the same kernels on the same shapes, whether it stands in a window or
+        alone.
+
         Returns:
             Per state the fp32 logits that follow each of its new tokens, [n, vocab].
 
@@ -265,7 +167,17 @@ class VideoLM:
         for state, token_ids in batch:
             if state.next_position + len(token_ids) > self.info.max_context:
                 raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        if self.strict_width:
+            return [self._strict_step(state, token_ids) for state, token_ids in batch]
         return self._runner.start([self._step_rows(state, token_ids) for state, token_ids in batch]).finish()
+
+    def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
+        num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
+        assert num_fill >= 0, "a window must fit the strict width"
+        filled = [*token_ids, *[token_ids[-1]] * num_fill]
+        (logits,) = self._runner.start([self._step_rows(state, filled)]).finish()
+        state.rollback(num_tokens + len(token_ids))
+        return logits[: len(token_ids)]
 
     def text_stream(self) -> TextStream:
         """A fresh incremental detokeniser."""

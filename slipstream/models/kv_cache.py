@@ -25,11 +25,12 @@ class Layout(Enum):
     HEAD_DIM_TOKEN = (0, 2, 1)
     TOKEN_HEAD_DIM = (1, 0, 2)
 
-    def allocate(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        """An uninitialised buffer of logical `shape` in this order, with the dtype and device of `like`."""
+    def allocate(self, shape: tuple[int, int, int], like: Tensor, *, zeroed: bool = False) -> Tensor:
+        """A buffer of logical `shape` in this order, with the dtype and device of `like`; uninitialised or zeros."""
         physical = [shape[axis] for axis in self.value]
         inverse = [self.value.index(axis) for axis in range(3)]
-        return torch.empty(physical, dtype=like.dtype, device=like.device).permute(inverse)
+        make = torch.zeros if zeroed else torch.empty
+        return make(physical, dtype=like.dtype, device=like.device).permute(inverse)
 
 
 @dataclass(slots=True)
@@ -45,13 +46,18 @@ class KVCache:
         num_layers: decoder layers of the model.
         capacity: tokens to make room for before the first growth.
         key_layout, value_layout: what the attention kernel reads fastest.
+        whole_granules: `write` returns views whose length is a multiple of 64, zeros or stale rows at their end, so
+            that attention has the same shape wherever in such a granule a pass begins. The caller masks that end.
     """
 
-    def __init__(self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout) -> None:
+    def __init__(
+        self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout, whole_granules: bool = False
+    ) -> None:
         self._layers: list[_LayerBuffers | None] = [None] * num_layers
         self._capacity = round_up(capacity)
         self._key_layout = key_layout
         self._value_layout = value_layout
+        self._whole_granules = whole_granules
         self._length = 0
 
     @property
@@ -69,6 +75,10 @@ class KVCache:
         """Bytes of the buffers that exist now."""
         return sum(buffers.keys.nbytes + buffers.values.nbytes for buffers in self._layers if buffers is not None)
 
+    def view_length(self, num_tokens: int) -> int:
+        """Length of the views that `write` returns when there are `num_tokens` tokens with the new ones."""
+        return round_up(num_tokens) if self._whole_granules else num_tokens
+
     def reserve(self, num_tokens: int) -> None:
         """Make sure that `num_tokens` tokens in total will fit. Buffers grow by at least half, each when written to."""
         if num_tokens > self._capacity:
@@ -81,13 +91,15 @@ class KVCache:
             keys, values: [kv_heads, n, head_dim].
 
         Returns:
-            Views of all keys and values up to and including the new rows, [kv_heads, length + n, head_dim].
+            Views of all keys and values up to and including the new rows, [kv_heads, length + n, head_dim], or as long
+            as `view_length` says.
         """
         buffers = self._buffers(layer, keys, values)
         end = self._length + keys.shape[1]
         buffers.keys[:, self._length : end] = keys
         buffers.values[:, self._length : end] = values
-        return buffers.keys[:, :end], buffers.values[:, :end]
+        shown = self.view_length(end)
+        return buffers.keys[:, :shown], buffers.values[:, :shown]
 
     def advance(self, num_tokens: int) -> None:
         """Count `num_tokens` rows, which every layer has written, as part of the past."""
@@ -110,6 +122,7 @@ class KVCache:
             capacity=max(num_tokens, capacity),
             key_layout=self._key_layout,
             value_layout=self._value_layout,
+            whole_granules=self._whole_granules,
         )
         for layer, buffers in enumerate(self._layers):
             if buffers is not None:
@@ -128,7 +141,11 @@ class KVCache:
             return current
         kv_heads, _, head_dim = keys.shape
         shape = (kv_heads, self._capacity, head_dim)
-        grown = _LayerBuffers(self._key_layout.allocate(shape, keys), self._value_layout.allocate(shape, values))
+        zeroed = self._whole_granules  # what is masked must still be a number
+        grown = _LayerBuffers(
+            self._key_layout.allocate(shape, keys, zeroed=zeroed),
+            self._value_layout.allocate(shape, values, zeroed=zeroed),
+        )
         if current is not None:
             grown.keys[:, : self._length] = current.keys[:, : self._length]
             grown.values[:, : self._length] = current.values[:, : self._length]

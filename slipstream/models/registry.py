@@ -26,7 +26,9 @@ _FAMILIES: Mapping[str, str] = {
 """Model type -> its adapter, imported when first used."""
 
 
-def load_model(ref: str, *, dtype: str = "float32", device: str = "cpu", attention: str = "auto") -> VideoLM:
+def load_model(
+    ref: str, *, dtype: str = "float32", device: str = "cpu", attention: str = "auto", strict_width: int = 0
+) -> VideoLM:
     """Load a Video-LLM.
 
     Args:
@@ -34,13 +36,14 @@ def load_model(ref: str, *, dtype: str = "float32", device: str = "cpu", attenti
         dtype: float32, bfloat16 or float16.
         device: what `torch.device` understands.
         attention: auto, matmul, sdpa or flash.
+        strict_width: above 0, the width of every step, see `VideoLM.step`.
 
     Raises:
         ModelNotUsable: the message says what is wrong and what to do.
     """
     torch_dtype, torch_device = _dtype(dtype), _device(device)
     _hand_over_logs()
-    kernel = get_kernel(attention, torch_device, torch_dtype)
+    kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
     checkpoint = Checkpoint.open(ref)
     make_adapter = _family(checkpoint)
     try:
@@ -53,8 +56,8 @@ def load_model(ref: str, *, dtype: str = "float32", device: str = "cpu", attenti
         raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention_layers(checkpoint, model)
     info = _describe(checkpoint, model, adapter, tokenizer)
-    runner = Runner(adapter.decoder, adapter.lm_head, kernel)
-    return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer))
+    runner = Runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
+    return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
 
 
 def _hand_over_logs() -> None:

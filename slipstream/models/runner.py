@@ -97,12 +97,14 @@ class Runner:
         decoder: the upstream text model, loaded with our attention implementation.
         lm_head: [hidden] -> [vocab].
         kernel: the attention kernel; also decides the layout of caches.
+        fixed_shapes: attention reads caches in whole granules, see `KVCache`.
     """
 
-    def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel) -> None:
+    def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel, *, fixed_shapes: bool = False) -> None:
         self.decoder = decoder
         self.lm_head = lm_head
         self.kernel = kernel
+        self.fixed_shapes = fixed_shapes
         self.num_layers = len(decoder.layers)
 
     @property
@@ -119,6 +121,7 @@ class Runner:
             capacity=capacity,
             key_layout=self.kernel.key_layout,
             value_layout=self.kernel.value_layout,
+            whole_granules=self.fixed_shapes,
         )
 
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:

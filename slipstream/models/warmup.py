@@ -12,7 +12,7 @@ def warm_up(model: VideoLM) -> None:
     plan = model.plan_prompt("Describe this video.", FRAMES, frame_size=(SIDE, SIDE))
     embeddings = model.encode_frames(np.full((FRAMES, SIDE, SIDE, 3), 127, dtype=np.uint8))
     state, _ = model.start_prefill(plan, embeddings).finish()
-    for num_tokens in STEPS:
+    for num_tokens in (size for size in STEPS if not model.strict_width or size <= model.strict_width):
         model.step([(state, [0] * num_tokens)])
         state.rollback(plan.num_tokens)
     state.close()

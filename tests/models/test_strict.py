@@ -1,0 +1,70 @@
+"""Strict steps: one shape for every pass, whatever the window, and the same answer as without."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.errors import ModelNotUsable
+from slipstream.models import DecodeState, VideoLM, load_model
+from slipstream.models.attention import MatmulKernel, get_kernel
+from tests.models.conftest import Pair, random_frames
+
+WIDTH = 5
+
+
+@pytest.fixture(params=["matmul", "sdpa"])
+def strict(request: pytest.FixtureRequest, pair: Pair) -> VideoLM:
+    return load_model(str(pair.path), attention=request.param, strict_width=WIDTH)
+
+
+def prefill(model: VideoLM) -> tuple[DecodeState, torch.Tensor]:
+    frames = random_frames(6, 0)
+    return model.start_prefill(model.plan_prompt("?", len(frames)), model.encode_frames(frames)).finish()
+
+
+def windows(token_ids: list[int], length: int) -> Iterator[list[int]]:
+    for first in range(0, len(token_ids), length):
+        yield token_ids[first : first + length]
+
+
+@pytest.mark.parametrize("length", [1, 2, WIDTH])
+def test_logits_are_those_of_a_plain_step(pair: Pair, strict: VideoLM, length: int) -> None:
+    token_ids = [5 + 7 * index % 200 for index in range(80)]
+    (state, _), (plain, _) = prefill(strict), prefill(pair.ours)
+    for window in windows(token_ids, length):
+        (logits,) = strict.step([(state, window)])
+        (expected,) = pair.ours.step([(plain, window)])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert state.num_tokens == plain.num_tokens
+
+
+def test_rejected_rows_leave_no_trace(strict: VideoLM) -> None:
+    (state, _), (undisturbed, _) = prefill(strict), prefill(strict)
+    strict.step([(state, [9, 8, 7, 6])])
+    state.rollback(undisturbed.num_tokens)
+    torch.testing.assert_close(strict.step([(state, [3, 4])]), strict.step([(undisturbed, [3, 4])]))
+
+
+def test_every_step_has_the_same_shape(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = load_model(str(pair.path), attention="matmul", strict_width=WIDTH)
+    state, _ = prefill(strict)
+    shapes: set[tuple[int, int]] = set()
+    attend = MatmulKernel.attend
+
+    def spy(self: MatmulKernel, query: torch.Tensor, keys: torch.Tensor, *rest: Any) -> torch.Tensor:
+        shapes.add((query.shape[1], keys.shape[1]))
+        return attend(self, query, keys, *rest)
+
+    monkeypatch.setattr(MatmulKernel, "attend", spy)
+    other, _ = prefill(strict)
+    for length in (1, 3, 2, WIDTH, 4):
+        strict.step([(state, [3] * length), (other, [4])])
+    assert {rows for rows, _ in shapes} == {WIDTH}
+    assert all(columns % 64 == 0 for _, columns in shapes)
+
+
+def test_flash_attention_has_no_masked_ends() -> None:
+    with pytest.raises(ModelNotUsable, match="no strict width; use 'auto'"):
+        get_kernel("flash", torch.device("cpu"), torch.bfloat16, masked_ends=True)
