@@ -28,6 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 INVALID, OUT_OF_RANGE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE
 STOP, LENGTH = target_pb2.FINISH_REASON_STOP, target_pb2.FINISH_REASON_LENGTH
 MAX_CONTEXT = 4096
+MAX_SESSIONS = 16
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -129,6 +130,35 @@ async def test_a_text_may_fill_the_context_to_the_last_token(target: target_pb2_
         num_tokens += len(committed(await session.read_until("verdict"), [5] * 64))
     assert num_tokens == LONG_PROMPT_ROOM
     assert await session.read() is None
+
+
+async def test_a_caption_too_many_waits_and_is_told_so(target: target_pb2_grpc.TargetStub) -> None:
+    served = [await started(target, f"served {number}") for number in range(MAX_SESSIONS)]
+    for session in served:
+        await session.read_until("verdict")
+    late = await started(target, "late")
+    progress = await late.read_until("progress")
+    assert (progress.stage, progress.done, progress.total) == (target_pb2.STAGE_QUEUED, 0, 0)
+    await served[0].send(target_end())
+    await late.read_until("verdict")
+    for session in (*served[1:], late):
+        await session.send(target_end())
+        assert await session.read() is None
+
+
+async def test_a_second_prompt_about_the_same_video(target: target_pb2_grpc.TargetStub) -> None:
+    frames = some_frames(6, seed=77)
+    texts = []
+    for prompt, is_known in (("Describe it.", False), ("What moves?", True), ("Describe it.", True)):
+        session = await started(target, prompt, frames=frames, prompt=prompt)
+        prefilled = await session.read_until("prefilled")
+        assert (prefilled.reused_tokens > prefilled.video_tokens) == is_known
+        await session.send(judge(num_passes=100))
+        text = []
+        while (event := await session.read()) is not None:
+            text += committed(event.verdict, [])
+        texts.append(text)
+    assert texts[0] == texts[2] != texts[1]
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------
