@@ -77,8 +77,6 @@ class CostModel:
     """What a restart costs beside the draft's passes: two messages and the rollback."""
     plain_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.05))
     """What one more plain pass costs where several are asked for at once: T_p(0) without a round trip."""
-    speculation_doubted: bool = False
-    """The gate closed, and speculation has not proved itself since."""
     _accepted: float = 8.0
     _judged: float = 10.0
 

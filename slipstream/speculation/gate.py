@@ -53,14 +53,14 @@ UNMEASURED_SHARE = 0.75
 
 
 class Gate:
-    """One caption's gate. Starts open; a process whose last captions lost trusts the draft only on trial."""
+    """One caption's gate. Starts open, with the process's average of what a plain pass costs, if there is one."""
 
     def __init__(self, costs: CostModel) -> None:
         self.closed = False
         self.num_closings = 0
         self.num_gated_tokens = 0
         self._costs = costs
-        self._budget = TRIAL_BUDGET if costs.speculation_doubted else FIRST_BUDGET
+        self._budget = FIRST_BUDGET
         self._rest = FIRST_REST
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
         self._shortest_round_s = float("inf")
@@ -103,7 +103,6 @@ class Gate:
         loss = self.loss
         if loss <= -PROOF:
             self._budget, self._rest, self._may_reconsider = 0.0, FIRST_REST, True
-            self._costs.speculation_doubted = False
         if loss < -CREDIT:
             self._spent_s *= CREDIT / -loss
             self._num_tokens *= CREDIT / -loss
@@ -125,7 +124,6 @@ class Gate:
     def _close(self) -> None:
         self.closed = True
         self.num_closings += 1
-        self._costs.speculation_doubted = True
         self._reconsidering = self._may_reconsider
         self._num_left = RECONSIDER if self._reconsidering else self._rest
 

@@ -111,14 +111,13 @@ def test_a_hold_counts_whole_and_may_last_no_longer_than_the_budget() -> None:
     assert gate.loss < FIRST_BUDGET + 0.2
 
 
-def test_the_process_remembers_a_draft_that_failed_and_one_that_proved_itself() -> None:
-    gate = _gate()
+def test_the_process_remembers_what_plain_passes_cost_and_holds_no_grudge() -> None:
+    gate = _gate(plain_known=False)
     _fail(gate)
-    assert _fail(Gate(gate._costs.fork())) == TRIAL_BUDGET + 1
-    _rest(gate)
-    for _ in range(10):
-        gate.on_round(5, 2 * PLAIN_S, 0.0)
-    assert _fail(Gate(gate._costs.fork())) == FIRST_BUDGET + 1
+    _rest(gate, 3 * PLAIN_S)
+    later = Gate(gate._costs.fork())
+    assert later.plain_s == pytest.approx(3 * PLAIN_S)
+    assert later.loss == 0.0 and not later.closed
 
 
 def test_a_good_draft_is_hardly_ever_doubted() -> None:
