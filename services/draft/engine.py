@@ -57,7 +57,9 @@ class DraftEngine:
         waits for a draft, as the caption goes on without one."""
         get_pruner(request.pruner)
         num_kept(1, request.alpha)
-        plan = self.model.plan_prompt(request.prompt, num_frames, frame_size=frame_size)
+        plan = self.model.plan_prompt(
+            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+        )
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
         num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)

@@ -215,7 +215,7 @@ class Caption:
 
     async def _target_messages(self) -> AsyncIterator[target_pb2.TargetRequest]:
         frames = self._video.frames
-        yield codec.target_start(target_request(self._options), frames)
+        yield codec.target_start(target_request(self._options, self._video), frames)
         for chunk in codec.frame_chunks(frames):
             yield target_pb2.TargetRequest(frames=chunk)
         while (message := await self._to_target.get()) is not None:
@@ -223,7 +223,7 @@ class Caption:
         yield target_pb2.TargetRequest(end=common_pb2.End())
 
     def _make_draft_link(self, silence_s: float) -> DraftLink:
-        request = draft_request(self._options, self._peers.target.address)
+        request = draft_request(self._options, self._video, self._peers.target.address)
         return DraftLink(self._peers, request, self._video.frames, self, silence_s=silence_s, timeout_s=self._timeout_s)
 
     def _target_failure(self, error: grpc.aio.AioRpcError) -> Exception:

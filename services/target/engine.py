@@ -72,7 +72,9 @@ class TargetEngine:
         if request.session_id in self._sessions:
             raise InvalidRequest(f"session {request.session_id!r} is open already; give every request its own id")
         info = self.model.info
-        plan = self.model.plan_prompt(request.prompt, num_frames, frame_size=frame_size)
+        plan = self.model.plan_prompt(
+            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+        )
         if plan.num_tokens + request.max_new_tokens > info.max_context:
             raise LimitExceeded(
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "

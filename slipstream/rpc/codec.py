@@ -42,6 +42,8 @@ class TargetRequest:
     max_new_tokens: int
     with_guidance: bool
     sampling: SamplingParams = GREEDY
+    seconds_per_frame: float | None = None
+    """None: not known."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class DraftRequest:
     guidance_address: str
     seed: int
     sampling: SamplingParams = GREEDY
+    seconds_per_frame: float | None = None
 
 
 def model_info_message(info: "ModelInfo") -> common_pb2.ModelInfo:
@@ -68,10 +71,12 @@ def model_info_message(info: "ModelInfo") -> common_pb2.ModelInfo:
 # -- frames -----------------------------------------------------------------------------------------------------------
 
 
-def frames_header(frames: Frames) -> common_pb2.FramesHeader:
+def frames_header(frames: Frames, seconds_per_frame: float | None = None) -> common_pb2.FramesHeader:
     """The header that announces the frames."""
     num_frames, height, width, _ = frames.shape
-    return common_pb2.FramesHeader(num_frames=num_frames, height=height, width=width)
+    return common_pb2.FramesHeader(
+        num_frames=num_frames, height=height, width=width, seconds_per_frame=seconds_per_frame or 0.0
+    )
 
 
 def frame_chunks(frames: Frames) -> Iterator[common_pb2.FrameChunk]:
@@ -117,7 +122,7 @@ def target_start(request: TargetRequest, frames: Frames) -> target_pb2.TargetReq
     start = target_pb2.TargetStart(
         session_id=request.session_id,
         prompt=request.prompt,
-        frames=frames_header(frames),
+        frames=frames_header(frames, request.seconds_per_frame),
         max_new_tokens=request.max_new_tokens,
         with_guidance=request.with_guidance,
         sampling=sampling_message(request.sampling),
@@ -135,6 +140,7 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
         max_new_tokens=message.max_new_tokens,
         with_guidance=message.with_guidance,
         sampling=read_sampling(message.sampling),
+        seconds_per_frame=message.frames.seconds_per_frame or None,
     )
 
 
@@ -176,7 +182,7 @@ def draft_start(request: DraftRequest, join: JoinPoint, frames: Frames) -> draft
     start = draft_pb2.DraftStart(
         session_id=request.session_id,
         prompt=request.prompt,
-        frames=frames_header(frames),
+        frames=frames_header(frames, request.seconds_per_frame),
         pruner=request.pruner,
         alpha=request.alpha,
         positions=request.positions,
@@ -207,6 +213,7 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftRequest, JoinP
         guidance_address=message.guidance_address,
         seed=message.seed,
         sampling=read_sampling(message.sampling),
+        seconds_per_frame=message.frames.seconds_per_frame or None,
     )
     join = JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
     return request, join

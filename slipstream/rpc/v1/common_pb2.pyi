@@ -37,14 +37,16 @@ class ModelInfo(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ...) -> None: ...
 
 class FramesHeader(_message.Message):
-    __slots__ = ("num_frames", "width", "height")
+    __slots__ = ("num_frames", "width", "height", "seconds_per_frame")
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_PER_FRAME_FIELD_NUMBER: _ClassVar[int]
     num_frames: int
     width: int
     height: int
-    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
+    seconds_per_frame: float
+    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., seconds_per_frame: _Optional[float] = ...) -> None: ...
 
 class FrameChunk(_message.Message):
     __slots__ = ("data",)
