@@ -103,7 +103,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
 def test_target_requests(request: codec.TargetRequest) -> None:
     message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))
     assert codec.read_target_start(message.start) == request
-    assert message.start.frames == common_pb2.FramesHeader(num_frames=2, height=3, width=4)
+    assert message.start.frames == codec.frames_header(frames_of(2, 3, 4), request.seconds_per_frame)
 
 
 @pytest.mark.parametrize("changes", [{"session_id": ""}, {"max_new_tokens": 0}])
