@@ -41,10 +41,7 @@ class Stream(enum.IntEnum):
 
 def position_key(seed: int, stream: Stream, position: int) -> int:
     """The key, in [0, 2^64), that the numbers of one decision come from."""
-    key = _mix(seed + _GOLDEN)
-    for counter in (int(stream), position + 1):
-        key = _mix(key + counter * _GOLDEN)
-    return key
+    return _mix(_stream_key(seed, stream) + (position + 1) * _GOLDEN)
 
 
 def key_tensor(keys: Iterable[int], device: torch.device) -> Tensor:
@@ -92,6 +89,11 @@ def exponentials(bits: Tensor) -> Tensor:
     logs += edge_logs[bins]
     logs += exponents.mul_(_LN_2)
     return logs.neg_()
+
+
+@functools.lru_cache(maxsize=1024)
+def _stream_key(seed: int, stream: Stream) -> int:
+    return _mix(_mix(seed + _GOLDEN) + int(stream) * _GOLDEN)
 
 
 def _mix(value: int) -> int:

@@ -13,7 +13,7 @@ from slipstream.sampling.noise import Stream, exponentials, key_tensor, position
 
 TABLE_NUMBERS = 2**16
 """Noise of a small vocabulary is computed for several positions at once: at most this many numbers,"""
-TABLE_ROWS = 32
+TABLE_ROWS = 16
 """and this many positions."""
 MAX_TABLES = 4
 

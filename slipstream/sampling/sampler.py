@@ -30,6 +30,7 @@ position is judged by the target's own choice: a broken draft costs speed, not c
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -165,11 +166,13 @@ def read_proposal(proposal: Proposal, token: int, vocab_size: int) -> Tensor | N
     """
     if not 0 < len(proposal.token_ids) == len(proposal.probabilities) <= vocab_size or token not in proposal.token_ids:
         return None
-    token_ids = torch.tensor(proposal.token_ids, dtype=torch.int64)
-    probabilities = torch.tensor(proposal.probabilities, dtype=torch.float64)
-    if int(token_ids.amin()) < 0 or int(token_ids.amax()) >= vocab_size or len(token_ids.unique()) < len(token_ids):
+    token_ids = np.array(proposal.token_ids, dtype=np.int64)
+    probabilities = np.array(proposal.probabilities, dtype=np.float64)
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size or len(np.unique(token_ids)) < len(token_ids):
         return None
-    total = float(probabilities.sum())
-    if not bool((probabilities > 0).all()) or not abs(total - 1.0) <= MAX_SUM_ERROR:
+    total = probabilities.sum()
+    if not (probabilities > 0).all() or not abs(total - 1.0) <= MAX_SUM_ERROR:
         return None
-    return torch.zeros(vocab_size, dtype=torch.float64).index_copy_(0, token_ids, probabilities / total)
+    draft = np.zeros(vocab_size)
+    draft[token_ids] = probabilities / total
+    return torch.from_numpy(draft)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ def chi_square(observed: Sequence[float], expected: Sequence[float]) -> tuple[fl
     return statistic, degrees
 
 
-def fit(samples: Sequence[Hashable], probabilities: Mapping[Hashable, float]) -> tuple[float, int]:
+def fit(samples: Sequence[Hashable], probabilities: Mapping[Any, float]) -> tuple[float, int]:
     """Chi-square statistic and degrees of freedom of samples against their exact distribution.
 
     A sample of probability 0 is an error at once.
