@@ -34,7 +34,7 @@ from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 STACK_METHODS = {
     ENGINE_PLAIN: CaptionOptions(method="autoregressive"),
-    "parallel fixed": CaptionOptions(method="parallel", policy="fixed"),
+    "parallel fixed": CaptionOptions(method="parallel", policy="fixed", gate=False),
     "parallel self_clocked": CaptionOptions(method="parallel", policy="self_clocked"),
 }
 REFERENCE_METHODS = {

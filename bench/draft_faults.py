@@ -139,7 +139,7 @@ COLUMNS: dict[str, Cell] = {
 
 async def run(given: argparse.Namespace, clips: Sequence[Path], faults: Sequence[Fault]) -> list[Outcome]:
     """All runs on one stack."""
-    options = CaptionOptions(num_frames=given.frames, max_new_tokens=given.max_new_tokens)
+    options = CaptionOptions(num_frames=given.frames, max_new_tokens=given.max_new_tokens, gate=False)
     stack_options = StackOptions(endless_copy(given.target), given.draft, threads=1)
     outcomes = []
     say("starting the stack")

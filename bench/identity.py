@@ -90,6 +90,7 @@ async def _compare(channel: grpc.aio.Channel, task: Task, setting: Setting, refe
         guidance=setting.guidance,
         positions=setting.positions,
         seed=setting.seed,
+        gate=False,
     )
     captioned = await run_caption(channel, task.video, options)
     return Comparison(task.video.stem, setting, reference.token_ids[:limit], captioned)

@@ -17,15 +17,15 @@ from typing import Any, cast
 import torch
 import transformers
 from torch import Tensor
-from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from bench.tasks import Generated, Task
 from slipstream.models import VideoLM, load_model
 from slipstream.models.checkpoint import Checkpoint
-from slipstream.models.preprocess import FramePreprocessor
+from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.rpc.codec import Frames
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import DecodeLimits, SampledVideo, sample_video
 
 
 def start_reference(core: int | None = None) -> ProcessPoolExecutor:
@@ -73,7 +73,10 @@ def generate_assisted_with_video(task: Task) -> Generated:
 def top_two_margin(task: Task, prefix: tuple[int, ...]) -> float:
     """The lead of the best next token over the second best, in logits, after the prompt and `prefix`."""
     inputs = _inputs(task)
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([prefix], dtype=torch.int64)], dim=1)
+    written = torch.tensor([prefix], dtype=torch.int64)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], written], dim=1)
+    if "mm_token_type_ids" in inputs:
+        inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(written)], dim=1)
     with torch.inference_mode():
         logits = _upstream(task.target)(**inputs, logits_to_keep=1).logits[0, -1]
     best, second = logits.topk(2).values.tolist()
@@ -88,8 +91,7 @@ def engine_model(ref: Path) -> VideoLM:
 
 def frames_of(task: Task) -> Frames:
     """The frames that the gateway samples of the task's video."""
-    with task.video.open("rb") as source:
-        return cast(Frames, sample_video(source, task.num_frames, DecodeLimits()).frames)
+    return cast(Frames, _sampled(task).frames)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -136,10 +138,30 @@ def _generate(task: Task, assistant_model: PreTrainedModel | None = None) -> Gen
     )
 
 
+def _sampled(task: Task) -> SampledVideo:
+    with task.video.open("rb") as source:
+        return sample_video(source, task.num_frames, DecodeLimits())
+
+
 def _inputs(task: Task) -> dict[str, Tensor]:
-    frames = frames_of(task)
-    plan = engine_model(task.target).plan_prompt(task.prompt, len(frames))
-    return {"input_ids": torch.tensor([plan.token_ids]), "pixel_values_videos": _pixels(task.target, frames)}
+    """What the family's own processor would hand to `generate`."""
+    video, model = _sampled(task), engine_model(task.target)
+    seconds_per_frame = video.duration_s / len(video.frames)
+    size = video.frames.shape[1:3]
+    plan = model.plan_prompt(
+        task.prompt, len(video.frames), frame_size=(size[0], size[1]), seconds_per_frame=seconds_per_frame
+    )
+    input_ids = torch.tensor([plan.token_ids])
+    if plan.grid is None:
+        return {"input_ids": input_ids, "pixel_values_videos": _pixels(task.target, cast(Frames, video.frames))}
+    preprocess = PatchPreprocessor.from_config(Checkpoint.open(str(task.target)).video_processor_config())
+    return {
+        "input_ids": input_ids,
+        "mm_token_type_ids": 2 * (input_ids == _upstream(task.target).config.video_token_id).int(),
+        "pixel_values_videos": preprocess(video.frames),
+        "video_grid_thw": torch.tensor([preprocess.grid(len(video.frames), *size)]),
+        "second_per_grid_ts": torch.tensor([plan.grid.seconds_per_step]),
+    }
 
 
 def _pixels(ref: Path, frames: Frames) -> Tensor:
@@ -147,6 +169,5 @@ def _pixels(ref: Path, frames: Frames) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _upstream(ref: Path) -> LlavaOnevisionForConditionalGeneration:
-    model = LlavaOnevisionForConditionalGeneration.from_pretrained(ref, dtype=torch.float32)
-    return cast(LlavaOnevisionForConditionalGeneration, model.eval())
+def _upstream(ref: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(ref, dtype=torch.float32).eval()

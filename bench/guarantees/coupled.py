@@ -66,7 +66,7 @@ class CoupledRuns:
     def __init__(self, stack: Stack, channel: grpc.aio.Channel, num_frames: int, max_new_tokens: int) -> None:
         self._stack = stack
         self._channel = channel
-        self._base = {"num_frames": num_frames, "max_new_tokens": max_new_tokens, "gate": False}
+        self._base: dict[str, Any] = {"num_frames": num_frames, "max_new_tokens": max_new_tokens, "gate": False}
 
     async def run_clip(self, clip: Path, number: int, settings: Sequence[Setting]) -> list[Outcome]:
         """The plain caption of the clip, then one for every setting."""
