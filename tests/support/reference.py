@@ -25,12 +25,16 @@ class Reference:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._pixels = FramePreprocessor.from_config(Checkpoint.open(str(folder)).video_processor_config())
 
-    def answer(self, frames: NDArray[np.uint8], prompt: str, num_tokens: int) -> list[int]:
-        """Token ids of the answer; an end-of-text token is the last one."""
+    def answer(self, frames: NDArray[np.uint8], prompt: str, num_tokens: int, **more: Any) -> list[int]:
+        """Token ids of the answer; an end-of-text token is the last one. `more` goes to `generate`."""
         pixels = self._pixels(frames)[None]
         token_ids = self._prompt(prompt, self._num_placeholders(pixels))
         output = self._model.generate(
-            input_ids=torch.tensor([token_ids]), pixel_values_videos=pixels, max_new_tokens=num_tokens, do_sample=False
+            input_ids=torch.tensor([token_ids]),
+            pixel_values_videos=pixels,
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            **more,
         )
         answer: list[int] = output[0, len(token_ids) :].tolist()
         return answer

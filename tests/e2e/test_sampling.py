@@ -1,0 +1,67 @@
+"""Sampling through the running stack: a seed has one text, whoever drafts; penalties are upstream's; stops end it."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream.rpc.v1 import target_pb2
+from tests.support.clips import sample_frames
+from tests.support.gateway_client import Captioned, caption
+from tests.support.world import NUM_FRAMES, PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NUM_TOKENS = 48
+SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
+
+
+async def run(gateway: grpc.aio.Channel, world: World, **options: Any) -> Captioned:
+    asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, "gate": False} | options
+    return await caption(gateway, world.clips[0], **asked)
+
+
+async def test_a_seed_has_one_text_whatever_the_draft_does(gateway: grpc.aio.Channel, world: World) -> None:
+    plain = await run(gateway, world, method="autoregressive", **SAMPLING)
+    for options in (
+        {"max_window": 1, "pruner": "none"},
+        {"max_window": 3, "pruner": "random", "alpha": 0.5},
+        {"max_window": 9, "pruner": "uv", "policy": "fixed"},
+        {"max_window": 16, "pruner": "uniform", "alpha": 1.0, "positions": "compact"},
+    ):
+        assert (await run(gateway, world, **SAMPLING, **options)).token_ids == plain.token_ids
+    other = await run(gateway, world, method="autoregressive", **SAMPLING | {"seed": 8})
+    assert other.token_ids != plain.token_ids
+
+
+async def test_rejection_sends_proposals_and_accepts_some(gateway: grpc.aio.Channel, world: World) -> None:
+    captioned = await run(
+        gateway, world, sampling_rule="rejection", temperature=1.5, pruner="none", policy="fixed", max_new_tokens=96
+    )
+    speculation = captioned.summary.speculation
+    assert captioned.summary.num_tokens == 96 or captioned.summary.finish_reason == target_pb2.FINISH_REASON_STOP
+    assert speculation.drafts_lost == 0
+    assert speculation.windows > 0 < speculation.judged
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "parallel"])
+async def test_the_repetition_penalty_is_that_of_transformers(
+    gateway: grpc.aio.Channel, world: World, method: str
+) -> None:
+    captioned = await run(gateway, world, method=method, repetition_penalty=1.3)
+    frames = sample_frames(world.clips[0], NUM_FRAMES)
+    expected = world.reference.answer(frames, PROMPT, NUM_TOKENS, repetition_penalty=1.3)
+    assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("method", ["autoregressive", "parallel"])
+async def test_the_text_ends_before_a_stop_string(gateway: grpc.aio.Channel, world: World, method: str) -> None:
+    whole = (await run(gateway, world, method="autoregressive")).text
+    stop = whole[len(whole) // 2 :][:3]
+    captioned = await run(gateway, world, method=method, stop=[stop, "never said \x00"], policy="fixed")
+    summary = captioned.summary
+    assert captioned.text == summary.text == whole[: whole.index(stop)]
+    assert summary.finish_reason == target_pb2.FINISH_REASON_STOP
+    assert summary.stop_string == stop
+    assert summary.num_tokens == len(captioned.token_ids)
+    assert captioned.token_ids == world.answer(0, summary.num_tokens)
