@@ -13,7 +13,9 @@ MIN_EXPECTED = 5.0
 
 
 def chi_square_tail(statistic: float, degrees: int) -> float:
-    """P(chi-square with that many degrees of freedom >= statistic)."""
+    """P(chi-square with that many degrees of freedom >= statistic); 1 where there were too few samples to compare."""
+    if degrees < 1:
+        return 1.0
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 

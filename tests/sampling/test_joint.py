@@ -29,6 +29,7 @@ from tests.sampling.toy_world import (
     coin_toss,
     exact_block,
     exact_run,
+    p_values,
     play,
     play_many,
     runs_of,
@@ -44,16 +45,6 @@ TARGET = toy_target()
 DRAFTS = toy_drafts(TARGET)
 
 
-def p_values(texts: list[Text], temperature: float) -> dict[str, float]:
-    """p-value of every run of 2 and of 3 consecutive tokens, by the offset of its first token in a block."""
-    block = exact_block(TARGET, SamplingParams(temperature))
-    found = {}
-    for count, offset in product((2, 3), range(BLOCK)):
-        samples = [run for text in texts for run in runs_of(text, offset, count)]
-        found[f"{count} tokens from {offset}"] = chi_square_tail(*fit(samples, exact_run(block, offset, count)))
-    return found
-
-
 @cache
 def texts_of(rule: str, temperature: float, draft: str) -> list[Text]:
     return play_many((TARGET, DRAFTS[draft]), rule, temperature, NUM_RUNS)
@@ -63,7 +54,7 @@ def texts_of(rule: str, temperature: float, draft: str) -> list[Text]:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("rule", RULES)
 def test_two_and_three_tokens_have_the_targets_joint_distribution(rule: str, temperature: float, draft: str) -> None:
-    found = p_values(texts_of(rule, temperature, draft), temperature)
+    found = p_values(TARGET, texts_of(rule, temperature, draft), temperature)
     assert min(found.values()) > P_FLOOR, found
 
 

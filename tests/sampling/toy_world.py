@@ -20,6 +20,7 @@ from slipstream.speculation.acceptance import StopRule, end_verdict
 from slipstream.speculation.actions import Action, JudgeWindow
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 from slipstream.speculation.pipeline import Pipeline
+from tests.sampling.statistics import chi_square_tail, fit
 from tests.speculation.toys import Always, Stage, measured_costs
 
 VOCAB = 5
@@ -79,7 +80,8 @@ def coin_toss() -> tuple[ToyLM, ToyLM]:
 
 def exact_block(target: ToyLM, params: SamplingParams) -> dict[Text, float]:
     """Probability of every block."""
-    warp, joint = Warp(params, (), VOCAB), {(): 1.0}
+    warp = Warp(params, (), VOCAB)
+    joint: dict[Text, float] = {(): 1.0}
     for _ in range(BLOCK):
         rows = {text: warp.probabilities(target.logits(text), text)[0].tolist() for text in joint}
         joint = {(*text, token): joint[text] * rows[text][token] for text in joint for token in range(VOCAB)}
@@ -228,3 +230,13 @@ def play_many(
         params = SamplingParams(temperature, seed=seed, rule=rule)
         texts.append(tuple(play(*models, params, plans[seed % len(plans)], random.Random(seed)).output))
     return texts
+
+
+def p_values(target: ToyLM, texts: Sequence[Text], temperature: float) -> dict[str, float]:
+    """p-value of every run of 2 and of 3 consecutive tokens, by the offset of its first token in a block."""
+    block = exact_block(target, SamplingParams(temperature))
+    found = {}
+    for count, offset in product((2, 3), range(BLOCK)):
+        samples = [run for text in texts for run in runs_of(text, offset, count)]
+        found[f"{count} tokens from {offset}"] = chi_square_tail(*fit(samples, exact_run(block, offset, count)))
+    return found
