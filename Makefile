@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo bench identity draft-faults simulate clean
+.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults simulate clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,9 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+guarantees: setup
+	$(BIN)/python -m bench.guarantees
 
 identity: setup
 	$(BIN)/python -m bench.identity
