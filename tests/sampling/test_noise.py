@@ -137,3 +137,12 @@ def test_accept_numbers_are_uniform_over_seeds_and_positions() -> None:
     numbers = torch.tensor([[uniform(position_key(seed, Stream.ACCEPT, n)) for n in range(8)] for seed in range(4000)])
     assert min(uniformity(numbers[:, n], bins=32) for n in range(8)) > P_FLOOR
     assert min(independence(numbers[:, a], numbers[:, b], bins=8) for a, b in combinations(range(8), 2)) > P_FLOOR
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_computes_the_same_bits() -> None:
+    bits = bits_at(6, Stream.CHOICE, range(64), 50_000)
+    keys = key_tensor([position_key(6, Stream.CHOICE, position) for position in range(64)], torch.device("cuda"))
+    gpu_bits = random_bits(keys[:, None], torch.arange(50_000, device="cuda"))
+    assert torch.equal(gpu_bits.cpu(), bits)
+    assert torch.equal(exponentials(gpu_bits).cpu(), exponentials(bits))
