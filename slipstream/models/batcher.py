@@ -64,18 +64,25 @@ class StepBatcher:
             self._expected.discard(work)
             self._changed.notify()
 
+    @property
+    def _is_worth_waiting(self) -> bool:
+        """Somebody is expected, and the next pass has room for them."""
+        return bool(self._expected) and len(self._waiting) < self._max_steps
+
     def _run(self) -> None:
         with self._changed:
-            while self._expected and (left_s := self._expect_until - time.perf_counter()) > 0:
+            while self._is_worth_waiting and (left_s := self._expect_until - time.perf_counter()) > 0:
                 self._changed.wait(left_s)
             steps = [self._waiting.popleft() for _ in range(min(self._max_steps, len(self._waiting)))]
             self._expected.clear()
+        living = []
         for step in steps:
             if step.work.closed:
                 step.on_error(SessionGone("the session has ended"))
-        steps = [step for step in steps if not step.work.closed]
-        if steps:
-            self._run_pass(steps)
+            else:
+                living.append(step)
+        if living:
+            self._run_pass(living)
         with self._changed:
             if self._waiting:
                 self._thread.submit(self._run, Lane.DECODE)

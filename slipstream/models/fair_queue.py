@@ -40,7 +40,8 @@ class FairQueue(Generic[JobT]):
         return sum(map(len, self._waiting.values()))
 
     def push(self, lane: Lane, job: JobT, order: int = 0) -> None:
-        """Adds a job. In its lane, lower `order` goes first, then who came first."""
+        """Adds a job. In its lane, lower `order` goes first, then who came first: work without end must have an order
+        that others share."""
         other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
         if not self._waiting[lane]:
             credit_s = max(CREDIT_S, self._last_job_s[other])

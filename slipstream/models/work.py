@@ -49,7 +49,10 @@ class SessionWork:
         self._releases.append(release)
 
     async def run(self, work: Callable[[], T], lane: Lane = Lane.PREFILL) -> tuple[T, float]:
-        """What `work()` returns on the model's thread, and its seconds. Raises `SessionGone` after `close`."""
+        """What `work()` returns on the model's thread, and its seconds. Raises `SessionGone` after `close`.
+
+        Prefills are served session by session; decoding comes in turn, or a late session would never have its.
+        """
 
         def timed() -> tuple[T, float]:
             self._check_open()
@@ -57,7 +60,7 @@ class SessionWork:
             result = work()
             return result, time.perf_counter() - start
 
-        return await self._thread.run(timed, lane, self._order)
+        return await self._thread.run(timed, lane, self._order if lane is Lane.PREFILL else 0)
 
     def run_blocks(self, blocks: Iterator[T]) -> AsyncIterator[T]:
         """Runs an iterator block by block on the model's thread. Raises `SessionGone` after `close`."""

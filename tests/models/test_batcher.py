@@ -163,6 +163,42 @@ def test_a_pass_waits_a_little_for_those_of_the_last_one(
     assert [len(session.heard) for session in sessions] == [2, 2, 1]
 
 
+def test_a_pass_without_room_waits_for_nobody(
+    pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.models.batcher.GATHER_SHARE", 1e9)
+    monkeypatch.setattr("slipstream.models.batcher.MAX_GATHER_S", 3600.0)
+    batcher, thread = make_batcher(pair, max_steps=1)
+    for session in sessions[:2]:
+        session.on_logits = lambda: True
+        batcher.submit(session.step(5))
+    thread.run_one()
+    waiting = threading.Thread(target=thread.run_one, daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert [len(session.heard) for session in sessions] == [1, 1, 0]
+
+
+@dataclass(eq=False)
+class WorkThatEnds:
+    """Ends right behind the first look at it, as the event loop may decide at any moment."""
+
+    num_looks: int = 0
+
+    @property
+    def closed(self) -> bool:
+        self.num_looks += 1
+        return self.num_looks > 1
+
+
+def test_a_session_that_ends_while_a_pass_begins_hears_of_it(pair: Pair, sessions: list[Session]) -> None:
+    sessions[0].work = WorkThatEnds()
+    batcher, thread = make_batcher(pair)
+    batcher.submit(sessions[0].step(5))
+    thread.run_one()
+    assert len(sessions[0].heard) == 1
+
+
 def test_outcomes_keep_their_order(pair: Pair, sessions: list[Session]) -> None:
     too_long = [5] * pair.ours.info.max_context
     batch = [(sessions[0].state, [5]), (sessions[1].state, too_long), (sessions[2].state, [6])]

@@ -1,0 +1,37 @@
+"""A session's work on the model's thread: its place among the others' work."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from slipstream.models.thread import Lane, ModelThread
+from slipstream.models.work import SessionWork
+
+MANY = 50
+
+
+@pytest_asyncio.fixture
+async def thread() -> AsyncIterator[ModelThread]:
+    thread = ModelThread(1)
+    yield thread
+    await asyncio.to_thread(thread.close)
+
+
+async def test_a_late_session_is_not_starved_by_endless_decoding(thread: ModelThread) -> None:
+    SessionWork(thread)  # an earlier caption, so that the next is not the process's first
+    late, is_waiting, num_passes = SessionWork(thread), threading.Event(), 0
+
+    def decode() -> None:
+        nonlocal num_passes
+        is_waiting.wait()
+        num_passes += 1
+        if num_passes < MANY:
+            thread.submit(decode, Lane.DECODE)
+
+    thread.submit(decode, Lane.DECODE)
+    first_judgement = asyncio.create_task(late.run(lambda: num_passes, Lane.DECODE))
+    await asyncio.sleep(0)
+    is_waiting.set()
+    assert (await first_judgement)[0] == 1
