@@ -117,7 +117,7 @@ class DraftEngine:
         prefill = self.model.start_prefill(
             session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=HEADROOM_TOKENS
         )
-        session.work.on_release(prefill.close)
+        session.work.on_release(prefill.cache.clear)
         for layer in range(1, self.model.info.num_layers + 1):
             prefill.run_layers(layer)
             yield time.perf_counter() - started

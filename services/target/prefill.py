@@ -7,6 +7,7 @@ import torch
 
 from services.target.session import PrefillFacts, StageProgress, TargetSession
 from slipstream.models.base import Prefill, VideoLM
+from slipstream.models.kv_cache import KVCache
 from slipstream.models.prefix import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.models.work import encode_blocks
 from slipstream.pruning import Guidance
@@ -43,12 +44,12 @@ class PromptPass:
         self._layer = guidance_layer
         self._key = None if digest is None else PrefixKey.of(session.plan, digest)
         self._shared: VideoPrefix | None = None
-        self._prefill: Prefill | None = None
+        self._cache: KVCache | None = None
         self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
-        session.work.on_release(self._release)
 
     def blocks(self, frames: Frames) -> Iterator[PrefillEvent]:
         """Does one block of work before each item; the facts come last, and then the session has a state."""
+        self._session.work.on_release(self._release)
         prefix = self._prefixes.find(self._key) if self._key is not None else None
         if prefix is None:
             yield from self._fresh(frames)
@@ -97,7 +98,7 @@ class PromptPass:
         yield self._finish(prefill, num_reused=prefix.num_tokens)
 
     def _layers(self, prefill: Prefill) -> Iterator[StageProgress]:
-        self._prefill = prefill
+        self._cache = prefill.cache
         num_layers = self._model.info.num_layers
         for layer in range(1, num_layers + 1):
             started = time.perf_counter()
@@ -132,8 +133,8 @@ class PromptPass:
         """The session has ended: what others may reuse is handed to the prefix cache, the rest is freed."""
         if self._shared is not None:
             self._prefixes.retire(self._shared)
-        elif self._prefill is not None:
-            self._prefill.close()
+        elif self._cache is not None:
+            self._cache.clear()
 
 
 def _rounded(states: torch.Tensor) -> torch.Tensor:

