@@ -21,7 +21,8 @@ from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 HEADROOM_TOKENS = 512
-"""Room for a line, counted when a session is admitted; the draft is not told how long the text may become."""
+"""Room for a line behind the committed tokens, counted when a session is admitted; the draft is not told how long the
+text may become."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +115,9 @@ class DraftEngine:
 
     def _prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> Iterator[float]:
         started = time.perf_counter()
+        headroom = len(session.line.output) + HEADROOM_TOKENS
         prefill = self.model.start_prefill(
-            session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=HEADROOM_TOKENS
+            session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=headroom
         )
         session.work.on_release(prefill.cache.clear)
         for layer in range(1, self.model.info.num_layers + 1):

@@ -94,8 +94,8 @@ class VideoLM:
         return torch.cat(chunks)
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Bytes of a cache that has room for `num_tokens` tokens."""
-        return self._runner.kv_bytes_per_token * round_up(num_tokens)
+        """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
+        return self._runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
 
     def start_prefill(
         self,
@@ -127,7 +127,7 @@ class VideoLM:
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
             hidden = self._adapter.embed_prompt(plan, video_embeddings)
             hidden = hidden.index_select(0, rows.to(hidden.device))
-        cache = self._runner.new_cache(len(rows) + headroom)
+        cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
         forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device))])
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
         video = slice(plan.video_start, plan.video_start + num_kept)

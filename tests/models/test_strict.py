@@ -65,6 +65,17 @@ def test_every_step_has_the_same_shape(pair: Pair, monkeypatch: pytest.MonkeyPat
     assert all(columns % 64 == 0 for _, columns in shapes)
 
 
+def test_an_answer_stays_within_the_memory_counted_for_it(strict: VideoLM) -> None:
+    frames, num_new = random_frames(6, 0), 40
+    plan = strict.plan_prompt("?", len(frames))
+    num_new += -(plan.num_tokens + num_new) % 64  # fills its granules
+    prefill = strict.start_prefill(plan, strict.encode_frames(frames), headroom=num_new)
+    state, _ = prefill.finish()
+    for _ in range(num_new):
+        strict.step([(state, [3])])
+    assert state.kv_bytes == strict.kv_bytes(plan.num_tokens + num_new)
+
+
 def test_flash_attention_has_no_masked_ends() -> None:
     with pytest.raises(ModelNotUsable, match="no strict width; use 'auto'"):
         get_kernel("flash", torch.device("cpu"), torch.bfloat16, masked_ends=True)

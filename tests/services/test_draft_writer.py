@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.draft.engine import DraftEngine, DraftLimits
+from services.draft.engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from services.draft.session import DraftSession
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.models import VideoLM, load_model
@@ -35,7 +35,9 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
         await asyncio.to_thread(thread.close)
 
 
-def opened(engine: DraftEngine, num_frames: int, write_until: int = NUM_TOKENS, first_chunk: int = 1) -> DraftSession:
+def opened(
+    engine: DraftEngine, num_frames: int, join: JoinPoint = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
+) -> DraftSession:
     request = DraftRequest(
         session_id="s",
         prompt="Describe the video.",
@@ -46,11 +48,14 @@ def opened(engine: DraftEngine, num_frames: int, write_until: int = NUM_TOKENS, 
         guidance_address="",
         seed=0,
     )
-    return engine.open(request, JoinPoint(1, (), write_until, first_chunk), num_frames)
+    return engine.open(request, join, num_frames)
 
 
-async def started(engine: DraftEngine, frames: Frames, first_chunk: int = 1) -> DraftSession:
-    session = opened(engine, len(frames), first_chunk=first_chunk)
+async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
+    return await prepared(engine, opened(engine, len(frames)), frames)
+
+
+async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
     embeddings, _ = await engine.encode(session, frames)
     keep, _ = await engine.choose_tokens(session, None)
     await engine.prefill(session, embeddings, keep)
@@ -124,6 +129,15 @@ async def test_the_end_of_a_session_ends_its_line_and_frees_its_place(model: Vid
         assert session.work.state.kv_bytes == 0
         assert engine.admission.num_admitted == 1
         assert len(await line(engine, other, NUM_TOKENS)) == NUM_TOKENS
+
+
+async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: VideoLM) -> None:
+    async with running(model) as engine:
+        committed = tuple(5 + index % 200 for index in range(HEADROOM_TOKENS))
+        session = opened(engine, 2, join=JoinPoint(1, committed, HEADROOM_TOKENS + NUM_TOKENS, 1))
+        await prepared(engine, session, some_frames())
+        await line(engine, session, NUM_TOKENS)
+        assert session.work.state.kv_bytes == engine.admission.used_bytes
 
 
 async def test_no_room_is_said_at_once(model: VideoLM) -> None:
