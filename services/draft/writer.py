@@ -43,13 +43,14 @@ class LineWriter:
                 self._thread.submit(self._round, Lane.DECODE)
 
     def _round(self) -> None:
-        """Passes until nobody may write, or others need the model and have waited for `FLUSH_S`."""
+        """Passes until nobody may write, or for `FLUSH_S`: then its cost is charged, and whoever is next goes on."""
         started = time.perf_counter()
         while self._gather():
             self._pass(list(self._writing))
-            if self._thread.is_contended and time.perf_counter() - started > FLUSH_S:
-                for session in self._writing:
-                    self._send(session)
+            if time.perf_counter() - started > FLUSH_S:
+                if self._thread.is_contended:
+                    for session in self._writing:
+                        self._send(session)
                 self._thread.submit(self._round, Lane.DECODE)
                 return
 

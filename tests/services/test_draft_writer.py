@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.draft import writer as writer_module
 from services.draft.engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from services.draft.session import DraftSession
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.models import VideoLM, load_model
-from slipstream.models.thread import ModelThread
+from slipstream.models.fair_queue import FairQueue
+from slipstream.models.thread import Lane, ModelThread
 from slipstream.rpc.codec import DraftRequest, Frames
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
@@ -18,6 +20,7 @@ from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
 NUM_TOKENS = 20
+FROM_THE_START = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,7 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
         await asyncio.to_thread(thread.close)
 
 
-def opened(
-    engine: DraftEngine, num_frames: int, join: JoinPoint = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
-) -> DraftSession:
+def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START) -> DraftSession:
     request = DraftRequest(
         session_id="s",
         prompt="Describe the video.",
@@ -138,6 +139,24 @@ async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: Vide
         await prepared(engine, session, some_frames())
         await line(engine, session, NUM_TOKENS)
         assert session.work.state.kv_bytes == engine.admission.used_bytes
+
+
+async def test_a_long_line_is_charged_pass_by_pass(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "FLUSH_S", 0.0)
+    charged: list[Lane] = []
+    charge = FairQueue.charge
+
+    def spy(queue: FairQueue[object], lane: Lane, *seconds: float) -> None:
+        charged.append(lane)
+        charge(queue, lane, *seconds)
+
+    monkeypatch.setattr(FairQueue, "charge", spy)
+    async with running(model) as engine:
+        session = await started(engine, some_frames())
+        charged.clear()
+        await line(engine, session, NUM_TOKENS)
+        await engine.close(session)
+    assert charged.count(Lane.DECODE) >= NUM_TOKENS
 
 
 async def test_no_room_is_said_at_once(model: VideoLM) -> None:
