@@ -18,6 +18,7 @@ __all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "Vide
 
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
+MAX_SECONDS_PER_FRAME = 86_400
 
 
 class VideoLM:
@@ -51,13 +52,17 @@ class VideoLM:
                 means what the family takes when nothing is known.
 
         Raises:
-            InvalidRequest: an empty prompt, no frames, or frames that the model cannot take.
+            InvalidRequest: an empty prompt, no frames, a pace that no video has, or frames that the model cannot take.
             LimitExceeded: prompt and video leave no room in the context for an answer.
         """
         if not prompt.strip():
             raise InvalidRequest("the prompt is empty; ask for a description, for instance")
         if num_frames < 1:
             raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
+        if seconds_per_frame is not None and not 0 <= seconds_per_frame <= MAX_SECONDS_PER_FRAME:
+            raise InvalidRequest(
+                f"seconds_per_frame must be 0 to {MAX_SECONDS_PER_FRAME} (a day), got {seconds_per_frame}"
+            )
         plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame)
         if plan.num_tokens >= self.info.max_context:
             raise LimitExceeded(

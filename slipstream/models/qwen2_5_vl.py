@@ -147,8 +147,6 @@ class Qwen2_5VL:
     def _seconds_per_step(self, seconds_per_frame: float | None) -> float:
         if seconds_per_frame is None:
             return _DEFAULT_SECONDS_PER_STEP
-        if not 0 <= seconds_per_frame < float("inf"):
-            raise InvalidRequest(f"seconds_per_frame must be 0 or more, got {seconds_per_frame}")
         return seconds_per_frame * self.frames_per_step
 
 
