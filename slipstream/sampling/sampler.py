@@ -79,7 +79,7 @@ class TargetSampler:
         if len(logits) != len(window) + 1:
             raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
         if self.params.greedy:
-            return accept_greedy(window, self._warp.penalised(logits, committed, window).argmax(dim=-1).tolist())
+            return accept_greedy(window, self._warp.likeliest(logits, committed, window))
         for index, token in enumerate(self._decide(logits, committed, window, proposals)):
             if index == len(window) or token != window[index]:
                 return index, token
@@ -138,7 +138,7 @@ class DraftSampler:
         """
         rows = logits[None]
         if self.params.greedy:
-            return int(self._warp.penalised(rows, output).argmax()), None
+            return self._warp.likeliest(rows, output)[0], None
         draft = self._warp.probabilities(rows, output)
         if not self.params.sends_proposals:
             return self._races.choose(draft, len(output))[0], None

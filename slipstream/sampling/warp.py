@@ -47,6 +47,14 @@ class Warp:
         penalties = torch.where(scores < 0, scores * penalty, scores / penalty)
         return logits.index_copy(1, columns, torch.where(rows >= since, penalties, scores))
 
+    def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
+        """The greedy choice of each row, after the penalty. Raises like `probabilities`."""
+        scores = self.penalised(logits, output, window)
+        token_ids = scores.argmax(dim=-1, keepdim=True)
+        _finite(scores.gather(-1, token_ids))
+        choices: list[int] = token_ids[:, 0].tolist()
+        return choices
+
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
         """Float64 [n, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
 
@@ -54,9 +62,7 @@ class Warp:
         Raises `SlipstreamError` when the logits hold NaN or no finite maximum.
         """
         scores = self.penalised(logits, output, window).to(torch.float64)
-        best = scores.amax(dim=-1, keepdim=True)
-        if not bool(best.isfinite().all()):
-            raise SlipstreamError("the model's logits are not finite numbers; try another dtype (--dtype)")
+        best = _finite(scores.amax(dim=-1, keepdim=True))
         scores = (scores - best).div_(self.params.temperature)
         if 0 < self.params.top_k < self.vocab_size:
             floor = scores.topk(self.params.top_k, dim=-1).values[:, -1:]
@@ -71,6 +77,13 @@ class Warp:
         floor = likeliest.gather(-1, num_kept.clamp_(max=self.vocab_size) - 1)
         kept = probabilities.masked_fill(probabilities < floor, 0.0)
         return kept.div_(kept.sum(dim=-1, keepdim=True))
+
+
+def _finite(best: Tensor) -> Tensor:
+    """The best score of each row; a NaN anywhere in a row is its best."""
+    if not bool(best.isfinite().all()):
+        raise SlipstreamError("the model's logits are not finite numbers; try another dtype (--dtype)")
+    return best
 
 
 def _descending(rows: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Probabilities are those of transformers' own logits processors, row by row, with the history of that row."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,12 +120,13 @@ def test_a_large_vocabulary_with_a_wide_nucleus() -> None:
     assert torch.equal(ours > 0, theirs > 0)
 
 
+@pytest.mark.parametrize("choose", [Warp.probabilities, Warp.likeliest])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers(bad: float) -> None:
-    logits = torch.zeros(1, 5)
-    logits[0, 2] = bad
+def test_logits_that_are_no_numbers(choose: Any, bad: float) -> None:
+    logits = torch.zeros(2, 5)
+    logits[1, 2] = bad
     with pytest.raises(SlipstreamError, match="not finite numbers"):
-        Warp(SamplingParams(1.0), (), 5).probabilities(logits, ())
+        choose(Warp(SamplingParams(1.0), (), 5), logits, ())
 
 
 def test_masked_logits_have_probability_zero() -> None:
