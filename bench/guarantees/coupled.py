@@ -116,10 +116,11 @@ async def measure_coupled(num_clips: int = 10, runs_per_clip: int = 10, num_fram
             outcomes += await runs.run_clip(clip, number, plans[number][1:])
             same = sum(outcome.identical for outcome in outcomes)
             say(f"coupled sampling: clip {number + 1} of {num_clips}: {same} of {len(outcomes)} identical")
+    counts = coverage(outcome.setting for outcome in outcomes)
     return {
         "coupled_identical": f"{sum(outcome.identical for outcome in outcomes)}/{len(outcomes)}",
         "drafts_killed": sum(outcome.killed for outcome in outcomes),
-        "coverage": coverage(outcome.setting for outcome in outcomes),
+        "coverage": {name: counts[name] for name in ("pruner", "alpha", "max_window", "policy", "positions")},
     }
 
 
