@@ -78,7 +78,9 @@ class Caption:
             **({} if options.speculative else {"solo_passes": options.max_new_tokens}),
         )
         self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
-        self._draft_link = self._make_draft_link(draft_silence_s) if options.speculative else None
+        self._draft_silence_s = draft_silence_s
+        self._draft_link: DraftLink | None = None
+        self._drafting: asyncio.Task[None] | None = None
         self._proposals = Proposals(required=options.sampling.sends_proposals, vocab_size=target_model.vocab_size)
         self._hold = HoldTimer(self._on_hold_expired)
         self._window_len = 0
@@ -87,7 +89,7 @@ class Caption:
 
     async def run(self) -> gateway_pb2.Summary:
         """To the end of the text. Cancelled, it stops both services."""
-        drafting = asyncio.create_task(self._draft_link.run()) if self._draft_link else None
+        self._seek_draft()
         call = self._peers.target.stub.Session(
             self._target_messages(), timeout=self._timeout_s, metadata=request_metadata(self._options.request_id)
         )
@@ -101,8 +103,8 @@ class Caption:
             raise SlipstreamError(f"the target broke the protocol: {error}") from error
         finally:
             self._hold.cancel()
-            if drafting:
-                drafting.cancel()
+            if self._drafting:
+                self._drafting.cancel()
             call.cancel()
             self._to_target.put_nowait(None)  # grpc would wait for messages of a call that the target has ended
         if self._pipeline.finish_reason is None:
@@ -156,6 +158,10 @@ class Caption:
         kind = event.WhichOneof("message")
         if kind == "progress":
             progress = event.progress
+            if progress.stage == target_pb2.STAGE_QUEUED:
+                self._leave_draft()
+            else:
+                self._seek_draft()
             self._emit_stage(_STAGE_NAMES.get(progress.stage, "queued"), progress.done, progress.total)
         elif kind == "prefilled":
             self._ledger.prefilled = event.prefilled
@@ -222,9 +228,21 @@ class Caption:
             yield message
         yield target_pb2.TargetRequest(end=common_pb2.End())
 
-    def _make_draft_link(self, silence_s: float) -> DraftLink:
-        request = draft_request(self._options, self._video, self._peers.target.address)
-        return DraftLink(self._peers, request, self._video.frames, self, silence_s=silence_s, timeout_s=self._timeout_s)
+    def _seek_draft(self) -> None:
+        """Has a draft take part. The link is always a new one, as the last may still be ending."""
+        if self._drafting is None and self._options.speculative:
+            request, frames = draft_request(self._options, self._video, self._peers.target.address), self._video.frames
+            self._draft_link = DraftLink(
+                self._peers, request, frames, self, silence_s=self._draft_silence_s, timeout_s=self._timeout_s
+            )
+            self._drafting = asyncio.create_task(self._draft_link.run())
+
+    def _leave_draft(self) -> None:
+        """While this caption waits for the target, one that is served needs the draft's place more."""
+        if self._drafting is not None:
+            self._drafting.cancel()
+            self._drafting = None
+            self._carry_out(self._pipeline.on_draft_lost())
 
     def _target_failure(self, error: grpc.aio.AioRpcError) -> Exception:
         failure = as_slipstream_error(error, "target")

@@ -1,17 +1,67 @@
-"""A target without room: its refusal, and when to come back, reach the client of the gateway."""
+"""A target without room: who waits for it, and who is refused and told when to come back."""
 
+import asyncio
 from pathlib import Path
 
 import grpc
 import pytest
 
 from slipstream.rpc.client import open_channel
-from slipstream.rpc.v1 import target_pb2_grpc
-from tests.services.model_sessions import open_session, target_start
-from tests.support.gateway_client import caption
+from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
+from tests.services.model_sessions import TIMEOUT_S, draft_start, open_session, target_end, target_start
+from tests.support.gateway_client import Captioned, caption
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import model_flags, running
 from tests.support.tiny_checkpoint import write_tiny_llava
+
+LONG = 3000
+
+
+async def test_who_waits_for_the_target_takes_no_place_at_the_draft(tmp_path: Path) -> None:
+    checkpoint = write_tiny_llava(tmp_path / "model", seed=3, max_context=4096)
+    flags = ("--max-new-tokens", str(LONG))
+    video = make_clip(ClipSpec(times_ms=even_times_ms(4, 100)))
+    async with (
+        running("target", tmp_path, *model_flags(checkpoint, "--max-sessions", "1")) as target,
+        running("draft", tmp_path, *model_flags(checkpoint, "--max-sessions", "1")) as draft,
+        running("gateway", tmp_path, *flags, "--target", target.address, "--draft", draft.address) as gateway,
+        open_channel(target.address) as to_target,
+        open_channel(draft.address) as to_draft,
+        open_channel(gateway.address) as to_gateway,
+    ):
+        served = open_session(target_pb2_grpc.TargetStub(to_target))
+        await served.send(*target_start())
+        await served.read_until("verdict")
+        waits = asyncio.Event()
+
+        def on_event(captioned: Captioned) -> bool:
+            if "queued" in captioned.stage_names:
+                waits.set()
+            return "draft_ready" in captioned.stage_names
+
+        options = {"num_frames": 2, "max_new_tokens": LONG, "gate": False}
+        waiting = asyncio.create_task(caption(to_gateway, video, on_event=on_event, **options))
+        await asyncio.wait_for(waits.wait(), TIMEOUT_S)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await draft_has_room(to_draft):
+                pass
+        assert not waiting.done()
+        await served.send(target_end())
+        assert "draft_ready" in (await waiting).stage_names
+
+
+async def draft_has_room(to_draft: grpc.aio.Channel) -> bool:
+    session = open_session(draft_pb2_grpc.DraftStub(to_draft))
+    try:
+        await session.send(*draft_start())
+        await session.read_until("ready")
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise
+        return False
+    finally:
+        session.call.cancel()
+    return True
 
 
 async def test_a_full_target_says_when_to_come_back(tmp_path: Path) -> None:
