@@ -25,7 +25,7 @@ SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 11}, {
 
 
 async def measure_strict(
-    num_clips: int = 10, num_frames: int = 32, dtype: str = "bfloat16", device: str = "cpu"
+    num_clips: int = 16, num_frames: int = 16, dtype: str = "bfloat16", device: str = "cpu"
 ) -> dict[str, Any]:
     """For either mode: captions that differ from plain ones and where first, and both ways' seconds of decoding."""
     options = StackOptions(dtype=dtype, device=device, threads=1, pin=True, restart=False)
@@ -78,8 +78,8 @@ def _first_difference(one: Captioned, other: Captioned) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.guarantees.strict", description=__doc__)
-    parser.add_argument("--clips", type=int, default=10)
-    parser.add_argument("--frames", type=int, default=32)
+    parser.add_argument("--clips", type=int, default=16)
+    parser.add_argument("--frames", type=int, default=16)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
