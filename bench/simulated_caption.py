@@ -50,6 +50,7 @@ def _known_costs(setup: SimulationInput) -> CostModel:
     if not setup.known:
         return costs
     costs.target_pass_s.observe(0, setup.target_pass_s(0) + 2 * setup.message_s)
+    costs.plain_token_s.observe(setup.target_pass_s(0))
     costs.draft_pass_s.observe(setup.draft_pass_s)
     return costs
 

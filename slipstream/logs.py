@@ -1,7 +1,10 @@
 """Structured logs: one JSON object a line on stderr, with a bound request id. Knows no service."""
 
+import io
 import logging
 import sys
+import threading
+from typing import TextIO
 
 import structlog
 
@@ -16,14 +19,15 @@ def configure_logs(service: str, level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
+    stream = sys.stderr.stream if isinstance(sys.stderr, PrintedLines) else sys.stderr
     structlog.configure(
         processors=[*processors, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
-    libraries = logging.StreamHandler(sys.stderr)
+    libraries = logging.StreamHandler(stream)
     libraries.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=processors,
@@ -35,6 +39,38 @@ def configure_logs(service: str, level: str = "info") -> None:
     )
     logging.basicConfig(handlers=[libraries], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
+
+
+def log_all_output() -> None:
+    """Lets nothing but events reach stderr in this process: what libraries print becomes one event a line, and an
+    exception that nobody caught becomes one event."""
+    sys.stderr = PrintedLines(sys.stderr)
+    sys.excepthook = lambda kind, error, traceback: get_logger().critical(
+        "process.crashed", error=repr(error), exc_info=(kind, error, traceback)
+    )
+    threading.excepthook = lambda thread: get_logger().error(
+        "thread.crashed", error=repr(thread.exc_value), exc_info=thread.exc_value
+    )
+
+
+class PrintedLines(io.TextIOBase):
+    """Stands in for stderr: every line written becomes an event."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._unfinished = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def write(self, text: str) -> int:
+        *lines, self._unfinished = (self._unfinished + text).split("\n")
+        for line in filter(str.strip, lines):
+            get_logger().warning("stderr.printed", line=line)
+        return len(text)
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from slipstream.logs import configure_logs, get_logger
+from slipstream.logs import configure_logs, get_logger, log_all_output
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +95,42 @@ def test_an_exception_that_nobody_retrieves(capsys: pytest.CaptureFixture[str]) 
     asyncio.run(main())
     (entry,) = entries(capsys)
     assert entry["event"].startswith("lost") and "ValueError: on purpose" in entry["exception"]
+
+
+@pytest.fixture
+def _own_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for owner, name in ((sys, "stderr"), (sys, "excepthook"), (threading, "excepthook")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    log_all_output()
+
+
+@pytest.mark.usefixtures("_own_process")
+def test_what_a_library_prints_is_one_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target")
+    configure_logs("target", "warning")
+    try:
+        raise ValueError("once")
+    except ValueError:
+        traceback.print_exc()
+    sys.stderr.write("half a ")
+    sys.stderr.write("line\n\n")
+    printed = entries(capsys)
+    assert {(entry["event"], entry["level"]) for entry in printed} == {("stderr.printed", "warning")}
+    assert printed[0]["line"].startswith("Traceback")
+    assert [entry["line"] for entry in printed[-2:]] == ["ValueError: once", "half a line"]
+
+
+@pytest.mark.usefixtures("_own_process")
+def test_an_exception_that_nobody_caught_is_one_event(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("target")
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    try:
+        raise ValueError("last")
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    in_thread, at_the_end = entries(capsys)
+    assert (in_thread["event"], in_thread["level"]) == ("thread.crashed", "error")
+    assert "ZeroDivisionError" in in_thread["exception"]
+    assert (at_the_end["event"], at_the_end["error"]) == ("process.crashed", "ValueError('last')")

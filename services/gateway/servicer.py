@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import math
 from collections.abc import AsyncIterator, Coroutine
 
@@ -25,7 +26,7 @@ from slipstream.errors import (
 )
 from slipstream.logs import get_logger
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
-from slipstream.speculation.costs import CostModel
+from slipstream.speculation.costs import CostModel, DecayedMean
 
 FIND_DRAFT_S = 0.5
 """A draft that is frozen delays a caption by no more."""
@@ -41,6 +42,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self._media = Media(config)
         self._num_captions = 0
         self._costs: dict[tuple[object, ...], CostModel] = {}
+        self._plain_token_s: dict[object, DecayedMean] = {}
+        """By size: plain decoding is the same whatever the draft, and captions without one measure it too."""
 
     async def GetGateway(
         self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext
@@ -133,6 +136,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         ledger.sampled = loop.time()
         key = _costs_key(options, len(video.frames) * target.tokens_per_frame)
         costs = self._costs.get(key, CostModel()).fork()
+        costs.plain_token_s = copy.copy(self._plain_token_s.get(key[0], costs.plain_token_s))
         caption = Caption(
             options,
             video,
@@ -144,7 +148,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             timeout_s=config.request_timeout_s,
         )
         summary = await caption.run()
-        self._costs[key] = costs
+        self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
         events.put_nowait(gateway_pb2.CaptionEvent(summary=summary))
         get_logger().info(
             "caption.finished",

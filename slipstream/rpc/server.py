@@ -19,14 +19,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
-from slipstream.logs import configure_logs, get_logger
+from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.rpc.options import REQUEST_ID_KEY, RETRY_AFTER_KEY, SERVER_OPTIONS
 
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 """Set by whoever starts a service that must not outlive it."""
 PARENT_CHECK_S = 0.5
 DRAIN_S = 5.0
-SETTLE_S = 1.0
+SETTLE_S = 5.0
 MAX_PORT = 65_535
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
@@ -37,6 +37,7 @@ Setup = Callable[[grpc.aio.Server, ConfigT], Coroutine[Any, Any, Callable[[], Aw
 
 def run_service(name: str, config_type: type[ConfigT], setup: Setup[ConfigT]) -> None:
     """The body of `python -m services.<name>`: exits 0 after SIGTERM, 2 on a configuration that cannot work."""
+    log_all_output()
     sys.exit(_run(name, config_type, setup, sys.argv[1:], os.environ))
 
 
@@ -105,10 +106,10 @@ async def _drain(server: grpc.aio.Server, stopping: asyncio.Event) -> None:
 
 
 async def _settle() -> None:
-    """Lets gRPC's own tasks end: one that is cancelled with the loop prints its traceback into the log."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    if others:
-        await asyncio.wait(others, timeout=SETTLE_S)
+    """Lets gRPC's own tasks end: one that is cancelled with the loop prints its traceback."""
+    deadline = asyncio.get_running_loop().time() + SETTLE_S
+    while (others := asyncio.all_tasks() - {asyncio.current_task()}) and deadline > asyncio.get_running_loop().time():
+        await asyncio.wait(others, timeout=deadline - asyncio.get_running_loop().time())
 
 
 async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None) -> None:

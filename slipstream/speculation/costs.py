@@ -76,7 +76,7 @@ class CostModel:
     restart_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.002))
     """What a restart costs beside the draft's passes: two messages and the rollback."""
     plain_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.05))
-    """What one more plain pass costs where several are asked for at once: T_p(0) without a round trip."""
+    """What one more plain pass costs where several are asked for at once, without a round trip, and no draft works."""
     _accepted: float = 8.0
     _judged: float = 10.0
 

@@ -1,7 +1,8 @@
 """Whether speculation pays, judged from measured seconds: a caption whose draft does not help is decoded plainly.
 
 Pure: seconds come in with the events, and all losses are counted in plain passes, the seconds that one more token
-costs when several plain passes are asked for at once (as `method="autoregressive"` does: no round trip a token).
+costs when several plain passes are asked for at once (as `method="autoregressive"` does: no round trip a token)
+and no draft is at work: a draft that prefills or writes may slow the target down, and that is part of its price.
 
 **Open**, every round of speculation (hold, round trip, pass) is charged `seconds / plain_s - tokens committed`. The
 running sum is the *loss*. Past a *budget* the gate closes. Gains make the loss negative, down to -CREDIT: a draft that
@@ -25,8 +26,10 @@ the excess over plain decoding, in plain passes, is at most
 
 for n = 200 and o = 0.7, k = 2, it is 4.7 + 3.4 = 8.1, 4.1% of the text; the share falls as n grows. A draft that
 proves itself and fails in turn, as if it knew, could raise it to FIRST_BUDGET + o + (TRIAL_BUDGET + o) n /
-FIRST_REST, 2.7% of a long text. Plain passes that the protocol runs anyway, while a draft still prefills, are
-measured too and cost nothing.
+FIRST_REST, 2.7% of a long text.
+
+**The first caption of its length** in a process, plain ones included, teaches what plain decoding costs. If that is a
+speculative one, its gate begins closed, for RECONSIDER passes with a resting draft.
 """
 
 import statistics
@@ -53,10 +56,10 @@ UNMEASURED_SHARE = 0.75
 
 
 class Gate:
-    """One caption's gate. Starts open, with the process's average of what a plain pass costs, if there is one."""
+    """One caption's gate. Starts open if the process knows what a plain pass costs, and else by measuring it."""
 
     def __init__(self, costs: CostModel) -> None:
-        self.closed = False
+        self.closed = not costs.plain_token_s.weight
         self.num_closings = 0
         self.num_gated_tokens = 0
         self._costs = costs
@@ -65,9 +68,9 @@ class Gate:
         self._plain_samples: deque[float] = deque(maxlen=RECENT_SAMPLES)
         self._shortest_round_s = float("inf")
         self._spent_s = self._num_tokens = 0.0
-        self._num_left = 0
+        self._num_left = RECONSIDER if self.closed else 0
         self._may_reconsider = True
-        self._reconsidering = False
+        self._reconsidering = self.closed
 
     @property
     def plain_s(self) -> float:
@@ -109,14 +112,18 @@ class Gate:
         if loss > self._budget:
             self._close()
 
-    def on_plain_pass(self, pass_s: float, *, in_batch: bool) -> None:
-        """A plain pass ended after `pass_s`; `in_batch`: it followed another without a round trip."""
-        if in_batch:
+    def on_plain_pass(self, pass_s: float, *, in_batch: bool, undisturbed: bool) -> None:
+        """A plain pass ended after `pass_s`.
+
+        `in_batch`: it followed another without a round trip; `undisturbed`: no draft was at work.
+        """
+        if in_batch and undisturbed:
             self._plain_samples.append(pass_s)
-            self._costs.plain_token_s.observe(pass_s)
         if not self.closed:
             return
         self.num_gated_tokens += 1
+        if self._reconsidering and not undisturbed:
+            return
         self._num_left -= 1
         if self._num_left == 0:
             self._think_again()
@@ -129,7 +136,7 @@ class Gate:
 
     def _think_again(self) -> None:
         if self._reconsidering:
-            self._reconsidering = self._may_reconsider = False
+            self._reconsidering, self._may_reconsider = False, self.num_closings == 0
             if self.loss > self._budget / 2:
                 self._num_left = self._rest - RECONSIDER
             else:

@@ -22,7 +22,7 @@ MAX_DEBT = 2
 SOLO_PASSES = 4
 """Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
 JOINING_PASSES = 2
-"""The same while a draft prefills: it may be ready any moment, and the second pass shows what a plain token costs."""
+"""The same while a draft prefills and may be ready any moment."""
 
 
 class Pipeline:
@@ -157,13 +157,20 @@ class Pipeline:
             self.num_judged += min(verdict.num_accepted + 1, len(window))
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
-        elif self.gate is not None and kind is PassKind.PLAIN:
-            self.gate.on_plain_pass(round_s, in_batch=in_batch)
+        elif kind is PassKind.PLAIN:
+            self._observe_plain(round_s, in_batch)
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason
             return [commit, Finish(verdict.finish_reason)]
         return [commit, *self._continue_line(tokens, verdict.num_accepted), *self._next_pass()]
+
+    def _observe_plain(self, pass_s: float, in_batch: bool) -> None:
+        undisturbed = self.draft_phase in (DraftPhase.ABSENT, DraftPhase.RESTING)
+        if in_batch and undisturbed:
+            self.costs.plain_token_s.observe(pass_s)
+        if self.gate is not None:
+            self.gate.on_plain_pass(pass_s, in_batch=in_batch, undisturbed=undisturbed)
 
     # -- the line -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from bench.simulate import (
     simulate,
     working_points,
 )
+from slipstream.speculation.gate import RECONSIDER
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 
 
@@ -127,11 +128,20 @@ def test_a_bad_draft_costs_at_most_a_twentieth_with_the_gate(name: str, num_toke
 
 
 def test_a_good_draft_keeps_its_speedup_with_the_gate() -> None:
-    setup = replace(working_points()["cpu tau=0.9"], policy=SelfClocked(), tau=0.93, num_tokens=300, known=False)
+    setup = replace(working_points()["cpu tau=0.9"], policy=SelfClocked(), tau=0.93, num_tokens=300)
     for seed in range(20):
         gated = simulate(replace(setup, gate=True, seed=seed))
         assert gated.gate_closings == 0
         assert gated == simulate(replace(setup, gate=False, seed=seed))
+
+
+def test_the_first_caption_of_a_process_pays_for_a_few_plain_passes() -> None:
+    setup = replace(
+        working_points()["cpu tau=0.9"], policy=SelfClocked(), tau=0.93, num_tokens=300, known=False, gate=True
+    )
+    for seed in range(5):
+        first = simulate(replace(setup, seed=seed))
+        assert (first.gate_closings, first.gated_tokens) == (0, RECONSIDER)
 
 
 def test_a_draft_that_becomes_good_is_taken_up_again() -> None:

@@ -28,7 +28,7 @@ def _rest(gate: Gate, pass_s: float = PLAIN_S) -> int:
         batch = gate.num_passes
         for index in range(batch):
             assert gate.closed, "it thinks again only between batches"
-            gate.on_plain_pass(pass_s, in_batch=index > 0)
+            gate.on_plain_pass(pass_s, in_batch=index > 0, undisturbed=True)
         num_tokens += batch
     return num_tokens
 
@@ -111,13 +111,21 @@ def test_a_hold_counts_whole_and_may_last_no_longer_than_the_budget() -> None:
     assert gate.loss < FIRST_BUDGET + 0.2
 
 
-def test_the_process_remembers_what_plain_passes_cost_and_holds_no_grudge() -> None:
+def test_where_nothing_is_known_it_begins_by_measuring_and_that_is_no_closing() -> None:
     gate = _gate(plain_known=False)
-    _fail(gate)
-    _rest(gate, 3 * PLAIN_S)
-    later = Gate(gate._costs.fork())
-    assert later.plain_s == pytest.approx(3 * PLAIN_S)
-    assert later.loss == 0.0 and not later.closed
+    assert gate.closed
+    assert _rest(gate, 3 * PLAIN_S) == RECONSIDER
+    assert gate.plain_s == pytest.approx(3 * PLAIN_S)
+    assert (gate.loss, gate.num_closings) == (0.0, 0)
+
+
+def test_passes_beside_a_draft_at_work_measure_nothing() -> None:
+    gate = _gate(plain_known=False)
+    for index in range(50):
+        gate.on_plain_pass(9 * PLAIN_S, in_batch=index > 0, undisturbed=False)
+    assert gate.closed and gate.num_gated_tokens == 50
+    assert _rest(gate) == RECONSIDER
+    assert gate.plain_s == pytest.approx(PLAIN_S)
 
 
 def test_a_good_draft_is_hardly_ever_doubted() -> None:

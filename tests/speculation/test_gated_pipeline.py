@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from slipstream.speculation.acceptance import FinishReason, Verdict
-from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
+from slipstream.speculation.actions import Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import FIRST_REST, RECONSIDER, Gate
 from slipstream.speculation.pacing import Fixed, SelfClocked
@@ -130,10 +130,10 @@ def test_a_draft_that_joins_while_the_gate_is_closed_writes_nothing(num_passed: 
     _pass_plainly(pipeline, 2)
     assert pipeline.on_draft_ready(len(point.committed)) == []
     assert not pipeline.draft_owes
-    actions = _pass_plainly(pipeline, FIRST_REST - num_passed - 2)
-    assert RestartLine in map(type, actions)
-    restart = next(action for action in actions if isinstance(action, RestartLine))
-    assert (restart.keep, len(restart.suffix)) == (len(point.committed), FIRST_REST - num_passed)
+    while pipeline.gated:
+        num_known, actions = len(pipeline.committed), _pass_plainly(pipeline, 1)
+    (restart,) = (action for action in actions if isinstance(action, RestartLine))
+    assert (restart.keep, len(restart.suffix)) == (len(point.committed), num_known + 1 - len(point.committed))
 
 
 def test_a_draft_that_joined_before_the_gate_closed_is_told_to_rest_when_it_is_ready() -> None:
@@ -167,13 +167,28 @@ def test_the_text_may_end_while_the_gate_is_closed() -> None:
     assert pipeline.on_draft_lost() == []
 
 
-def test_plain_passes_while_a_draft_prefills_tell_what_a_plain_pass_costs() -> None:
+def test_the_first_caption_measures_plain_decoding_while_its_draft_rests_and_not_while_it_prefills() -> None:
     costs = CostModel()
     gate = Gate(costs)
     pipeline = Pipeline(SelfClocked(), costs, max_window=4, vocab_size=100, gate=gate)
     pipeline.on_draft_joining()
     for _ in range(7):
+        pipeline.on_verdict(Verdict(0, 7), 0.9)
+    assert not costs.plain_token_s.weight
+    pipeline.on_draft_ready(0)
+    assert pipeline.draft_phase is DraftPhase.RESTING
+    for _ in range(20):
+        if pipeline.gated:
+            pipeline.on_verdict(Verdict(0, 7), 0.3)
+    assert pipeline.draft_phase is DraftPhase.WRITING
+    assert gate.plain_s == costs.plain_token_s.value == pytest.approx(0.3)
+    assert (gate.loss, gate.num_closings) == (0.0, 0)
+
+
+def test_a_caption_without_a_draft_measures_plain_decoding_for_later_ones() -> None:
+    costs = CostModel()
+    pipeline = Pipeline(SelfClocked(), costs, max_window=4, vocab_size=100, solo_passes=50)
+    for _ in range(10):
         pipeline.on_verdict(Verdict(0, 7), 0.3)
-    assert gate.plain_s == 0.3
-    assert gate.loss == 0.0
-    assert not any(isinstance(action, AdvanceLine) for action in pipeline.on_verdict(Verdict(0, 7), 0.3))
+    assert costs.plain_token_s.value == pytest.approx(0.3)
+    assert not Gate(costs).closed
