@@ -97,15 +97,17 @@ def test_an_exception_that_nobody_retrieves(capsys: pytest.CaptureFixture[str]) 
     assert entry["event"].startswith("lost") and "ValueError: on purpose" in entry["exception"]
 
 
-@pytest.fixture
-def _own_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `run_service` begins. Called in a test's body, as pytest puts its own stderr back before that."""
     for owner, name in ((sys, "stderr"), (sys, "excepthook"), (threading, "excepthook")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
     log_all_output()
 
 
-@pytest.mark.usefixtures("_own_process")
-def test_what_a_library_prints_is_one_event_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_library_prints_is_one_event_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_process(monkeypatch)
     configure_logs("target")
     configure_logs("target", "warning")
     try:
@@ -120,8 +122,10 @@ def test_what_a_library_prints_is_one_event_a_line(capsys: pytest.CaptureFixture
     assert [entry["line"] for entry in printed[-2:]] == ["ValueError: once", "half a line"]
 
 
-@pytest.mark.usefixtures("_own_process")
-def test_an_exception_that_nobody_caught_is_one_event(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_that_nobody_caught_is_one_event(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_process(monkeypatch)
     configure_logs("target")
     thread = threading.Thread(target=lambda: 1 / 0)
     thread.start()
