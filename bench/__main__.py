@@ -19,7 +19,7 @@ import grpc
 from bench import reference, report
 from bench.agreement import draft_agreement
 from bench.captions import run_caption
-from bench.clips import held_out_clips
+from bench.clips import FRESH, held_out_clips
 from bench.machine import machine_facts
 from bench.prediction import prediction_row
 from bench.reference import start_reference
@@ -135,7 +135,7 @@ def make_document(bench: Bench, plan: Plan) -> dict[str, Any]:
 
 async def measure(plan: Plan) -> dict[str, Any]:
     """Starts the processes, measures, and ends them."""
-    options = StackOptions(plan.template.target, plan.template.draft, threads=1, pin=True)
+    options = StackOptions(plan.template.target, plan.template.draft, threads=1, pin=True, extra_flags=FRESH)
     core = min(os.sched_getaffinity(0))
     say("starting the stack")
     with start_reference(core) as outside:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from bench.captions import Captioned, run_caption
-from bench.clips import held_out_clips
+from bench.clips import FRESH, held_out_clips
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
 from bench.simulate import bad_drafts, simulate
@@ -82,7 +82,9 @@ async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> di
     """Captions of all clips by the kinds that this draft makes."""
     options = StackOptions(plan.target, plan.draft, threads=1, pin=True)
     options = replace(
-        options, modules={**options.modules, "draft": "bench.bad_draft"}, extra_flags={"draft": ("--vice", vice)}
+        options,
+        modules={**options.modules, "draft": "bench.bad_draft"},
+        extra_flags=FRESH | {"draft": (*FRESH["draft"], "--vice", vice)},
     )
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
     samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}
