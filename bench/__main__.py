@@ -19,7 +19,7 @@ import grpc
 from bench import reference, report
 from bench.agreement import draft_agreement
 from bench.captions import run_caption
-from bench.clips import FRESH, held_out_clips
+from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.prediction import prediction_row
 from bench.reference import start_reference
@@ -27,7 +27,7 @@ from bench.running import run_to_end, say
 from bench.samples import ENGINE_PLAIN, OUTSIDE_PLAIN, Sample, method_row, rate_ratio, reference_sample, stack_sample
 from bench.tasks import Agreement, Task
 from slipstream.cli.client import gateway_info
-from slipstream.cli.launch import POCKET_DIR
+from slipstream.cli.launch import FRESH, POCKET_DIR
 from slipstream.cli.stack import Stack, StackOptions
 from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions

@@ -7,10 +7,8 @@ from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
 CLIP_FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 SHORT_SCENES = (1, 2)
-FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
-"""Flags of a stack to which every clip is new, however often it was captioned before."""
 
-__all__ = ["CLIP_FOLDER", "FRESH", "FULL_SCENES", "SHORT_SCENES", "held_out_clips"]
+__all__ = ["CLIP_FOLDER", "FULL_SCENES", "SHORT_SCENES", "held_out_clips"]
 
 
 def held_out_clips(count: int, num_scenes: tuple[int, int] = FULL_SCENES, skip: int = 0) -> list[Path]:

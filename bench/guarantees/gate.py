@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 
 from bench.captions import Captioned, run_caption
-from bench.clips import FRESH, held_out_clips
+from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
 from bench.simulate import bad_drafts, simulate
-from slipstream.cli.launch import POCKET_DIR
+from slipstream.cli.launch import FRESH, POCKET_DIR
 from slipstream.cli.stack import Stack, StackOptions
 from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions

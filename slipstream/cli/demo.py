@@ -14,7 +14,7 @@ from rich.console import Console
 
 from slipstream.cli.client import caption
 from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
-from slipstream.cli.launch import POCKET_DIR, PRIVATE_GRACE_S
+from slipstream.cli.launch import FRESH, POCKET_DIR, PRIVATE_GRACE_S
 from slipstream.cli.runtime import run_async
 from slipstream.cli.stack import Stack, StackOptions
 from slipstream.errors import InvalidConfig, ProtocolViolation
@@ -70,7 +70,9 @@ def _training(module: str) -> Any:
 
 async def _caption_clips(videos: list[Path], frames: int, say: Say) -> list[ClipResult]:
     say("loading the models")
-    stack_options = StackOptions(threads=1, pin=len(os.sched_getaffinity(0)) > 1, stop_grace_s=PRIVATE_GRACE_S)
+    stack_options = StackOptions(
+        threads=1, pin=len(os.sched_getaffinity(0)) > 1, stop_grace_s=PRIVATE_GRACE_S, extra_flags=FRESH
+    )
     async with Stack(stack_options) as stack, open_channel(stack.gateway_address) as channel:
         say("warming up")
         options = CaptionOptions(num_frames=frames, max_new_tokens=WARM_UP_TOKENS)

@@ -16,6 +16,8 @@ from slipstream.errors import InvalidConfig, ModelNotUsable
 POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
 PRIVATE_GRACE_S = 0.5
 """Seconds to stop in, for a stack whose only client is done."""
+FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
+"""`StackOptions.extra_flags` of a stack to which every clip is new, however often it was captioned before."""
 LONGEST_SOCKET_PATH = 107
 """Bytes that the kernel takes as the path of a unix socket."""
 
