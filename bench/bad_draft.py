@@ -11,16 +11,11 @@ from typing import Any, cast
 import grpc
 import torch
 
-from services.draft.__main__ import KV_SHARE, DraftConfig
-from services.draft.engine import DraftEngine, DraftLimits
-from services.draft.servicer import DraftServicer
+from services.draft.__main__ import DraftConfig, serve
 from slipstream.config import between, one_of, option
 from slipstream.models.base import DecodeState, VideoLM
-from slipstream.models.registry import load_model
-from slipstream.models.thread import ModelThread
-from slipstream.models.warmup import warm_up
+from slipstream.models.warmup import start_model
 from slipstream.rpc.server import run_service
-from slipstream.rpc.v1 import draft_pb2_grpc
 
 VICES = ("none", "nonsense", "slow", "turns bad")
 
@@ -62,21 +57,8 @@ class BadModel:
 
 async def setup(server: grpc.aio.Server, config: BadDraftConfig) -> Callable[[], Awaitable[None]]:
     """As the draft service's own."""
-    config.pin()
-    thread = ModelThread(config.num_threads)
-    model = await thread.run(
-        lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
-    )
-    await thread.run(lambda: warm_up(model))
-    limits = DraftLimits(max_sessions=config.max_sessions, kv_budget_bytes=config.kv_budget(model, KV_SHARE, 0))
-    servicer = DraftServicer(DraftEngine(cast(VideoLM, BadModel(model, config)), thread, limits))
-    draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
-
-    async def close() -> None:
-        await servicer.close()
-        thread.close()
-
-    return close
+    model, thread = await start_model(config)
+    return serve(server, config, cast(VideoLM, BadModel(model, config)), thread)
 
 
 if __name__ == "__main__":

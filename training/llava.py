@@ -14,6 +14,7 @@ from transformers import (
 
 from training.pocket import (
     IMAGE_SIZE,
+    PIXELS,
     Role,
     begin_as_identity,
     family_folder,
@@ -129,17 +130,7 @@ class LlavaFamily:
             layer.compile(dynamic=False)
 
     def processor_files(self) -> dict[str, dict[str, Any]]:
-        pixels = {
-            "do_convert_rgb": True,
-            "do_resize": True,
-            "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-            "resample": 3,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        }
+        pixels = {**PIXELS, "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE}}
         video = {
             "video_processor_type": "LlavaOnevisionVideoProcessor",
             "processor_class": "LlavaOnevisionProcessor",

@@ -22,6 +22,17 @@ PocketModel = LlavaOnevisionForConditionalGeneration | Qwen2_5_VLForConditionalG
 
 IMAGE_SIZE = 112
 STORED_DTYPE = torch.bfloat16
+PIXELS: dict[str, Any] = {
+    "do_convert_rgb": True,
+    "do_resize": True,
+    "resample": 3,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+"""What the processors of both families do to pixels; the frames' size is theirs."""
 _MODELS_DIR = Path(__file__).resolve().parent.parent / "models"
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLFo
 
 from training.pocket import (
     IMAGE_SIZE,
+    PIXELS,
     Role,
     begin_as_identity,
     family_folder,
@@ -146,15 +147,8 @@ class QwenFamily:
 
     def processor_files(self) -> dict[str, dict[str, Any]]:
         pixels = {
-            "do_convert_rgb": True,
-            "do_resize": True,
+            **PIXELS,
             "size": _PIXELS_PER_FRAME,
-            "resample": 3,
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
             "patch_size": PATCH_SIZE,
             "temporal_patch_size": FRAMES_PER_STEP,
             "merge_size": MERGE_SIZE,

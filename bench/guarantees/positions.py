@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.agreement import early_guidance
 from bench.clips import FULL_SCENES, held_out_clips
 from bench.running import say
-from services.target.engine import default_guidance_layer
 from slipstream.models import PromptPlan, VideoLM, load_model
 from slipstream.pruning import Guidance, get_pruner, prune
-from slipstream.pruning.uv import make_guidance
 from slipstream.video.decode import DecodeLimits, sample_video
 
 PAIRS: dict[str, tuple[str, tuple[int, int]]] = {
@@ -77,9 +76,7 @@ def _read(target: VideoLM, path: Path, num_frames: int) -> Clip:
     seconds_per_frame = sampled.duration_s / len(sampled.frames)
     plan = _plan(target, sampled.frames, seconds_per_frame)
     prefill = target.start_prefill(plan, target.encode_frames(sampled.frames))
-    before = prefill.video_states(), prefill.text_states()
-    prefill.run_layers(default_guidance_layer(target.info.num_layers))
-    guidance = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="scores")
+    guidance = early_guidance(target, prefill)
     state, logits = prefill.finish()
     token_ids = [int(logits.argmax())]
     while token_ids[-1] not in target.info.eos_token_ids and len(token_ids) < MAX_NEW_TOKENS:

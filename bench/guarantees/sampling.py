@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench import agreement
 from bench.clips import SHORT_SCENES, held_out_clips
 from bench.reference import engine_model, frames_of
 from bench.running import say
 from bench.tasks import Task
-from services.target.engine import default_guidance_layer
 from slipstream.cli.launch import POCKET_DIR
-from slipstream.pruning import get_pruner, prune
-from slipstream.pruning.uv import make_guidance
 from slipstream.sampling.params import RULES, SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler
 from slipstream.sampling.warp import Warp
@@ -74,7 +72,7 @@ def _acceptance(clips: Sequence[Path], temperature: float, alpha: float) -> dict
     for number, clip in enumerate(clips):
         task = Task(clip, NUM_FRAMES, PROMPT, MAX_NEW_TOKENS, POCKET_DIR / "target", POCKET_DIR / "draft")
         text, target_logits = _sampled_text(task, SamplingParams(temperature, seed=number))
-        draft_logits = _draft_logits(task, text, alpha)
+        draft_logits, _ = agreement.draft_logits(task, text, "uv_spread", alpha)
         target_rows.append(target_logits)
         draft_rows.append(draft_logits)
         for rule, draw in product(RULES, range(DRAWS)):
@@ -104,21 +102,6 @@ def _sampled_text(task: Task, params: SamplingParams) -> tuple[tuple[int, ...], 
             if token in model.info.eos_token_ids or len(text) == task.max_new_tokens:
                 return tuple(text), torch.stack(rows)
             rows.append(model.step([(state, [token])])[0][-1])
-
-
-def _draft_logits(task: Task, text: Sequence[int], alpha: float) -> Tensor:
-    """What the draft, with its video pruned as in a stack, makes of the same text: logits [n, vocab]."""
-    target, draft, frames = engine_model(task.target), engine_model(task.draft), frames_of(task)
-    plan = draft.plan_prompt(task.prompt, len(frames))
-    with torch.inference_mode():
-        prefill = target.start_prefill(plan, target.encode_frames(frames))
-        before = prefill.video_states(), prefill.text_states()
-        prefill.run_layers(default_guidance_layer(target.info.num_layers))
-        guidance = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="scores")
-        keep = prune(get_pruner("uv_spread"), plan.num_video_tokens, alpha, guidance=guidance, seed=0)
-        state, first = draft.start_prefill(plan, draft.encode_frames(frames), keep=keep).finish()
-        rest = draft.step([(state, text[:-1])])[0] if len(text) > 1 else first[None][:0]
-    return torch.cat([first[None], rest])
 
 
 def _num_accepted(params: SamplingParams, text: Sequence[int], target_logits: Tensor, draft_logits: Tensor) -> int:

@@ -8,11 +8,11 @@ import grpc
 from services.draft.engine import DraftEngine, DraftLimits
 from services.draft.servicer import DraftServicer
 from slipstream.config import between, option
+from slipstream.models.base import VideoLM
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
-from slipstream.models.registry import load_model
 from slipstream.models.thread import ModelThread
-from slipstream.models.warmup import warm_up
+from slipstream.models.warmup import start_model
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import draft_pb2_grpc
 
@@ -33,12 +33,13 @@ class DraftConfig(ModelServiceConfig):
 
 async def setup(server: grpc.aio.Server, config: DraftConfig) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer."""
-    config.pin()
-    thread = ModelThread(config.num_threads)
-    model = await thread.run(
-        lambda: load_model(config.model, dtype=config.dtype, device=config.device, attention=config.attention)
-    )
-    await thread.run(lambda: warm_up(model))
+    return serve(server, config, *await start_model(config))
+
+
+def serve(
+    server: grpc.aio.Server, config: DraftConfig, model: VideoLM, thread: ModelThread
+) -> Callable[[], Awaitable[None]]:
+    """Registers the servicer of a model that is ready; returns what closes it."""
     embedding_cache_bytes = config.embedding_cache_mb * MIB
     limits = DraftLimits(
         max_sessions=config.max_sessions,

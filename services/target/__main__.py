@@ -10,9 +10,7 @@ from services.target.servicer import TargetServicer
 from slipstream.config import between, option
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
-from slipstream.models.registry import load_model
-from slipstream.models.thread import ModelThread
-from slipstream.models.warmup import warm_up
+from slipstream.models.warmup import start_model
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import target_pb2_grpc
 
@@ -48,18 +46,7 @@ class TargetConfig(ModelServiceConfig):
 
 async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer."""
-    config.pin()
-    thread = ModelThread(config.num_threads)
-    model = await thread.run(
-        lambda: load_model(
-            config.model,
-            dtype=config.dtype,
-            device=config.device,
-            attention=config.attention,
-            strict_width=config.strict_width,
-        )
-    )
-    await thread.run(lambda: warm_up(model))
+    model, thread = await start_model(config, strict_width=config.strict_width)
     prefix_cache_bytes = 0 if config.strict_width else config.prefix_cache_mb * MIB
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerBase
 
-from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.errors import ModelNotUsable
 from slipstream.models.base import PromptPlan
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.preprocess import FramePreprocessor
@@ -40,10 +40,8 @@ class LlavaOnevision:
                 f"{checkpoint.ref}: the vision tower takes frames of {vision.image_size}x{vision.image_size}, not the"
                 f" {self._preprocess.height}x{self._preprocess.width} of the video processor's config"
             )
-        self._template = ChatTemplate.render(tokenizer, checkpoint.chat_template())
         self._video_token_id: int = model.config.video_token_id
-        if self._template.before.count(self._video_token_id) != 1:
-            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
+        self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
         self.frames_per_step = 1
@@ -57,19 +55,15 @@ class LlavaOnevision:
         seconds_per_frame: float | None = None,
     ) -> PromptPlan:
         """Size and spacing of the frames make no difference to this family."""
-        token_ids = self._template.encode(prompt)
-        if token_ids.count(self._video_token_id) != 1:
-            raise InvalidRequest("the prompt contains the model's video placeholder token")
-        video_start = token_ids.index(self._video_token_id)
+        before, after = self._template.encode_around_video(prompt, self._video_token_id)
         num_video_tokens = num_frames * self.tokens_per_step
         newline = 1
         placeholders = [self._video_token_id] * (num_video_tokens + newline)
-        token_ids[video_start : video_start + 1] = placeholders
         return PromptPlan(
-            token_ids=tuple(token_ids),
-            video_start=video_start,
+            token_ids=(*before, *placeholders, *after),
+            video_start=len(before),
             num_video_tokens=num_video_tokens,
-            text_start=video_start + len(placeholders),
+            text_start=len(before) + len(placeholders),
         )
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:

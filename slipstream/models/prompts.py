@@ -13,7 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.errors import ModelNotUsable
+from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.models.checkpoint import Checkpoint
 
 _MARKER = "USER-WORDS-GO-HERE"
 
@@ -55,6 +56,24 @@ class ChatTemplate:
         plain_tokenizer.encode_special_tokens = True
         added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
         return cls(tuple(_split(before, added_ids)), tuple(_split(after, added_ids)), plain_tokenizer)
+
+    @classmethod
+    def for_video(
+        cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, video_token_id: int
+    ) -> "ChatTemplate":
+        """The checkpoint's template, which must put one video before the message. Raises `ModelNotUsable`."""
+        template = cls.render(tokenizer, checkpoint.chat_template())
+        if template.before.count(video_token_id) != 1:
+            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
+        return template
+
+    def encode_around_video(self, message: str, video_token_id: int) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt before and after its video. Raises `InvalidRequest` for a message with a video."""
+        token_ids = self.encode(message)
+        if token_ids.count(video_token_id) != 1:
+            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        video_start = token_ids.index(video_token_id)
+        return token_ids[:video_start], token_ids[video_start + 1 :]
 
     def encode(self, message: str) -> list[int]:
         """Token ids of the whole prompt around the user's `message`."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
-from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.errors import ModelNotUsable
 from slipstream.models.base import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.preprocess import PatchPreprocessor
@@ -57,10 +57,8 @@ class Qwen2_5VL:
                 f"{checkpoint.ref}: a temporal patch of {self.frames_per_step} frames is not supported, only a divisor"
                 f" of {FRAMES_PER_CHUNK}"
             )
-        self._template = ChatTemplate.render(tokenizer, checkpoint.chat_template())
         self._video_token_id: int = model.config.video_token_id
-        if self._template.before.count(self._video_token_id) != 1:
-            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
+        self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
         self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *_USUAL_SIZE))
@@ -72,20 +70,15 @@ class Qwen2_5VL:
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
     ) -> PromptPlan:
-        token_ids = self._template.encode(prompt)
-        if token_ids.count(self._video_token_id) != 1:
-            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        before, after = self._template.encode_around_video(prompt, self._video_token_id)
         patches = self._preprocess.grid(num_frames, *(frame_size or _USUAL_SIZE))
-        video_start = token_ids.index(self._video_token_id)
         num_video_tokens = self._num_tokens(patches)
-        token_ids[video_start : video_start + 1] = [self._video_token_id] * num_video_tokens
-        video_stop = video_start + num_video_tokens
-        ends = video_stop < len(token_ids) and token_ids[video_stop] == self._model.config.vision_end_token_id
+        ends = after[:1] == [self._model.config.vision_end_token_id]
         return PromptPlan(
-            token_ids=tuple(token_ids),
-            video_start=video_start,
+            token_ids=(*before, *[self._video_token_id] * num_video_tokens, *after),
+            video_start=len(before),
             num_video_tokens=num_video_tokens,
-            text_start=video_stop + ends,
+            text_start=len(before) + num_video_tokens + ends,
             grid=VideoGrid(
                 num_steps=patches[0],
                 num_rows=patches[1] // self._merge_size,

@@ -1,10 +1,30 @@
-"""The pass that every model runs before it calls itself ready: kernels are chosen, memory is touched, faults show."""
+"""How a model comes up: loaded on its own thread, and one pass run, so that kernels are chosen and faults show."""
 
 import numpy as np
 
 from slipstream.models.base import VideoLM
+from slipstream.models.config import ModelServiceConfig
+from slipstream.models.registry import load_model
+from slipstream.models.thread import ModelThread
 
 FRAMES, SIDE, STEPS = 2, 64, (1, 2, 4, 8)
+
+
+async def start_model(config: ModelServiceConfig, *, strict_width: int = 0) -> tuple[VideoLM, ModelThread]:
+    """A model that is ready, and the thread that owns it. Raises `ModelNotUsable`, or `InvalidConfig` for the core."""
+    config.pin()
+    thread = ModelThread(config.num_threads)
+    model = await thread.run(
+        lambda: load_model(
+            config.model,
+            dtype=config.dtype,
+            device=config.device,
+            attention=config.attention,
+            strict_width=strict_width,
+        )
+    )
+    await thread.run(lambda: warm_up(model))
+    return model, thread
 
 
 def warm_up(model: VideoLM) -> None:
