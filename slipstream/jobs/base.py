@@ -1,0 +1,291 @@
+"""What a job queue promises, and the plain records that pass through it. Knows no Redis, no socket and no video.
+
+Execution is at least once; the committed effect is exactly once: a result is accepted from the current holder of the
+job's lease only, and only once. A job reaches exactly one terminal state.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from slipstream.errors import Overloaded, ServiceUnavailable, SlipstreamError
+
+
+class JobState(StrEnum):
+    """Where a job stands. QUEUED covers jobs that wait for a back-off to pass."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    """It has a result."""
+    FAILED = "failed"
+    """The job itself is at fault, and running it again would not help: no such file, no video, a bad option."""
+    DEAD = "dead"
+    """Given up: its attempts are spent, or whatever ran it died too often. `retry_dead` gives it new ones."""
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class BatchState(StrEnum):
+    """Derived from the batch's counts and flags."""
+
+    OPEN = "open"
+    """Items are still being handed in; those that are may run already."""
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    """Every job is in a terminal state."""
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+class Priority(StrEnum):
+    """Higher ones are taken more often; lower ones are never starved."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class QueueUnavailable(ServiceUnavailable):
+    """The queue's store cannot be reached or cannot make anything durable now. Nothing was promised."""
+
+
+class BacklogFull(Overloaded):
+    """As many jobs wait as the policy allows; what was accepted before stays accepted."""
+
+
+class UnknownBatch(SlipstreamError):
+    """No batch of that id here, or it belongs to somebody else."""
+
+    status = "NOT_FOUND"
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """How patient a queue is. All workers and submitters of one queue are told the same."""
+
+    lease_s: float = 15.0
+    """A worker that is silent for so long has lost its jobs. It renews five times in that time."""
+    max_attempts: int = 4
+    """Counted failures after which a job is dead."""
+    max_crashes: int = 3
+    """Deaths of whatever ran it after which a job is dead. From the second one on it is a suspect: a worker runs at
+    most one suspect at a time, and when that worker dies only the suspect is blamed."""
+    max_backlog: int = 1_000_000
+    """Jobs that may wait."""
+    retention_s: float = 30 * 86_400.0
+    """How long a batch is kept after its last job ended."""
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """A batch to open. Opening it again is no error and changes nothing but adds what comes."""
+
+    batch_id: str
+    owner: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    options: str = ""
+    """What all its jobs share, JSON. Opening it again with other options raises `InvalidRequest`."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job to hand in. `custom_id` names it within its batch; the same name and payload again is the same job."""
+
+    custom_id: str
+    payload: str
+    """JSON."""
+    priority: Priority = Priority.NORMAL
+    rejection: str = ""
+    """Why it cannot run: the job is recorded as FAILED with this error and never queued."""
+
+
+class Admission(StrEnum):
+    """What became of one `JobSpec`."""
+
+    ADDED = "added"
+    KNOWN = "known"
+    """Handed in before with the same payload, whatever its state is now."""
+    CONFLICT = "conflict"
+    """The batch has a job of this name with another payload, which stays."""
+    FULL = "full"
+    """Not accepted: the backlog is at its limit."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to run one job, until it is not renewed for `QueuePolicy.lease_s`."""
+
+    job_id: str
+    batch_id: str
+    custom_id: str
+    worker: str
+    epoch: int
+    """Together with `worker` the fencing token: every run of the job has another one."""
+    payload: str
+    options: str
+    """The batch's."""
+    checkpoint: str
+    """What the last run saved; empty at first."""
+    attempts: int
+    """Counted failures so far."""
+    crashes: int
+    is_suspect: bool
+    entry: str
+    """Where the store keeps the lease; of no interest to others."""
+
+
+class BeatAnswer(StrEnum):
+    """What a worker learns when it renews a lease."""
+
+    KEEP = "keep"
+    LOST = "lost"
+    """Another worker has the job, or may have it: stop, do not commit."""
+    CANCEL = "cancel"
+    """Stop and finish as CANCELLED."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended, to be committed."""
+
+    state: JobState
+    """DONE, FAILED or CANCELLED."""
+    result: str = ""
+    """JSON; kept with its SHA-256."""
+    error: str = ""
+    error_code: str = ""
+    """Name of the `grpc.StatusCode`."""
+    content_key: str = ""
+    """Names what the result depends on; `find_result` finds it under this key from any batch."""
+    tallies: Mapping[str, float] = field(default_factory=dict)
+    """Added to the batch's sums, exactly once: tokens, seconds."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job as the queue knows it."""
+
+    job_id: str
+    batch_id: str
+    custom_id: str
+    state: JobState
+    payload: str
+    result: str
+    error: str
+    error_code: str
+    worker: str
+    """Who has or had it last."""
+    epoch: int
+    attempts: int
+    crashes: int
+    progress: str
+    """What its worker said last, free text such as "prefill 3/8"."""
+    created_s: float
+    """Unix times of the store's clock; 0 where it has not happened."""
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One batch as the queue knows it."""
+
+    batch_id: str
+    owner: str
+    state: BatchState
+    metadata: Mapping[str, str]
+    options: str
+    counts: Mapping[JobState, int]
+    """Every state has an entry; their sum is the number of jobs."""
+    tallies: Mapping[str, float]
+    created_s: float
+    ended_s: float
+    """When its last job ended; 0 while any has not."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class QueueDepth:
+    """How much waits and runs, over all batches."""
+
+    queued: int
+    delayed: int
+    """Those of `queued` that wait for a back-off to pass."""
+    suspects: int
+    running: int
+    dead: int
+
+
+class JobQueue(Protocol):
+    """The queue. Every method may raise `QueueUnavailable`; those that take a lease are safe to repeat then."""
+
+    policy: QueuePolicy
+
+    async def open_batch(self, batch: BatchSpec) -> None:
+        """Creates the batch or finds it. Raises `UnknownBatch` when it belongs to another owner."""
+
+    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[Admission]:
+        """Hands in jobs: one answer each, in order. Durable when it returns."""
+
+    async def seal_batch(self, batch_id: str) -> None:
+        """No more items for now: the batch is complete once its jobs are. `submit` opens it again."""
+
+    async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
+        """At most `limit` jobs, never waiting for one: expired leases first, then by priority. `suspects`: whether
+        one suspect may be among them; a worker that runs one says False."""
+
+    async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
+        """Renews leases; one answer each. `progress` by job id."""
+
+    async def save(self, lease: Lease, checkpoint: str) -> bool:
+        """Keeps what the next run can go on from. False: the lease is lost."""
+
+    async def finish(self, lease: Lease, outcome: Outcome) -> bool:
+        """Commits. False: the lease is lost and nothing was changed. True again when repeated by the same holder."""
+
+    async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
+        """Gives the job back, to run again after `delay_s`; `counted` failures are limited, then the job is DEAD.
+        Not counted: the world was at fault, or the worker stops. False: the lease is lost."""
+
+    async def crash(self, lease: Lease, reason: str) -> bool:
+        """What ran the job died (not the worker): the job is given back and blamed as for a dead worker."""
+
+    async def get_batch(self, batch_id: str, owner: str | None = None) -> BatchRecord:
+        """Raises `UnknownBatch`, also when `owner` is given and another's."""
+
+    async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:
+        """The latest first."""
+
+    async def list_jobs(
+        self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100
+    ) -> tuple[list[JobRecord], int]:
+        """Jobs in the order they were handed in, from position `after`; and the position to go on from, 0 at the end.
+        May return fewer than `limit`, even none, before the end. No `states`: all."""
+
+    async def cancel_batch(self, batch_id: str) -> int:
+        """Queued jobs become CANCELLED, running ones learn of it at their next beat. Returns how many that are."""
+
+    async def retry_dead(self, batch_id: str, states: frozenset[JobState] = frozenset({JobState.DEAD})) -> int:
+        """Queues DEAD (and, if asked, FAILED or CANCELLED) jobs again with fresh counters. Returns how many."""
+
+    async def find_result(self, content_key: str) -> str | None:
+        """A committed result of the same content, if one is still kept."""
+
+    async def depth(self) -> QueueDepth: ...
+
+    async def sweep(self) -> int:
+        """Deletes some of what is past its retention. Returns how many jobs; call it now and then."""
+
+    async def ping(self) -> None:
+        """Raises `QueueUnavailable` when the store would not take a write."""
+
+    async def close(self) -> None: ...
