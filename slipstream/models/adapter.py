@@ -31,6 +31,8 @@ class ModelInfo:
     """Of a frame of usual size, rounded up where frames of other sizes or several frames together count differently."""
     max_frames: int
     """Frames of usual size that fit the context together with an empty prompt."""
+    revision: str
+    """SHA-256 over the checkpoint's files: the same revision is the same model."""
 
 
 @dataclass(frozen=True, slots=True)

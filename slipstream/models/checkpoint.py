@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from slipstream.errors import ModelNotUsable
 
 _HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.safetensors"]
 _HUB_TIMEOUT_S = 10.0
+_SHA256_NAME = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,21 @@ class Checkpoint:
         if isinstance(nested, dict):
             return nested
         return self.read_json("video_preprocessor_config.json") or self.read_json("preprocessor_config.json")
+
+    def revision(self) -> str:
+        """SHA-256 over the names and digests of all files that the model is made from. Reads the weights: seconds to
+        minutes, except in the hub's cache, whose files are named by their digests."""
+        paths = {path for pattern in _HUB_FILES for path in self.path.glob(pattern) if path.is_file()}
+        lines = [f"{path.name} {_file_digest(path)}\n" for path in sorted(paths)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    real = path.resolve()
+    if path.is_symlink() and real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
+        return real.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:

@@ -1,6 +1,7 @@
 """Loading a model by path or hub id: the one list of model families, and the one place where weights are read."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any, cast
 
@@ -46,16 +47,18 @@ def load_model(
     kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
     checkpoint = Checkpoint.open(ref)
     make_adapter = _family(checkpoint)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-        model = _load_weights(checkpoint, torch_dtype, torch_device)
-        adapter = make_adapter(model, checkpoint, tokenizer)
-    except ModelNotUsable:
-        raise
-    except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
-        raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
+        revision = digesting.submit(checkpoint.revision)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
+            model = _load_weights(checkpoint, torch_dtype, torch_device)
+            adapter = make_adapter(model, checkpoint, tokenizer)
+        except ModelNotUsable:
+            raise
+        except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
+            raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention_layers(checkpoint, model)
-    info = _describe(checkpoint, model, adapter, tokenizer)
+    info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
     runner = Runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
 
@@ -114,7 +117,11 @@ def _check_attention_layers(checkpoint: Checkpoint, model: PreTrainedModel) -> N
 
 
 def _describe(
-    checkpoint: Checkpoint, model: PreTrainedModel, adapter: Adapter, tokenizer: PreTrainedTokenizerBase
+    checkpoint: Checkpoint,
+    model: PreTrainedModel,
+    adapter: Adapter,
+    tokenizer: PreTrainedTokenizerBase,
+    revision: str,
 ) -> ModelInfo:
     text = model.config.get_text_config()
     one_step = adapter.plan_prompt("?", adapter.frames_per_step)
@@ -132,6 +139,7 @@ def _describe(
         max_context=text.max_position_embeddings,
         tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
         max_frames=room // adapter.tokens_per_step * adapter.frames_per_step,
+        revision=revision,
     )
 
 
