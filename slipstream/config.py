@@ -16,6 +16,7 @@ PREFIX = "SLIPSTREAM"
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value, or None."""
 ConfigT = TypeVar("ConfigT")
+_TRUTH = {"true": True, "false": False}
 
 
 def option(help_text: str, *, default: Any = dataclasses.MISSING, check: Check | None = None) -> Any:
@@ -80,10 +81,10 @@ def _parse_flags(fields: Mapping[str, Any], service: str, argv: Sequence[str]) -
 
 def _convert(name: str, text: str, kind: type, check: Check | None) -> Any:
     try:
-        value = kind(text)
+        value = _TRUTH[text] if kind is bool else kind(text)
         if kind is float and not math.isfinite(value):
             raise ValueError
-    except ValueError:
+    except (ValueError, KeyError):
         raise InvalidConfig(f"--{_flag(name)}: {text!r} is no {kind.__name__}") from None
     complaint = check(value) if check else None
     if complaint:

@@ -68,6 +68,20 @@ class Overloaded(SlipstreamError):
         """When it may succeed, as far as can be guessed."""
 
 
+class Unauthenticated(SlipstreamError):
+    """The caller did not say who it is, or could not prove it."""
+
+    status = "UNAUTHENTICATED"
+    exit_code = 5
+
+
+class DeadlineExceeded(SlipstreamError):
+    """The call took longer than this server serves one."""
+
+    status = "DEADLINE_EXCEEDED"
+    exit_code = 4
+
+
 class ServiceUnavailable(SlipstreamError):
     """A peer that this request cannot do without is not reachable."""
 

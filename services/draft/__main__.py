@@ -7,12 +7,14 @@ import grpc
 
 from services.draft.engine import DraftEngine, DraftLimits
 from services.draft.servicer import DraftServicer
+from services.draft.targets import Targets
 from slipstream.config import between, option
 from slipstream.models.base import VideoLM
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
 from slipstream.models.thread import ModelThread
 from slipstream.models.warmup import start_model
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import draft_pb2_grpc
 
@@ -29,9 +31,13 @@ class DraftConfig(ModelServiceConfig):
         default=128,
         check=between(0, 2**30),
     )
+    guidance_targets: str = option(
+        "addresses of the targets that guidance may be pulled from, separated by ','; empty for any",
+        default="",
+    )
 
 
-async def setup(server: grpc.aio.Server, config: DraftConfig) -> Callable[[], Awaitable[None]]:
+async def setup(server: grpc.aio.Server, config: DraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer."""
     return serve(server, config, *await start_model(config))
 
@@ -46,7 +52,8 @@ def serve(
         kv_budget_bytes=config.kv_budget(model, KV_SHARE, embedding_cache_bytes),
         embedding_cache_bytes=embedding_cache_bytes,
     )
-    servicer = DraftServicer(DraftEngine(model, thread, limits))
+    allowed = frozenset(filter(None, config.guidance_targets.split(",")))
+    servicer = DraftServicer(DraftEngine(model, thread, limits), Targets(allowed, config.peer_security()))
     draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
 
     async def close() -> None:
@@ -57,4 +64,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    run_service("draft", DraftConfig, setup)
+    run_service("draft", DraftConfig, setup, ["slipstream.rpc.v1.Draft"])

@@ -9,24 +9,21 @@ import torch
 
 from services.draft.engine import DraftEngine
 from services.draft.session import Chunk, DraftSession
-from slipstream.errors import ProtocolViolation, ServiceUnavailable
+from services.draft.targets import Targets
+from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import codec
-from slipstream.rpc.client import open_channel, request_metadata
-from slipstream.rpc.guidance import read_guidance
 from slipstream.rpc.sampling import proposal_messages
-from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-
-GUIDANCE_TIMEOUT_S = 600.0
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 
 class DraftServicer(draft_pb2_grpc.DraftServicer):
     """Implements `proto/slipstream/rpc/v1/draft.proto`."""
 
-    def __init__(self, engine: DraftEngine) -> None:
+    def __init__(self, engine: DraftEngine, targets: Targets) -> None:
         self.engine = engine
-        self._targets: dict[str, grpc.aio.Channel] = {}
+        self._targets = targets
 
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
@@ -60,8 +57,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
     async def close(self) -> None:
         """Closes the connections to targets."""
-        for channel in self._targets.values():
-            await channel.close()
+        await self._targets.close()
 
     async def _prepare(self, session: DraftSession, frames: codec.Frames) -> draft_pb2.DraftReady:
         """Encodes while the guidance is on its way, prunes and prefills."""
@@ -71,7 +67,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             self.engine.encode(session, frames), self._pull_guidance(session)
         )
         guidance_s = loop.time() - started - encode_s
-        keep, prune_s = await self.engine.choose_tokens(session, guidance)
+        keep, prune_s = await self.engine.choose_tokens(session, embeddings, guidance)
         prefill_s = await self.engine.prefill(session, embeddings, keep)
         get_logger().info("draft.ready", kept_tokens=len(keep), guidance_bytes=guidance_bytes)
         return draft_pb2.DraftReady(
@@ -87,22 +83,9 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
     async def _pull_guidance(self, session: DraftSession) -> tuple[Guidance | None, int]:
         request = session.request
-        if not get_pruner(request.pruner).needs_guidance:
+        if get_pruner(request.pruner).score is None:
             return None, 0
-        if request.guidance_address not in self._targets:
-            self._targets[request.guidance_address] = open_channel(request.guidance_address)
-        stub = target_pb2_grpc.TargetStub(self._targets[request.guidance_address])
-        pull = target_pb2.PullGuidanceRequest(
-            session_id=request.session_id, kind=codec.GUIDANCE_KINDS[request.guidance]
-        )
-        metadata = request_metadata(request.session_id)
-        try:
-            guidance, num_bytes = await read_guidance(
-                aiter(stub.PullGuidance(pull, timeout=GUIDANCE_TIMEOUT_S, metadata=metadata))
-            )
-        except grpc.aio.AioRpcError as error:
-            raise ServiceUnavailable(f"no guidance from the target: {error.details()}") from None
-        return guidance, num_bytes
+        return await self._targets.pull(request.guidance_address, request.session_id, request.guidance)
 
     async def _read(self, session: DraftSession, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         """Hands restarts and advances to the engine until `end` or the end of the stream."""

@@ -9,16 +9,17 @@ from services.gateway.peers import Peers
 from services.gateway.servicer import GatewayServicer
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import gateway_pb2_grpc
 
 
-async def setup(server: grpc.aio.Server, config: GatewayConfig) -> Callable[[], Awaitable[None]]:
+async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """Waits for the target, checks that the draft fits if it is up already, and registers the servicer."""
     for root in config.roots:
         if not root.is_dir():
             raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
-    peers = Peers(config.target, config.draft)
+    peers = Peers(config.target, config.draft, config.peer_security())
     await peers.target.wait(config.start_timeout_s)
     if peers.draft is not None:
         try:
@@ -36,4 +37,4 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig) -> Callable[[], 
 
 
 if __name__ == "__main__":
-    run_service("gateway", GatewayConfig, setup)
+    run_service("gateway", GatewayConfig, setup, ["slipstream.rpc.v1.Gateway", "slipstream.rpc.v1.Archive"])

@@ -7,6 +7,7 @@ import grpc
 
 from slipstream.errors import ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.rpc.client import as_slipstream_error, open_channel
+from slipstream.rpc.security import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 ASK_TIMEOUT_S = 2.0
@@ -16,11 +17,11 @@ RETRY_S = 0.2
 class Peer:
     """One model service: its channel and what it said of itself last."""
 
-    def __init__(self, role: str, address: str, stub_type: Any) -> None:
+    def __init__(self, role: str, address: str, stub_type: Any, security: PeerSecurity | None = None) -> None:
         self.role = role
         self.address = address
         self.model: common_pb2.ModelInfo | None = None
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, security)
         self.stub = stub_type(self._channel)
 
     async def ask(self, timeout_s: float = ASK_TIMEOUT_S, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
@@ -53,9 +54,9 @@ class Peer:
 class Peers:
     """Target and draft. The draft may be absent, unreachable or replaced at any time; the target may not."""
 
-    def __init__(self, target: str, draft: str) -> None:
-        self.target = Peer("target", target, target_pb2_grpc.TargetStub)
-        self.draft = Peer("draft", draft, draft_pb2_grpc.DraftStub) if draft else None
+    def __init__(self, target: str, draft: str, security: PeerSecurity | None = None) -> None:
+        self.target = Peer("target", target, target_pb2_grpc.TargetStub, security)
+        self.draft = Peer("draft", draft, draft_pb2_grpc.DraftStub, security) if draft else None
 
     async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Raises `ServiceUnavailable` when no draft answers, and `ModelNotUsable` when it does not fit the target."""

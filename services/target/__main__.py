@@ -11,6 +11,7 @@ from slipstream.config import between, option
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
 from slipstream.models.warmup import start_model
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import target_pb2_grpc
 
@@ -44,7 +45,7 @@ class TargetConfig(ModelServiceConfig):
     )
 
 
-async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], Awaitable[None]]:
+async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer."""
     model, thread = await start_model(config, strict_width=config.strict_width)
     prefix_cache_bytes = 0 if config.strict_width else config.prefix_cache_mb * MIB
@@ -66,4 +67,4 @@ async def setup(server: grpc.aio.Server, config: TargetConfig) -> Callable[[], A
 
 
 if __name__ == "__main__":
-    run_service("target", TargetConfig, setup)
+    run_service("target", TargetConfig, setup, ["slipstream.rpc.v1.Target"])

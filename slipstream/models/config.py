@@ -9,10 +9,11 @@ from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
 from slipstream.models.base import VideoLM
 from slipstream.models.memory import MIB, available_bytes
+from slipstream.rpc.security import WireOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelServiceConfig:
+class ModelServiceConfig(WireOptions):
     """Options of a model service."""
 
     model: str = option("checkpoint: a directory, or a hub id")

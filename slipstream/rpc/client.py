@@ -11,9 +11,11 @@ from slipstream.errors import (
     Overloaded,
     ServiceUnavailable,
     SlipstreamError,
+    Unauthenticated,
     VideoNotFound,
 )
 from slipstream.rpc.options import CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY, RETRY_AFTER_KEY
+from slipstream.rpc.security import PeerSecurity
 
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
@@ -24,12 +26,21 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: InvalidConfig,
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
 }
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+def open_channel(address: str, security: PeerSecurity | None = None) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself.
+
+    With `security` it is TLS, except over a unix socket, which is always plaintext.
+    """
+    if security is None or address.startswith("unix:"):
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+    if security.server_name:
+        options.append(("grpc.ssl_target_name_override", security.server_name))
+    return grpc.aio.secure_channel(address, security.credentials, options=options)
 
 
 def request_metadata(request_id: str) -> grpc.aio.Metadata:

@@ -8,6 +8,12 @@ REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
 RETRY_AFTER_KEY = "retry-after-ms"
 """Trailing metadata of RESOURCE_EXHAUSTED: when the same request may succeed."""
+UNARY_TIMEOUT_S = 60.0
+"""Longest time for a call that neither side streams; none of ours does more than ask a store."""
+MAX_CONCURRENT_CALLS = 4096
+"""Of one server, health's among them: far above what any service takes on, so its own, clearer limits act first."""
+MAX_CONCURRENT_STREAMS = 1024
+"""Of one connection."""
 
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -32,6 +38,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
+    # Our own clients ping every 2 s; who pings more often than this, three times, is disconnected.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
     ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
 ]

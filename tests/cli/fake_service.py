@@ -9,6 +9,7 @@ import grpc
 
 from slipstream.config import option
 from slipstream.errors import ModelNotUsable
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from tests.cli.fake_gateway import FakeGateway
@@ -28,7 +29,7 @@ class FakeConfig:
     video_roots: str = option("ignored", default="")
 
 
-async def _setup(server: grpc.aio.Server, config: FakeConfig) -> Callable[[], Awaitable[None]]:
+async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     if config.behaviour == "fail":
         raise ModelNotUsable("the weights are damaged")
     if config.behaviour == "vanish":

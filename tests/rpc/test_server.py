@@ -14,8 +14,10 @@ import structlog
 from slipstream import errors
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.client import open_channel, request_metadata
+from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.options import SERVER_OPTIONS
-from slipstream.rpc.server import MAX_DETAILS_CHARS, AnswerErrors, _run
+from slipstream.rpc.server import _run
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.test_config import Config
 
@@ -148,7 +150,7 @@ async def test_a_stream_is_closed_under_its_own_id(tmp_path: Path, log: list[Log
 def test_a_configuration_that_cannot_work(
     environ: dict[str, str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def setup(server: grpc.aio.Server, config: Config) -> Callable[[], Any]:
+    async def setup(server: grpc.aio.Server, config: Config, lifecycle: Lifecycle) -> Callable[[], Any]:
         raise AssertionError("not reached")
 
     assert _run("tool", Config, setup, [], environ) == 2

@@ -1,0 +1,99 @@
+"""What surrounds every call a service serves: its error is answered once, and it ends. Knows no service."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+import structlog
+
+from slipstream.errors import DeadlineExceeded, Overloaded, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.rpc.options import REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
+
+MAX_DETAILS_CHARS = 1000
+"""An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """An interceptor that surrounds every call but health's with one context manager."""
+
+    def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AbstractAsyncContextManager[None]:
+        """What a call runs in. `is_stream`: whether either side may send many messages."""
+        raise NotImplementedError
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        handler = await continuation(details)
+        if handler is None or details.method.startswith("/grpc.health."):
+            return handler
+        if handler.response_streaming:
+            wrapped: Any = self._stream(handler.stream_stream or handler.unary_stream, details)
+        else:
+            is_stream = handler.request_streaming
+            wrapped = self._unary(handler.stream_unary or handler.unary_unary, details, is_stream)
+        kind = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
+        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _stream(self, behaviour: Any, details: grpc.HandlerCallDetails) -> Any:
+        async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            guarded = self.around(context, details, is_stream=True)
+            async with guarded, contextlib.aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return answer
+
+    def _unary(self, behaviour: Any, details: grpc.HandlerCallDetails, is_stream: bool) -> Any:
+        async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            async with self.around(context, details, is_stream=is_stream):
+                return await behaviour(request, context)
+
+        return answer
+
+
+class AnswerErrors(Guard):
+    """Binds the request id to the logs, ends a call that takes too long, logs a failure once, and answers it once
+    with its own status."""
+
+    def __init__(self, stream_timeout_s: float | None = None) -> None:
+        self._stream_timeout_s = stream_timeout_s
+
+    @contextlib.asynccontextmanager
+    async def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AsyncIterator[None]:
+        metadata = dict(details.invocation_metadata or ())
+        structlog.contextvars.bind_contextvars(request_id=metadata.get(REQUEST_ID_KEY), method=details.method)
+        try:
+            async with _limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
+                yield
+        except SlipstreamError as error:
+            get_logger().warning("request.refused", status=error.status, error=str(error))
+            retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+            hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
+            await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS], hint)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception:
+            get_logger().exception("request.failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
+
+
+@contextlib.asynccontextmanager
+async def _limited(timeout_s: float | None) -> AsyncIterator[None]:
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceeded(f"the call was not done within this server's limit of {timeout_s:g} s") from None

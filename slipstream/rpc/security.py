@@ -1,0 +1,197 @@
+"""TLS of the wire: the options that every service has for it, and credentials made of them. Knows no service.
+
+A unix socket is never encrypted: who may open it is the file system's business.
+"""
+
+import ipaddress
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import grpc
+
+from slipstream.config import between, option
+from slipstream.errors import InvalidConfig
+from slipstream.logs import get_logger
+
+CertificateConfig = grpc.ServerCertificateConfiguration
+
+
+class PeerSecurity(NamedTuple):
+    """How a connection to a peer is secured."""
+
+    credentials: grpc.ChannelCredentials
+    server_name: str = ""
+    """Expected in the peer's certificate instead of the host of its address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireOptions:
+    """Options that every service has for its wire."""
+
+    tls_cert: str = option("PEM file of this server's certificate chain; without it the wire is plaintext", default="")
+    tls_key: str = option("PEM file of the certificate's private key", default="")
+    tls_client_ca: str = option(
+        "PEM file of the authority whose certificates clients must have (mTLS); empty asks for none", default=""
+    )
+    peer_ca: str = option("PEM file of the authority of the services that this one calls, by TLS", default="")
+    peer_cert: str = option("PEM file of the certificate that this service shows to those", default="")
+    peer_key: str = option("PEM file of that certificate's private key", default="")
+    peer_name: str = option("name in the certificates of those, where it is not the host of their address", default="")
+    reflection: bool = option("whether strangers may list the methods: true or false", default=False)
+    metrics: str = option("serve metrics at HOST:PORT; a PORT alone is on loopback; empty for none", default="")
+    stream_timeout_s: float = option("longest time for one streaming call", default=86_400.0, check=between(1, 1e7))
+
+    def server_credentials(self) -> grpc.ServerCredentials | None:
+        """None without TLS. The files are read again when they change. Raises `InvalidConfig` naming the option."""
+        if not self.tls_cert:
+            for name in ("tls_key", "tls_client_ca"):
+                _complain_if(getattr(self, name), name, "needs --tls-cert as well")
+            return None
+        _complain_if(not self.tls_key, "tls_cert", "needs --tls-key as well")
+        files = _ServerFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return grpc.dynamic_ssl_server_credentials(
+            files.load(), cast(Any, files.reload), require_client_authentication=bool(self.tls_client_ca)
+        )
+
+    def peer_security(self) -> PeerSecurity | None:
+        """None when peers are called in plaintext. Raises `InvalidConfig` naming the option."""
+        return make_peer_security(
+            _Named("--peer-ca", self.peer_ca),
+            _Named("--peer-cert", self.peer_cert),
+            _Named("--peer-key", self.peer_key),
+            self.peer_name,
+        )
+
+
+class _Named(NamedTuple):
+    """An option as its user knows it, and the file it names."""
+
+    option: str
+    path: str
+
+
+def make_peer_security(
+    authority: tuple[str, str], certificate: tuple[str, str], key: tuple[str, str], server_name: str = ""
+) -> PeerSecurity | None:
+    """Credentials for calling others, from pairs of an option's name and the file it names, which may be ''. None when
+    nothing is named. Raises `InvalidConfig` naming the option that is wrong."""
+    authority, certificate, key = _Named(*authority), _Named(*certificate), _Named(*key)
+    if not authority.path:
+        for named in (certificate, key):
+            if named.path:
+                raise InvalidConfig(f"{named.option} needs {authority.option} as well")
+        return None
+    if bool(certificate.path) != bool(key.path):
+        raise InvalidConfig(f"{certificate.option} and {key.option} must be given together")
+    root = _read_authority(authority)
+    pair: tuple[bytes | None, bytes | None] = (None, None)
+    if certificate.path:
+        pair = _read_pair(certificate, key)
+    return PeerSecurity(grpc.ssl_channel_credentials(root, pair[1], pair[0]), server_name)
+
+
+def is_local(address: str) -> bool:
+    """Whether what is sent to or from the address stays on this machine."""
+    if address.startswith("unix:"):
+        return True
+    host = address.removeprefix("dns:").lstrip("/").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def warn_of_plaintext(listen: str, has_tls: bool) -> None:
+    """Says once at start what a user of the address may not expect."""
+    if listen.startswith("unix:"):
+        if has_tls:
+            get_logger().warning("wire.plaintext", listen=listen, reason="a unix socket carries no TLS")
+    elif not has_tls and not is_local(listen):
+        get_logger().warning(
+            "wire.plaintext",
+            listen=listen,
+            reason="anyone on the way can read and change what is sent; give --tls-cert and --tls-key",
+        )
+
+
+class _ServerFiles:
+    """A server's certificate files, which may be replaced while it runs."""
+
+    def __init__(self, certificate: str, key: str, client_authority: str) -> None:
+        self._certificate = _Named("--tls-cert", certificate)
+        self._key = _Named("--tls-key", key)
+        self._authority = _Named("--tls-client-ca", client_authority)
+        self._seen = self._stamp()
+
+    def load(self) -> CertificateConfig:
+        """Raises `InvalidConfig` naming the option."""
+        root = _read_authority(self._authority) if self._authority.path else None
+        chain, key = _read_pair(self._certificate, self._key)
+        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=root)
+
+    def reload(self) -> CertificateConfig | None:
+        """For each handshake, on a thread of gRPC's: None while nothing has changed, or what has cannot be used."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        try:
+            config = self.load()
+        except InvalidConfig as error:  # perhaps half of a rotation: the next handshake looks again
+            get_logger().warning("certificates.unusable", reason=str(error))
+            return None
+        self._seen = stamp
+        get_logger().info("certificates.reloaded")
+        return config
+
+    def _stamp(self) -> list[tuple[int, int, int] | None]:
+        return [file_stamp(named.path) for named in (self._certificate, self._key, self._authority)]
+
+
+def file_stamp(path: str) -> tuple[int, int, int] | None:
+    """Changes when the file is replaced or written to; None when it is not there."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _read_pair(certificate: _Named, key: _Named) -> tuple[bytes, bytes]:
+    """Certificate chain and key, which fit each other."""
+    chain, secret = _read(certificate), _read(key)
+    _check(certificate, lambda context: context.load_verify_locations(cadata=chain.decode("ascii", errors="replace")))
+    _check(key, lambda context: context.load_cert_chain(certificate.path, key.path, password=lambda: ""))
+    return chain, secret
+
+
+def _read_authority(named: _Named) -> bytes:
+    content = _read(named)
+    _check(named, lambda context: context.load_verify_locations(cadata=content.decode("ascii", errors="replace")))
+    return content
+
+
+def _read(named: _Named) -> bytes:
+    try:
+        return Path(named.path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidConfig(f"{named.option}: cannot read {named.path!r}: {reason}") from None
+
+
+def _check(named: _Named, load: Callable[[ssl.SSLContext], None]) -> None:
+    try:
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    except (ssl.SSLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise InvalidConfig(
+            f"{named.option}: {named.path!r} is damaged, encrypted or does not belong to the others ({reason})"
+        ) from None
+
+
+def _complain_if(wrong: object, name: str, complaint: str) -> None:
+    if wrong:
+        raise InvalidConfig(f"--{name.replace('_', '-')} {complaint}")
