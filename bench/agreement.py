@@ -13,7 +13,7 @@ from bench.reference import engine_model, frames_of
 from bench.tasks import Agreement, Task
 from services.target.engine import default_guidance_layer
 from slipstream.models import Prefill, VideoLM
-from slipstream.pruning import Guidance, get_pruner, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.pruning.uv import make_guidance
 
 
@@ -29,8 +29,10 @@ def draft_logits(task: Task, token_ids: Sequence[int], pruner: str, alpha: float
     plan = draft.plan_prompt(task.prompt, len(frames))
     with torch.inference_mode():
         guidance = early_guidance(target, target.start_prefill(plan, target.encode_frames(frames)))
-        keep = prune(get_pruner(pruner), plan.num_video_tokens, alpha, guidance=guidance, seed=0)
-        state, first_logits = draft.start_prefill(plan, draft.encode_frames(frames), keep=keep).finish()
+        embeddings = draft.encode_frames(frames)
+        video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings)
+        keep = prune(get_pruner(pruner), video, alpha, guidance=guidance, seed=0)
+        state, first_logits = draft.start_prefill(plan, embeddings, keep=keep).finish()
         rows = draft.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
     return torch.cat([first_logits[None, :], rows]), len(keep)
 

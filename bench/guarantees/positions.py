@@ -20,7 +20,7 @@ from bench.agreement import early_guidance
 from bench.clips import FULL_SCENES, held_out_clips
 from bench.running import say
 from slipstream.models import PromptPlan, VideoLM, load_model
-from slipstream.pruning import Guidance, get_pruner, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.video.decode import DecodeLimits, sample_video
 
 PAIRS: dict[str, tuple[str, tuple[int, int]]] = {
@@ -87,8 +87,9 @@ def _read(target: VideoLM, path: Path, num_frames: int) -> Clip:
 def _num_agreeing(draft: VideoLM, clip: Clip, alpha: float, scheme: str) -> int:
     """Tokens of the target's caption that the draft would write too, given the words before each."""
     plan = _plan(draft, clip.frames, clip.seconds_per_frame)
-    keep = prune(get_pruner(PRUNER), plan.num_video_tokens, alpha, guidance=clip.guidance, seed=0)
     embeddings = draft.encode_frames(clip.frames)
+    video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings)
+    keep = prune(get_pruner(PRUNER), video, alpha, guidance=clip.guidance, seed=0)
     state, first_logits = draft.start_prefill(plan, embeddings, keep=keep, positions=scheme).finish()
     (rows,) = draft.step([(state, clip.token_ids)])
     choices = torch.cat([first_logits[None], rows[:-1]]).argmax(dim=-1)

@@ -15,7 +15,7 @@ from slipstream.models.base import VideoLM
 from slipstream.models.prefix import ByteLru, frames_digest
 from slipstream.models.thread import ModelThread
 from slipstream.models.work import SessionWork, encode_blocks
-from slipstream.pruning import Guidance, get_pruner, num_kept, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.rpc.codec import DraftRequest, Frames
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
@@ -101,12 +101,15 @@ class DraftEngine:
             self.embeddings.put(digest, embeddings, embeddings.nbytes)
         yield embeddings, 0.0
 
-    async def choose_tokens(self, session: DraftSession, guidance: Guidance | None) -> tuple[torch.Tensor, float]:
+    async def choose_tokens(
+        self, session: DraftSession, embeddings: torch.Tensor, guidance: Guidance | None
+    ) -> tuple[torch.Tensor, float]:
         """Indices of the video tokens to keep, ascending int64, and the seconds that took."""
-        request, num_video_tokens = session.request, session.plan.num_video_tokens
+        request, plan = session.request, session.plan
         pruner = get_pruner(request.pruner)
+        video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings)
         return await session.work.run(
-            lambda: prune(pruner, num_video_tokens, request.alpha, guidance=guidance, seed=request.seed),
+            lambda: prune(pruner, video, request.alpha, guidance=guidance, seed=request.seed),
         )
 
     async def prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> float:

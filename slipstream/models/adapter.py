@@ -62,6 +62,8 @@ class PromptPlan:
     """The first text token that can see the video."""
     grid: VideoGrid | None = None
     """None where positions simply count the tokens."""
+    num_steps: int = 1
+    """Frames, or groups of frames, of the video; every one has as many tokens."""
 
     @property
     def num_tokens(self) -> int:

@@ -64,6 +64,7 @@ class LlavaOnevision:
             video_start=len(before),
             num_video_tokens=num_video_tokens,
             text_start=len(before) + len(placeholders),
+            num_steps=num_frames,
         )
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:

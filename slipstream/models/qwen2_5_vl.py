@@ -85,6 +85,7 @@ class Qwen2_5VL:
                 num_columns=patches[2] // self._merge_size,
                 seconds_per_step=self._seconds_per_step(seconds_per_frame),
             ),
+            num_steps=patches[0],
         )
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:

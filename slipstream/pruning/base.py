@@ -1,11 +1,46 @@
 """The vocabulary of pruning: what guidance is, what a pruner does, how many tokens a ratio keeps. Knows no pruner."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
+
+
+class Score(StrEnum):
+    """What a pruner ranks video tokens by, one number a token; all are made by the target."""
+
+    SIMILARITY_VARIATION = "similarity_variation"
+    """Growth of the cosine similarity to the text through layers 1..L (paper 000, eq. 3)."""
+    SIMILARITY = "similarity"
+    """That similarity after layer L."""
+    ATTENTION = "attention"
+    """What the text pays to the token, averaged over layers, heads and text (paper 001, eq. 5). Known at the prefill's
+    end only."""
+    ATTENTION_VARIATION = "attention_variation"
+    """Growth of the attention from layer 1 to layer L (paper 000, figure 9)."""
+
+    @property
+    def is_attention(self) -> bool:
+        """Needs attention to be recorded while the prompt runs."""
+        return self in (Score.ATTENTION, Score.ATTENTION_VARIATION)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoTokens:
+    """The video tokens to choose from, step after step."""
+
+    num_tokens: int
+    num_steps: int = 1
+    """Frames, or groups of frames, that share their tokens; every one has as many."""
+    embeddings: Tensor | None = None
+    """[num_tokens, hidden], the draft's own; only pruners that look for redundancy need them."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        return max(self.num_tokens // max(self.num_steps, 1), 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,10 +66,12 @@ class Pruner(Protocol):
     """Chooses video tokens to keep."""
 
     name: ClassVar[str]
-    needs_guidance: ClassVar[bool]
+    score: ClassVar[Score | None]
+    """What guidance it needs; None: it asks nobody."""
 
-    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (a pruner that keeps all ignores it).
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (a pruner that keeps all or none ignores
+        it).
 
         The same arguments give the same answer on every machine.
         """

@@ -3,13 +3,29 @@
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance, Pruner, num_kept
-from slipstream.pruning.baselines import KeepAll, RandomPruner, UniformPruner
-from slipstream.pruning.uv import UvPruner, UvSpreadPruner
+from slipstream.pruning.attention import AttentionPruner, AttentionVariationPruner, SpecVlmPruner
+from slipstream.pruning.base import Guidance, Pruner, VideoTokens, num_kept
+from slipstream.pruning.baselines import FramePruner, KeepAll, KeepNone, RandomPruner, UniformPruner, WindowPruner
+from slipstream.pruning.redundancy import DyCokePruner, FastVidPruner
+from slipstream.pruning.uv import UvCosinePruner, UvPruner, UvSpreadPruner
 
-_PRUNERS: dict[str, type[Pruner]] = {
-    pruner.name: pruner for pruner in (UvPruner, UvSpreadPruner, RandomPruner, UniformPruner, KeepAll)
-}
+_PRUNER_TYPES: tuple[type[Pruner], ...] = (
+    UvPruner,
+    UvSpreadPruner,
+    UvCosinePruner,
+    AttentionPruner,
+    AttentionVariationPruner,
+    SpecVlmPruner,
+    RandomPruner,
+    UniformPruner,
+    FramePruner,
+    WindowPruner,
+    DyCokePruner,
+    FastVidPruner,
+    KeepAll,
+    KeepNone,
+)
+_PRUNERS = {pruner.name: pruner for pruner in _PRUNER_TYPES}
 PRUNER_NAMES = tuple(_PRUNERS)
 
 
@@ -24,17 +40,17 @@ def get_pruner(name: str) -> Pruner:
     return _PRUNERS[name]()
 
 
-def prune(pruner: Pruner, num_video_tokens: int, alpha: float, *, guidance: Guidance | None, seed: int = 0) -> Tensor:
+def prune(pruner: Pruner, video: VideoTokens, alpha: float, *, guidance: Guidance | None, seed: int = 0) -> Tensor:
     """Indices of the video tokens to keep when the share `alpha` is pruned: int64, ascending, on the CPU.
 
     Raises:
         InvalidRequest: alpha out of range, or guidance that is missing or of another number of tokens.
     """
-    num_keep = num_kept(num_video_tokens, alpha)
-    if pruner.needs_guidance:
+    num_keep = num_kept(video.num_tokens, alpha)
+    if pruner.score is not None:
         num_guided = guidance.num_video_tokens if guidance is not None else 0
-        if num_guided != num_video_tokens:
+        if num_guided != video.num_tokens:
             raise InvalidRequest(
-                f"pruner {pruner.name!r} needs guidance on {num_video_tokens} video tokens, got {num_guided}"
+                f"pruner {pruner.name!r} needs guidance on {video.num_tokens} video tokens, got {num_guided}"
             )
-    return pruner.keep(num_video_tokens, num_keep, guidance, seed)
+    return pruner.keep(video, num_keep, guidance, seed)

