@@ -1,0 +1,16 @@
+-- Cancels a part of a batch. Arguments: batch, position, number of jobs to look at.
+-- Answers: where to go on, 0 at the end; how many were cancelled or will be.
+local batch, first, size = arg(1), tonumber(arg(2)), tonumber(arg(3))
+if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
+redis.call('HSET', batch_key(batch), 'cancel', '1')
+local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
+local n = 0
+for _, id in ipairs(ids) do
+  local state = redis.call('HGET', job_key(id), 'state')
+  if is_live(state) then n = n + 1 end
+  if state == 'queued' then
+    redis.call('ZREM', P .. 'delayed', id)
+    move(id, batch, 'queued', 'cancelled')
+  end
+end
+return { #ids == size and first + size or 0, n }

@@ -1,0 +1,3 @@
+-- Fails when the store takes no writes.
+redis.call('SET', P .. 'ping', now, 'PX', DAY)
+return 'ok'

@@ -1,0 +1,19 @@
+-- Queues ended jobs of a part of a batch again. Arguments: batch, position, number of jobs to look at, states.
+-- Answers: where to go on, 0 at the end; how many were queued.
+local batch, first, size = arg(1), tonumber(arg(2)), tonumber(arg(3))
+if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
+local wanted = {}
+for i = 4, num_args() do wanted[arg(i)] = true end
+local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
+local n = 0
+for _, id in ipairs(ids) do
+  local h = redis.call('HMGET', job_key(id), 'state', 'priority')
+  if wanted[h[1]] then
+    redis.call('HDEL', batch_key(batch), 'cancel')
+    redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'error', '', 'code', '')
+    move(id, batch, h[1], 'queued')
+    enqueue(id, h[2])
+    n = n + 1
+  end
+end
+return { #ids == size and first + size or 0, n }

@@ -1,0 +1,21 @@
+-- Deletes a part of a batch that is past its retention. Argument: number of jobs to delete at most.
+-- Answers: how many jobs were deleted; '1' if there is more to do.
+local batch = redis.call('ZRANGEBYSCORE', P .. 'expiry', '-inf', now, 'LIMIT', 0, 1)[1]
+if not batch then return { 0, 0 } end
+local n = 0
+for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 1)) do
+  local h = redis.call('HMGET', job_key(id), 'state', 'content')
+  count(batch, h[1], -1)
+  redis.call('ZREM', P .. 'dead', id)
+  if h[2] and redis.call('GET', P .. 'r:' .. h[2]) == id then redis.call('DEL', P .. 'r:' .. h[2]) end
+  redis.call('DEL', job_key(id))
+  n = n + 1
+end
+redis.call('LTRIM', jobs_key(batch), n, -1)
+if redis.call('EXISTS', jobs_key(batch)) == 0 then
+  redis.call('ZREM', P .. 'batches', batch)
+  redis.call('ZREM', P .. 'o:' .. redis.call('HGET', batch_key(batch), 'owner'), batch)
+  redis.call('DEL', batch_key(batch))
+  redis.call('ZREM', P .. 'expiry', batch)
+end
+return { n, 1 }
