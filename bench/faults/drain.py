@@ -1,0 +1,85 @@
+"""Two gateways drain a batch while everything is killed and frozen in turn; the checker says what came of it."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.faults.batches import list_jobs, submit, wait_ended
+from bench.faults.captions import caption_text
+from bench.faults.checker import check
+from bench.faults.cluster import Cluster, ClusterOptions
+from bench.faults.entries import read_entries
+from bench.faults.history import History, count_events
+from bench.faults.nemesis import Nemesis
+from bench.faults.plan import Strike, plan_strikes
+from bench.faults.workload import WorkItem, Workload, make_workload
+from bench.running import say
+
+LEASE_S = 5.0
+DRAIN_TIMEOUT_S = 900.0
+CONCURRENCY = 4
+
+
+async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
+    """The whole part: texts of an undisturbed run, the disturbed batch, the verdict."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
+        workload = make_workload(Path(folder) / "work", num_jobs)
+        options = ClusterOptions(workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S)
+        async with Cluster(options, say) as cluster:
+            say(f"drain: {num_jobs} captions undisturbed, for comparison")
+            expected = await undisturbed_texts(cluster, workload.items)
+            plan = plan_strikes(seed, cluster.gateways)
+            say(f"drain: seed {seed}: " + ", ".join(f"{s.kind} {s.victim} at {s.at_share:.0%}" for s in plan))
+            return await disturbed_batch(cluster, workload, expected, plan)
+
+
+async def undisturbed_texts(cluster: Cluster, items: Sequence[WorkItem]) -> dict[str, str]:
+    """The text of every item, by custom id, from plain calls."""
+    texts: dict[str, str] = {}
+    places = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(channel: grpc.aio.Channel, item: WorkItem) -> None:
+        async with places:
+            texts[item.custom_id] = await caption_text(channel, item)
+
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
+        async with asyncio.TaskGroup() as group:
+            for channel, item in zip(cycle(channels), items, strict=False):
+                group.create_task(one(channel, item))
+    return texts
+
+
+async def disturbed_batch(
+    cluster: Cluster, workload: Workload, expected: Mapping[str, str], plan: Sequence[Strike]
+) -> dict[str, Any]:
+    """Hands the batch in, harms the cluster as planned, and checks what came of it."""
+    nemesis = Nemesis(cluster, say)
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
+        batch_id = (await submit(channels[0], "drain", workload.items)).batch_id
+        async with asyncio.TaskGroup() as group:
+            group.create_task(nemesis.run(plan, len(workload.items)))
+            group.create_task(wait_ended(channels, batch_id, DRAIN_TIMEOUT_S))
+        jobs = await list_jobs(channels[0], batch_id)
+        entries = await read_entries(cluster, batch_id, jobs)
+    history = History([item.custom_id for item in workload.items], nemesis.events(), nemesis.acts, entries)
+    verdict = check(history, expected, LEASE_S)
+    return asdict(verdict) | {
+        "passed": verdict.passed,
+        "wall_s": round(time.monotonic() - began, 1),
+        "acts": [asdict(act) for act in nemesis.acts],
+        "distinct_texts": len(set(expected.values())),
+        "attempts": sum(job.attempts for job in jobs),
+        "crashes": sum(job.crashes for job in jobs),
+        "errors_logged": {name: count_events(cluster.log(name), "request.failed") for name in cluster.processes},
+    }

@@ -1,0 +1,140 @@
+"""What happened in a run, from the gateways' logs, the nemesis and the queue. Pure but for reading files."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slipstream.jobs.base import JobState
+
+
+class Kind(StrEnum):
+    """What a gateway logs of a job that it holds."""
+
+    TAKEN = "job.taken"
+    COMMITTED = "job.committed"
+    REFUSED = "job.stale_commit_refused"
+    LOST = "job.lost"
+    RETRIED = "job.retried"
+    DEAD = "job.dead"
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """One line of a gateway's log."""
+
+    at: float
+    """Unix time."""
+    kind: Kind
+    process: str
+    """Name of the process in the cluster, the same after a restart."""
+    job_id: str
+    worker: str
+    epoch: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Act:
+    """What the nemesis did to a process: it was of no use from `at` to `until`."""
+
+    at: float
+    until: float
+    kind: str
+    """"kill", "freeze" or "stop"."""
+    victim: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a job stands in the queue at the end."""
+
+    custom_id: str
+    job_id: str
+    state: JobState
+    worker: str
+    epoch: int
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One time that a job was taken, up to what is known of its end."""
+
+    job_id: str
+    process: str
+    worker: str
+    epoch: int
+    began: float
+    ended: float | None
+    """None: its worker never said; it died."""
+    end: Kind | None
+    end_reason: str = ""
+
+
+@dataclass(frozen=True)
+class History:
+    """All that the checker goes by."""
+
+    submitted: Sequence[str]
+    """Custom ids."""
+    events: Sequence[JobEvent]
+    acts: Sequence[Act]
+    entries: Sequence[Entry]
+
+    def runs(self) -> dict[str, list[Run]]:
+        """By job id, in the order in which they began."""
+        ends = {(e.job_id, e.worker, e.epoch): e for e in sorted(self.events, key=lambda e: -e.at) if e.kind in ENDS}
+        found: dict[str, list[Run]] = {}
+        for event in sorted(self.events, key=lambda event: event.at):
+            if event.kind is Kind.TAKEN:
+                end = ends.get((event.job_id, event.worker, event.epoch))
+                run = Run(
+                    event.job_id,
+                    event.process,
+                    event.worker,
+                    event.epoch,
+                    event.at,
+                    end.at if end else None,
+                    end.kind if end else None,
+                    end.reason if end else "",
+                )
+                found.setdefault(event.job_id, []).append(run)
+        return found
+
+
+ENDS = frozenset(Kind) - {Kind.TAKEN}
+
+
+def read_events(process: str, path: Path) -> list[JobEvent]:
+    """The job events of one log of JSON lines; other lines are passed over, torn ones too."""
+    parsed = (_parse(line) for line in path.read_text(errors="replace").splitlines())
+    return [_job_event(process, line) for line in parsed if line.get("event") in set(Kind) and "job_id" in line]
+
+
+def count_events(path: Path, *names: str) -> int:
+    """How many lines of the log have one of these events."""
+    return sum(_parse(line).get("event") in names for line in path.read_text(errors="replace").splitlines())
+
+
+def overlapping(acts: Iterable[Act], began: float, ended: float) -> list[Act]:
+    """The acts that were felt at some time between the two."""
+    return [act for act in acts if act.at <= ended and act.until >= began]
+
+
+def _job_event(process: str, line: dict[str, Any]) -> JobEvent:
+    at = datetime.fromisoformat(str(line["timestamp"])).timestamp()
+    kind, job_id, worker = Kind(line["event"]), str(line["job_id"]), str(line.get("worker", ""))
+    return JobEvent(at, kind, process, job_id, worker, int(line.get("epoch", 0)), str(line.get("reason", "")))
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}

@@ -1,0 +1,101 @@
+"""Does harm to a cluster as planned, and remembers what it did and when. Knows no job but what the logs say."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from bench.faults.cluster import Cluster
+from bench.faults.history import Act, JobEvent, Kind, read_events
+from bench.faults.plan import Strike
+
+POLL_S = 0.2
+LEASE_MARGIN_S = 3.0
+UNCOMMITTED_S = 3.0
+"""How long the queue is down before a gateway is frozen as a zombie: its captions are done by then."""
+
+
+class Nemesis:
+    """Strikes one process at a time; the next strike waits until everything serves again."""
+
+    def __init__(self, cluster: Cluster, report: Callable[[str], None]) -> None:
+        self.acts: list[Act] = []
+        self._cluster = cluster
+        self._report = report
+
+    async def run(self, plan: Sequence[Strike], num_jobs: int) -> None:
+        """Carries out the plan as jobs are committed."""
+        for strike in sorted(plan, key=lambda strike: strike.at_share):
+            while self.num_committed() < strike.at_share * num_jobs:  # noqa: ASYNC110 (what the logs of others say)
+                await asyncio.sleep(POLL_S)
+            await asyncio.sleep(strike.delay_s)
+            await self.strike(strike)
+
+    async def strike(self, strike: Strike) -> None:
+        """Returns when what was struck serves again."""
+        if strike.kind == "kill":
+            await self.kill(strike.victim)
+        elif strike.kind == "freeze":
+            await self.freeze(strike.victim, strike.freeze_s)
+        else:
+            await self.make_zombie()
+
+    async def kill(self, victim: str) -> None:
+        """SIGKILL; the supervisor starts it again."""
+        began, starts = time.time(), self._cluster.processes[victim].starts
+        self._cluster.kill(victim)
+        await self._cluster.wait_serving(victim, starts + 1)
+        self._remember("kill", victim, began)
+
+    async def freeze(self, victim: str, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later."""
+        began = time.time()
+        self._cluster.freeze(victim)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._cluster.thaw(victim)
+        self._remember("freeze", victim, began)
+
+    async def make_zombie(self) -> None:
+        """Freezes a gateway whose captions are done but not committed, as the queue is down; lets others do the work
+        again; and wakes it, so that it commits what is no longer its own."""
+        cluster = self._cluster
+        began, starts = time.time(), cluster.processes["redis"].starts
+        with cluster.held("redis"):
+            cluster.kill("redis")
+            await asyncio.sleep(UNCOMMITTED_S)
+            victim = self._busiest()
+            froze = time.time()
+            cluster.freeze(victim)
+        try:
+            await cluster.wait_serving("redis", starts + 1)
+            self._remember("kill", "redis", began)
+            await asyncio.sleep(cluster.options.lease_s + LEASE_MARGIN_S)
+        finally:
+            cluster.thaw(victim)
+        self._remember("freeze", victim, froze)
+
+    def events(self) -> list[JobEvent]:
+        """What all gateways have logged of jobs."""
+        return [event for name in self._cluster.gateways for event in read_events(name, self._cluster.log(name))]
+
+    def num_committed(self) -> int:
+        """Jobs that some gateway has logged as committed or dead."""
+        return len({event.job_id for event in self.events() if event.kind in (Kind.COMMITTED, Kind.DEAD)})
+
+    def _busiest(self) -> str:
+        """The gateway with most jobs in hand."""
+        in_hand: dict[str, set[tuple[str, int]]] = {name: set() for name in self._cluster.gateways}
+        for event in sorted(self.events(), key=lambda event: event.at):
+            if event.kind is Kind.TAKEN:
+                in_hand[event.process].add((event.job_id, event.epoch))
+            else:
+                in_hand[event.process].discard((event.job_id, event.epoch))
+        return max(in_hand, key=lambda name: len(in_hand[name]))
+
+    def _remember(self, kind: str, victim: str, began: float) -> None:
+        act = Act(began, time.time(), kind, victim)
+        self.acts.append(act)
+        self._report("nemesis: " + json.dumps(asdict(act)))

@@ -1,0 +1,174 @@
+"""The queue's store is killed, frozen, and runs out of disk while captions are made and batches are handed in.
+
+A batch that was accepted is found afterwards, one that was not is refused soon and clearly, and the captions that were
+in work are committed once the store is back.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.faults import small_disk
+from bench.faults.batches import list_jobs, submit, wait_ended
+from bench.faults.cluster import Cluster, ClusterOptions
+from bench.faults.history import Kind
+from bench.faults.nemesis import Nemesis
+from bench.faults.workload import WorkItem, make_workload
+from bench.running import say
+from slipstream.rpc.v1 import archive_pb2
+
+FAULTS = ("disk_full", "kill", "freeze")
+FREEZE_S, DISK_FULL_S, KILL_DOWN_S = 20.0, 12.0, 4.0
+REFUSED_WITHIN_S = 5.0
+SUBMIT_EVERY_S = 0.2
+SUBMIT_TIMEOUT_S = 15.0
+NUM_JOBS = 16
+NUM_TOKENS = 80
+TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One batch that was handed in during a fault."""
+
+    key: str
+    status: str
+    details: str
+    took_s: float
+
+
+async def run_redis_faults() -> dict[str, Any]:
+    """The whole part: one fault after the other on one cluster."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slipstream-faults-")))
+        disk = folder / "disk"
+        disk.mkdir()
+        if small_disk.is_possible():
+            await stack.enter_async_context(small_disk.small_disk(disk))
+        workload = make_workload(folder / "work", NUM_JOBS * len(FAULTS), num_tokens=NUM_TOKENS)
+        options = ClusterOptions(workload.pair.target, workload.pair.draft, workload.video_root, redis_dir=disk)
+        cluster = await stack.enter_async_context(Cluster(options, say))
+        found = {}
+        for index, fault in enumerate(FAULTS):
+            if fault == "disk_full" and not small_disk.is_possible():
+                found[fault] = {"passed": True, "skipped": "needs root, for a small disk"}
+                continue
+            items = workload.items[index * NUM_JOBS : (index + 1) * NUM_JOBS]
+            found[fault] = await _FaultRun(cluster, fault, items, disk).run()
+            say(f"redis: {fault}: {found[fault]}")
+        return {"passed": all(part["passed"] for part in found.values()), **found}
+
+
+class _FaultRun:
+    """One fault: a batch in work, submissions meanwhile, and what is left of both."""
+
+    def __init__(self, cluster: Cluster, fault: str, items: Sequence[WorkItem], disk: Path) -> None:
+        self._cluster = cluster
+        self._fault = fault
+        self._items = items
+        self._disk = disk
+        self._nemesis = Nemesis(cluster, say)
+        self._submissions: list[Submission] = []
+
+    async def run(self) -> dict[str, Any]:
+        async with self._cluster.channel() as channel:
+            batch = (await submit(channel, f"{self._fault}-running", self._items)).batch_id
+            ids = {job.job_id for job in await list_jobs(channel, batch)}
+            await self._wait_taken(ids)
+            async with self._fault_lasting():
+                submitting = asyncio.create_task(self._keep_submitting(channel))
+                await asyncio.sleep({"disk_full": DISK_FULL_S, "kill": KILL_DOWN_S, "freeze": FREEZE_S}[self._fault])
+            submitting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await submitting
+            healed = time.monotonic()
+            ended = await wait_ended([channel], batch, TIMEOUT_S)
+            ended_after_s = time.monotonic() - healed
+            lost = [s.key for s in self._submissions if s.status == "OK" and not await _is_kept(channel, s.key)]
+            jobs = await list_jobs(channel, batch)
+        return self._verdict(ended, jobs, ids, lost) | {"batch_ended_after_s": round(ended_after_s, 1)}
+
+    def _verdict(
+        self, ended: archive_pb2.Batch, jobs: Sequence[archive_pb2.Job], ids: set[str], lost: Sequence[str]
+    ) -> dict[str, Any]:
+        refused = [submission for submission in self._submissions if submission.status != "OK"]
+        slowest = max((submission.took_s for submission in refused), default=0.0)
+        events = [event for event in self._nemesis.events() if event.job_id in ids]
+        statuses = Counter(submission.status for submission in self._submissions)
+        clear = set(statuses) <= {"OK", "UNAVAILABLE"} and all(submission.details for submission in refused)
+        done = ended.counts.done
+        return {
+            "passed": clear and not lost and slowest <= REFUSED_WITHIN_S and done == len(self._items),
+            "submissions": dict(statuses),
+            "refused_within_s": round(slowest, 2),
+            "reasons": sorted({submission.details for submission in refused})[:3],
+            "accepted_but_lost": len(lost),
+            "jobs": len(self._items),
+            "done": done,
+            "runs": sum(event.kind is Kind.TAKEN for event in events),
+            "commits": sum(event.kind is Kind.COMMITTED for event in events),
+            "stale_commits_refused": sum(event.kind is Kind.REFUSED for event in events),
+            "attempts": sum(job.attempts for job in jobs),
+        }
+
+    async def _wait_taken(self, ids: set[str]) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not self._any_taken(ids):  # noqa: ASYNC110 (what the logs of others say)
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+
+    def _any_taken(self, ids: set[str]) -> bool:
+        return any(event.kind is Kind.TAKEN and event.job_id in ids for event in self._nemesis.events())
+
+    @contextlib.asynccontextmanager
+    async def _fault_lasting(self) -> AsyncIterator[None]:
+        """The fault is there within; at the end the store is well again."""
+        cluster, starts = self._cluster, self._cluster.processes["redis"].starts
+        if self._fault == "freeze":
+            cluster.freeze("redis")
+            try:
+                yield
+            finally:
+                cluster.thaw("redis")
+        elif self._fault == "kill":
+            with cluster.held("redis"):
+                cluster.kill("redis")
+                yield
+            await cluster.wait_serving("redis", starts + 1)
+        else:
+            small_disk.fill(self._disk)
+            try:
+                yield
+            finally:
+                small_disk.free(self._disk)
+            await cluster.wait_serving("redis", cluster.processes["redis"].starts)
+
+    async def _keep_submitting(self, channel: grpc.aio.Channel) -> None:
+        number = 0
+        while True:
+            key = f"{self._fault}-{number}"
+            self._submissions.append(await _submission(channel, key, self._items[:1]))
+            number += 1
+            await asyncio.sleep(SUBMIT_EVERY_S)
+
+
+async def _submission(channel: grpc.aio.Channel, key: str, items: Sequence[WorkItem]) -> Submission:
+    began = time.monotonic()
+    status, details = "OK", ""
+    try:
+        await submit(channel, key, items, SUBMIT_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        status, details = error.code().name, error.details() or ""
+    return Submission(key, status, details, time.monotonic() - began)
+
+
+async def _is_kept(channel: grpc.aio.Channel, key: str) -> bool:
+    return len(await list_jobs(channel, key)) == 1

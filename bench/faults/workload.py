@@ -1,0 +1,62 @@
+"""What a fault run asks for: small clips, a pair of tiny models, and jobs whose captions all differ."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from tests.support.clips import make_colour_clip
+from tests.support.tiny_pair import TinyPair, write_tiny_pair
+
+NUM_CLIPS = 20
+NUM_FRAMES = 12
+NUM_TOKENS = 24
+PAIR_SEED = 1
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One job: a clip below the video root and what is asked of it."""
+
+    custom_id: str
+    source: str
+    caption: CaptionOptions
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Models, clips and jobs, all below `folder`."""
+
+    folder: Path
+    pair: TinyPair
+    items: tuple[WorkItem, ...]
+    clips: tuple[Path, ...] = field(default=())
+
+    @property
+    def video_root(self) -> Path:
+        return self.folder / "videos"
+
+
+def make_workload(folder: Path, num_jobs: int, num_clips: int = NUM_CLIPS, num_tokens: int = NUM_TOKENS) -> Workload:
+    """Every job has another pair of clip and prompt; every other one is sampled, with a seed of its own."""
+    videos = folder / "videos"
+    videos.mkdir(parents=True)
+    clips = []
+    for index in range(min(num_clips, num_jobs)):
+        clips.append(videos / f"clip-{index:02d}.mp4")
+        clips[-1].write_bytes(make_colour_clip(seed=index))
+    items = tuple(_make_item(number, clips, num_tokens) for number in range(num_jobs))
+    return Workload(folder, write_tiny_pair(folder / "pair", seed=PAIR_SEED), items, tuple(clips))
+
+
+def _make_item(number: int, clips: list[Path], num_tokens: int) -> WorkItem:
+    clip, prompt = clips[number % len(clips)], number // len(clips)
+    sampled = number % 2 == 1
+    caption = CaptionOptions(
+        prompt=f"Describe the video, part {prompt} of many.",
+        num_frames=NUM_FRAMES,
+        max_new_tokens=num_tokens,
+        temperature=0.8 if sampled else 0.0,
+        seed=number,
+        gate=False,
+    )
+    return WorkItem(f"{clip.stem}/prompt-{prompt}", str(clip), caption)
