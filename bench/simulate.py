@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
 from bench.simulated_caption import NS, SimulatedCaption, SimulationInput, draw_agreement
 from slipstream.speculation.costs import CostModel
@@ -66,6 +67,7 @@ def _play(setup: SimulationInput) -> SimulatedCaption:
 class Constant:
     """The same plan whatever was measured: `hold` for a fresh line, then whatever is pending; `cap` at most."""
 
+    writes_ahead: ClassVar[bool] = True
     hold: int
     cap: int
 

@@ -4,12 +4,14 @@ A policy answers with a `WindowPlan`: wait until `hold` tokens are pending, then
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from slipstream.errors import InvalidRequest
 from slipstream.speculation.costs import CostModel
 
 HOLD_SLACK_S, MAX_HOLD_S = 0.005, 1.0
+DEFAULT_GAMMA = 5
+"""Window of sequential decoding in the papers (000, table 1)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Moment:
 class Policy(Protocol):
     """A pacing rule."""
 
+    writes_ahead: ClassVar[bool]
+    """The draft writes while the target judges; else it waits for every verdict, and takes the target's own token as
+    given."""
+
     def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
         """What to do now. Asked again whenever tokens arrive, so it must be consistent as `num_pending` grows."""
 
@@ -43,13 +49,31 @@ class Fixed:
     """The papers' rule (paper 000, section 4.2, eq. 6; PEARL).
 
     Pre-verify: after a death, one pass with no window, for the first token. Post-verify: windows of exactly
-    gamma = round(T_p / T_q), waited for.
+    gamma = round(T_p / T_q), or as given, waited for.
     """
+
+    writes_ahead: ClassVar[bool] = True
+
+    def __init__(self, gamma: int | None = None) -> None:
+        self.gamma = gamma
 
     def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
         if moment.fresh:
             return WindowPlan(hold=0, cap=0)
-        gamma = min(max(round(costs.speed_ratio), 1), moment.max_window)
+        gamma = min(self.gamma or max(round(costs.speed_ratio), 1), moment.max_window)
+        return WindowPlan(hold=gamma, cap=gamma)
+
+
+class Sequential:
+    """Draft, then verify, in turns (Leviathan et al. 2023; the papers' vanilla SD): windows of gamma tokens."""
+
+    writes_ahead: ClassVar[bool] = False
+
+    def __init__(self, gamma: int | None = None) -> None:
+        self.gamma = gamma or DEFAULT_GAMMA
+
+    def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
+        gamma = min(self.gamma, moment.max_window)
         return WindowPlan(hold=gamma, cap=gamma)
 
 
@@ -65,6 +89,8 @@ class SelfClocked:
     shorter than the draft needs to write the next one. W does not depend on h: both are found by one scan.
     With T_p constant this is design section 3's  1 + h/c + tau^(h+1) / (1 - tau^c), in units of T_p.
     """
+
+    writes_ahead: ClassVar[bool] = True
 
     def plan(self, moment: Moment, costs: CostModel) -> WindowPlan:
         if moment.num_pending >= moment.max_window:
@@ -102,11 +128,18 @@ def longest_hold_s(max_window: int, costs: CostModel) -> float:
     return min(HOLD_SLACK_S + 3 * expected_s, MAX_HOLD_S)
 
 
-POLICIES: dict[str, type[Policy]] = {"self_clocked": SelfClocked, "fixed": Fixed}
+POLICIES = ("self_clocked", "fixed", "sequential")
 
 
-def get_policy(name: str) -> Policy:
-    """The policy of that name, or `InvalidRequest` with the names there are."""
-    if name not in POLICIES:
-        raise InvalidRequest(f"policy {name!r} is unknown; choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
+def get_policy(name: str, gamma: int | None = None) -> Policy:
+    """The policy of that name, or `InvalidRequest` with the names there are. `gamma`: window length of the two papers'
+    policies; `self_clocked` finds its own."""
+    match name:
+        case "self_clocked":
+            return SelfClocked()
+        case "fixed":
+            return Fixed(gamma)
+        case "sequential":
+            return Sequential(gamma)
+        case _:
+            raise InvalidRequest(f"policy {name!r} is unknown; choose one of {', '.join(POLICIES)}")

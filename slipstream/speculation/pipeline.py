@@ -18,7 +18,8 @@ from slipstream.speculation.passes import Passes, PassKind
 __all__ = ["AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
 MAX_DEBT = 2
-"""A line that is this many tokens behind the target is restarted after them instead of catching up one by one."""
+"""A line that writes ahead and is this many tokens behind the target is restarted after them instead of catching up one
+by one."""
 SOLO_PASSES = 4
 """Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
 JOINING_PASSES = 2
@@ -56,6 +57,7 @@ class Pipeline:
         self._line = Line()
         self._passes = Passes()
         self._silent = False
+        self._most_debt = MAX_DEBT - 1 if policy.writes_ahead else 0
 
     # -- what the driver may look at ------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Pipeline:
             self.draft_phase = DraftPhase.RESTING
             return [self._rest()] if self._line.write_until > num_known else []
         self.draft_phase = DraftPhase.WRITING
-        if len(self._line.debt) >= MAX_DEBT:
+        if len(self._line.debt) > self._most_debt:
             return [self._restart(), *self._next_pass()]
         return self._next_pass()
 
@@ -190,7 +192,7 @@ class Pipeline:
         if self.gated:
             self.draft_phase = DraftPhase.RESTING
             return [self._rest()]
-        return [self._restart()] if comparison.died or len(self._line.debt) >= MAX_DEBT else []
+        return [self._restart()] if comparison.died or len(self._line.debt) > self._most_debt else []
 
     def _count(self, comparison: Comparison) -> None:
         for matched in (*[True] * comparison.num_matched, *[False] * comparison.mismatched):
@@ -233,7 +235,7 @@ class Pipeline:
             return [self._judge(0, PassKind.PLAIN, self._num_plain_passes())]
         plan = self._plan()
         if self._line.num_pending < plan.hold and not self._silent:
-            return self._advance(len(self.committed) + self.max_window)
+            return self._advance(len(self.committed) + self._longest_window)
         judge = self._judge(min(self._line.num_pending, plan.cap), PassKind.SPECULATIVE, 1)
         return [judge, *self._advance(self._reach())]
 
@@ -248,8 +250,14 @@ class Pipeline:
         return self.solo_passes if self.draft_phase is DraftPhase.ABSENT else JOINING_PASSES
 
     def _reach(self) -> int:
-        """Where a line's limit belongs: a whole window past all that the passes in flight (or the next) can commit."""
-        return len(self.committed) + self._passes.most_tokens + self.max_window
+        """Where a line's limit belongs: a whole window past all that the passes in flight (or the next) can commit. A
+        draft that waits for verdicts writes one window past the committed text."""
+        num_coming = self._passes.most_tokens if self.policy.writes_ahead else 0
+        return len(self.committed) + num_coming + self._longest_window
+
+    @property
+    def _longest_window(self) -> int:
+        return self.max_window if self.policy.writes_ahead else self._plan().cap
 
     def _advance(self, write_until: int) -> list[Action]:
         if write_until <= self._line.write_until:

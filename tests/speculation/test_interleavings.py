@@ -9,12 +9,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slipstream.errors import DraftFault, ProtocolViolation
 from slipstream.speculation.acceptance import Verdict
-from slipstream.speculation.pacing import Fixed, SelfClocked
+from slipstream.speculation.pacing import Fixed, SelfClocked, Sequential
 from slipstream.speculation.pipeline import DraftPhase
 from tests.speculation.toys import Always, Message, Stage, measured_costs, new_stage
 
 POLICIES = st.one_of(
-    st.just(Fixed()), st.just(SelfClocked()), st.builds(Always, st.integers(0, 16), st.integers(0, 16))
+    st.just(Fixed()),
+    st.just(SelfClocked()),
+    st.builds(Sequential, st.integers(1, 8)),
+    st.builds(Always, st.integers(0, 16), st.integers(0, 16)),
 )
 COSTS = st.builds(
     measured_costs,

@@ -9,14 +9,19 @@ from slipstream.errors import DraftFault, ProtocolViolation
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.costs import CostModel
-from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
+from slipstream.speculation.pacing import Fixed, Policy, SelfClocked, Sequential
 from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
 
 def _random_stage(order: random.Random) -> Stage:
     max_window = order.randint(1, 16)
-    policies: tuple[Policy, ...] = (Fixed(), SelfClocked(), Always(order.randint(0, max_window), order.randint(0, 16)))
+    policies: tuple[Policy, ...] = (
+        Fixed(),
+        SelfClocked(),
+        Sequential(order.randint(1, 8)),
+        Always(order.randint(0, max_window), order.randint(0, 16)),
+    )
     return new_stage(
         order.choice(policies),
         measured_costs(order.choice((0.5, 2.0, 9.0, 30.0)), order.choice((0.05, 0.6, 0.9, 0.99)), slope=0.05),

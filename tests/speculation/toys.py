@@ -6,6 +6,7 @@ Messages travel in order and wait in `inbox` and `outbox` until the test deliver
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
 from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
@@ -47,6 +48,7 @@ def measured_costs(speed_ratio: float, tau: float, *, slope: float = 0.0, restar
 class Always:
     """The same plan whatever happens."""
 
+    writes_ahead: ClassVar[bool] = True
     hold: int
     cap: int
 
@@ -118,6 +120,11 @@ class Stage:
         self.heard: list[int] = []
         """What the draft's output is as far as the pipeline can know."""
 
+    @property
+    def most_debt(self) -> int:
+        """Tokens behind the target at which a line is restarted."""
+        return MAX_DEBT if self.pipeline.policy.writes_ahead else 1
+
     def carry_out(self, actions: Sequence[Action]) -> None:
         for action in actions:
             assert self.finish_reason is None, f"{action} after the end"
@@ -149,7 +156,7 @@ class Stage:
         """A line ends for two reasons only, or to rest and after it; the draft keeps all that was right."""
         differs = [ours != theirs for ours, theirs in zip(self.output, self.heard, strict=False)]
         died = any(differs)
-        assert died or self.rested or not restart.may_write or len(self.output) - len(self.heard) >= MAX_DEBT
+        assert died or self.rested or not restart.may_write or len(self.output) - len(self.heard) >= self.most_debt
         num_right = differs.index(True) if died else len(self.heard)
         assert restart.keep == (num_right if restart.may_write else min(num_right, len(self.output) - 1))
         self.rested = not restart.may_write
@@ -163,7 +170,7 @@ class Stage:
             return
         if self.pipeline.draft_phase is DraftPhase.WRITING:
             assert self.heard[: len(self.output)] == self.output[: len(self.heard)], "a dead line lives on"
-            assert len(self.output) - len(self.heard) < MAX_DEBT
+            assert len(self.output) - len(self.heard) < self.most_debt
         if self.pipeline.draft_phase is DraftPhase.RESTING:
             assert self.pipeline.gated
             assert self.draft is not None and not self.draft.may_ever_write
