@@ -155,7 +155,7 @@ def file_stamp(path: str) -> tuple[int, int, int] | None:
     """Changes when the file is replaced or written to; None when it is not there."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
 

@@ -72,22 +72,12 @@ def _parent_pid(environ: Mapping[str, str]) -> int | None:
 
 async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str]) -> None:
     stopping = _stop_on_signals()
-    wire = config if isinstance(config, WireOptions) else WireOptions()
-    credentials = wire.server_credentials()
-    identify = make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)
-    server = grpc.aio.server(
-        options=SERVER_OPTIONS,
-        interceptors=[AnswerErrors(wire.stream_timeout_s), identify],
-        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-    )
+    server, credentials = make_server(config, serves)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     lifecycle = Lifecycle(health_servicer)
     await lifecycle.report("", is_serving=False)
-    if wire.reflection:
-        reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    with _bound(server, config.listen, credentials) as address:
-        warn_of_plaintext(address, credentials is not None)
+    with bound(server, config.listen, credentials) as address:
         end = asyncio.create_task(_wait_for_end(stopping, parent_pid, lifecycle))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
         await asyncio.wait({end, setting_up}, return_when=asyncio.FIRST_COMPLETED)
@@ -107,6 +97,22 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
     if lifecycle.failure is not None:
         raise lifecycle.failure
     get_logger().info("service.stopped")
+
+
+def make_server(config: Any, serves: Sequence[str]) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None]:
+    """A server as the configuration wants it, and the credentials to bind it with. Raises `InvalidConfig`."""
+    wire = config if isinstance(config, WireOptions) else WireOptions()
+    credentials = wire.server_credentials()
+    identify = make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)
+    server = grpc.aio.server(
+        options=SERVER_OPTIONS,
+        interceptors=[AnswerErrors(wire.stream_timeout_s), identify],
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+    )
+    if wire.reflection:
+        reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    warn_of_plaintext(config.listen, credentials is not None)
+    return server, credentials
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -148,7 +154,7 @@ async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None, lifecyc
 
 
 @contextlib.contextmanager
-def _bound(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> Iterator[str]:
+def bound(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> Iterator[str]:
     """Binds the address, or says that it is taken. A unix socket is guarded by a lock, as a second server would
     otherwise steal its path."""
     lock: IO[str] | None = None

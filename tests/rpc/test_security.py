@@ -1,0 +1,136 @@
+"""TLS against real sockets: who is let in, who is not, what is said of wrong files, and rotation."""
+
+import shutil
+from pathlib import Path
+
+import grpc
+import pytest
+
+from slipstream.config import parse_config
+from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.rpc.client import as_slipstream_error, open_channel
+from slipstream.rpc.security import PeerSecurity, WireOptions, is_local, make_peer_security
+from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
+from tests.rpc.secured import Certificates, WiredConfig, make_certificates, served
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path / "ca")
+
+
+async def asked(address: str, security: PeerSecurity | None) -> str:
+    async with open_channel(address, security) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        return str((await stub.GetModel(common_pb2.GetModelRequest(), timeout=10)).model_id)
+
+
+async def is_refused(address: str, security: PeerSecurity | None) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await asked(address, security)
+    assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert isinstance(as_slipstream_error(refusal.value, "target"), ServiceUnavailable)
+
+
+async def test_tls_lets_in_who_knows_the_authority(certificates: Certificates, tmp_path: Path) -> None:
+    chain, key = certificates.issue("server")
+    async with served(tls_cert=chain, tls_key=key) as address:
+        assert await asked(address, certificates.peer(with_certificate=False)) == "owner="
+        await is_refused(address, None)
+        await is_refused(address, make_certificates(tmp_path / "other").peer())
+
+
+async def test_mtls_lets_in_who_has_a_certificate(certificates: Certificates, tmp_path: Path) -> None:
+    chain, key = certificates.issue("server")
+    stranger = make_certificates(tmp_path / "other")
+    forged = make_peer_security(("", certificates.ca), *(("", path) for path in stranger.issue("client", "archivist")))
+    async with served(tls_cert=chain, tls_key=key, tls_client_ca=certificates.ca) as address:
+        assert await asked(address, certificates.peer("archivist")) == "owner=archivist"
+        nameless = await asked(address, certificates.peer())
+        assert nameless.startswith("owner=sha256:") and len(nameless) == len("owner=sha256:") + 64
+        await is_refused(address, certificates.peer(with_certificate=False))
+        await is_refused(address, forged)
+        await is_refused(address, None)
+
+
+async def test_another_name_than_the_certificates_is_refused_unless_expected(certificates: Certificates) -> None:
+    chain, key = certificates.issue("server")
+    security = certificates.peer(with_certificate=False)
+    async with served(tls_cert=chain, tls_key=key, listen="[::1]:0") as address:
+        await is_refused(address, security)
+        assert await asked(address, security._replace(server_name="localhost")) == "owner="
+
+
+async def test_certificates_are_rotated_while_serving(certificates: Certificates, tmp_path: Path) -> None:
+    chain, key = certificates.issue("server")
+    replacement = make_certificates(tmp_path / "new")
+    new_chain, new_key = replacement.issue("server")
+    old, new = certificates.peer(with_certificate=False), replacement.peer(with_certificate=False)
+    async with served(tls_cert=chain, tls_key=key) as address:
+        assert await asked(address, old)
+        shutil.copy(new_chain, chain)
+        assert await asked(address, old), "half of a rotation must not count"
+        shutil.copy(new_key, key)
+        assert await asked(address, new)
+        await is_refused(address, old)
+
+
+async def test_a_unix_socket_stays_plaintext_and_says_so(
+    certificates: Certificates, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain, key = certificates.issue("server")
+    async with served(tls_cert=chain, tls_key=key, listen=f"unix:{tmp_path / 's.sock'}") as address:
+        assert await asked(address, certificates.peer()) == "owner="
+    assert "wire.plaintext" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("listen", "warned"), [("127.0.0.1:0", False), ("0.0.0.0:0", True)])
+async def test_a_public_plaintext_address_is_warned_of(
+    listen: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with served(listen=listen):
+        pass
+    assert ("wire.plaintext" in "".join(capsys.readouterr())) is warned
+
+
+def test_wrong_files_are_named_by_their_option(certificates: Certificates, tmp_path: Path) -> None:
+    chain, key = certificates.issue("server")
+    _, other_key = certificates.issue("other")
+    garbage, empty, missing = tmp_path / "garbage", tmp_path / "empty", str(tmp_path / "missing")
+    garbage.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    empty.write_text("")
+    wrong: list[tuple[str, dict[str, str]]] = [
+        ("--tls-cert", {"tls_cert": chain}),
+        ("--tls-key", {"tls_key": key}),
+        ("--tls-client-ca", {"tls_client_ca": certificates.ca}),
+        ("--tls-cert", {"tls_cert": missing, "tls_key": key}),
+        ("--tls-cert", {"tls_cert": str(garbage), "tls_key": key}),
+        ("--tls-cert", {"tls_cert": str(empty), "tls_key": key}),
+        ("--tls-cert", {"tls_cert": "\0", "tls_key": key}),
+        ("--tls-key", {"tls_cert": chain, "tls_key": missing}),
+        ("--tls-key", {"tls_cert": chain, "tls_key": other_key}),
+        ("--tls-key", {"tls_cert": chain, "tls_key": str(tmp_path)}),
+        ("--tls-client-ca", {"tls_cert": chain, "tls_key": key, "tls_client_ca": str(garbage)}),
+        ("--peer-ca", {"peer_ca": missing}),
+        ("--peer-ca", {"peer_cert": chain, "peer_key": key}),
+        ("--peer-key", {"peer_ca": certificates.ca, "peer_cert": chain}),
+        ("--peer-key", {"peer_ca": certificates.ca, "peer_cert": chain, "peer_key": other_key}),
+    ]
+    for option, options in wrong:
+        wire = WireOptions(**options)  # type: ignore[arg-type]
+        with pytest.raises(InvalidConfig, match=option):
+            (wire.server_credentials(), wire.peer_security())
+
+
+def test_what_stays_on_this_machine() -> None:
+    local = ["unix:/run/s.sock", "127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "dns:///localhost:1"]
+    public = ["0.0.0.0:1", "[::]:1", "example.org:1", "10.0.0.1:1", "localhost.example.org:1", ":1", "dns:host:1"]
+    assert all(map(is_local, local))
+    assert not any(map(is_local, public))
+
+
+def test_options_are_flags() -> None:
+    config = parse_config(WiredConfig, "gateway", ["--reflection", "true"], {"SLIPSTREAM_GATEWAY_TLS_CERT": "a.pem"})
+    assert config.reflection and config.tls_cert == "a.pem"
+    with pytest.raises(InvalidConfig, match="--reflection: 'yes'"):
+        parse_config(WiredConfig, "gateway", ["--reflection", "yes"], {})

@@ -1,0 +1,159 @@
+"""Tokens against a real server: who is let in under which name, what a stranger learns, and changes of the file."""
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream.cli.connection import ConnectionOptions, open_gateway_channel
+from slipstream.errors import InvalidConfig, Unauthenticated
+from slipstream.rpc import tokens
+from slipstream.rpc.authorized import open_authorized_channel
+from slipstream.rpc.client import as_slipstream_error, open_channel
+from slipstream.rpc.tokens import TokenFile, new_token
+from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from tests.rpc.secured import Certificates, make_certificates, served
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A tokens file, and the tokens by owner."""
+    made = {owner: new_token(owner) for owner in ("alice", "bob")}
+    path = tmp_path / "tokens"
+    path.write_text("# who may caption\n\n" + "".join(f"{line}  # since May\n" for _, line in made.values()))
+    return path, {owner: token for owner, (token, _) in made.items()}
+
+
+async def ask(channel: grpc.aio.Channel, *metadata: tuple[str, Any]) -> str:
+    stub = target_pb2_grpc.TargetStub(channel)
+    answer = await stub.GetModel(common_pb2.GetModelRequest(), timeout=10, metadata=metadata or None)
+    return str(answer.model_id)
+
+
+async def pull(channel: grpc.aio.Channel, *metadata: tuple[str, Any]) -> bytes:
+    stub = target_pb2_grpc.TargetStub(channel)
+    call = stub.PullGuidance(target_pb2.PullGuidanceRequest(), timeout=10, metadata=metadata or None)
+    return b"".join([chunk.data async for chunk in call])
+
+
+async def test_a_token_names_its_owner(keys: tuple[Path, dict[str, str]]) -> None:
+    path, known = keys
+    async with served(tokens=str(path)) as address:
+        for owner, token in known.items():
+            async with open_authorized_channel(address, None, token) as channel:
+                assert await ask(channel) == f"owner={owner}"
+                assert await ask(channel, ("x-request-id", "r")) == f"owner={owner}"
+                assert await pull(channel) == owner.encode()
+
+
+async def test_a_stranger_learns_nothing_but_that_health_is_open(keys: tuple[Path, dict[str, str]]) -> None:
+    path, known = keys
+    digest = next(line for line in path.read_text().splitlines() if line.startswith("alice")).split()[1]
+    good = f"Bearer {known['alice']}"
+    attempts: list[tuple[tuple[str, Any], ...]] = [
+        (),
+        *((("authorization", text),) for text in ("", "Bearer ", "Bearer wrong", f"Bearer {digest}", known["alice"])),
+        *(
+            (("authorization", text),)
+            for text in (f"bearer {known['alice']}", f"{good} ", f"{good}x", "Bearer " + "x" * 4000)
+        ),
+        (("authorization", good), ("authorization", good)),
+        (("authorization-bin", good.encode()),),
+    ]
+    said = set()
+    async with served(tokens=str(path), reflection=True) as address, open_channel(address) as channel:
+        for metadata in attempts:
+            for call in (ask, pull):
+                with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                    await call(channel, *metadata)
+                assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED, metadata
+                said.add(refusal.value.details())
+        stub = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        assert isinstance(as_slipstream_error(refusal.value, "gateway"), Unauthenticated)
+    assert len(said) == 1
+
+
+async def test_the_file_is_read_again(keys: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, known = keys
+    monkeypatch.setattr(tokens, "RELOAD_S", 0.0)
+    token, line = new_token("carol")
+    async with served(tokens=str(path)) as address, open_authorized_channel(address, None, token) as channel:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(channel)
+        path.write_text(line)
+        assert await ask(channel) == "owner=carol"
+        for broken in ("carol not-a-digest", "\ud800".encode("utf-16", "surrogatepass")):
+            path.write_bytes(broken.encode() if isinstance(broken, str) else broken)
+            assert await ask(channel) == "owner=carol", "what it said last holds"
+        path.unlink()
+        assert await ask(channel) == "owner=carol"
+        path.write_text("")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ask(channel)
+    assert TokenFile(str(path)).owner(known["alice"]) is None
+
+
+def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    digest = "0" * 64
+    for content in (
+        b"alice",
+        b"alice " + digest[1:].encode(),
+        f"al ice {digest}".encode(),
+        f"a/b {digest}".encode(),
+        b"\xff",
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidConfig, match="--tokens: "):
+            TokenFile(str(path))
+    for unreadable in (str(tmp_path), str(tmp_path / "missing"), "\0"):
+        with pytest.raises(InvalidConfig, match="--tokens: cannot read"):
+            TokenFile(unreadable)
+    with pytest.raises(InvalidConfig, match="no owner"):
+        new_token("two words")
+
+
+async def test_tokens_do_not_travel_in_plaintext(keys: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    path, known = keys
+    with pytest.raises(InvalidConfig, match="--tls-cert"):
+        async with served(tokens=str(path), listen="0.0.0.0:0"):
+            pass
+    with pytest.raises(InvalidConfig, match="plaintext"):
+        open_authorized_channel("gateway.example.org:443", None, known["alice"])
+    certificates: Certificates = make_certificates(tmp_path / "ca")
+    chain, key = certificates.issue("server")
+    async with served(tokens=str(path), listen="0.0.0.0:0", tls_cert=chain, tls_key=key) as address:
+        local = f"localhost:{address.rpartition(':')[2]}"
+        (tmp_path / "token").write_text(known["bob"] + "\n")
+        options = ConnectionOptions(ca=Path(certificates.ca), token_file=tmp_path / "token")
+        async with open_gateway_channel(local, options) as channel:
+            assert await ask(channel) == "owner=bob"
+
+
+async def test_a_token_comes_before_a_certificates_name(keys: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    path, known = keys
+    certificates = make_certificates(tmp_path / "ca")
+    chain, key = certificates.issue("server")
+    security = certificates.peer("mallory")
+    async with served(tokens=str(path), tls_cert=chain, tls_key=key, tls_client_ca=certificates.ca) as address:
+        async with open_authorized_channel(address, security, known["alice"]) as channel:
+            assert await ask(channel) == "owner=alice"
+        async with open_channel(address, security) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await ask(channel)
+
+
+def test_where_the_command_line_takes_its_token_from(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("from-file\n")
+    (tmp_path / "empty").write_text("\n")
+    assert ConnectionOptions().token({"SLIPSTREAM_TOKEN": "from-environment"}) == "from-environment"
+    assert ConnectionOptions(token_file=tmp_path / "token").token({"SLIPSTREAM_TOKEN": "x"}) == "from-file"
+    for name in ("empty", "missing"):
+        with pytest.raises(InvalidConfig, match="--token-file"):
+            ConnectionOptions(token_file=tmp_path / name).token({})
+    for token in ("two words", "x" * 1000, "é", "a\nb"):
+        with pytest.raises(InvalidConfig, match="token"):
+            open_authorized_channel("127.0.0.1:1", None, token)
