@@ -23,7 +23,7 @@ class DraftRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class DraftStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling")
+    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class DraftStart(_message.Message):
     FIRST_CHUNK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -52,7 +53,8 @@ class DraftStart(_message.Message):
     first_chunk: int
     epoch: int
     sampling: _common_pb2.Sampling
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+    tree: bool
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ...) -> None: ...
 
 class Restart(_message.Message):
     __slots__ = ("epoch", "keep", "suffix", "write_until", "first_chunk")
@@ -105,15 +107,17 @@ class DraftReady(_message.Message):
     def __init__(self, kept_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., guidance_s: _Optional[float] = ..., prune_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ...) -> None: ...
 
 class DraftTokens(_message.Message):
-    __slots__ = ("epoch", "position", "token_ids", "pass_s", "proposals")
+    __slots__ = ("epoch", "position", "token_ids", "pass_s", "proposals", "parents")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PASS_S_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     pass_s: float
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., pass_s: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., pass_s: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -50,30 +50,54 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WITH_GUIDANCE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    WITH_ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
     max_new_tokens: int
     with_guidance: bool
     sampling: _common_pb2.Sampling
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ...) -> None: ...
+    with_attention: bool
+    lossy: Lossy
+    self_draft: SelfDraft
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ...) -> None: ...
+
+class Lossy(_message.Message):
+    __slots__ = ("method", "keep")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    keep: float
+    def __init__(self, method: _Optional[str] = ..., keep: _Optional[float] = ...) -> None: ...
+
+class SelfDraft(_message.Message):
+    __slots__ = ("num_kept",)
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    num_kept: int
+    def __init__(self, num_kept: _Optional[int] = ...) -> None: ...
 
 class Judge(_message.Message):
-    __slots__ = ("window", "num_passes", "proposals")
+    __slots__ = ("window", "num_passes", "proposals", "parents", "self_draft")
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
     window: _containers.RepeatedScalarFieldContainer[int]
     num_passes: int
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
-    def __init__(self, window: _Optional[_Iterable[int]] = ..., num_passes: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ...) -> None: ...
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    self_draft: int
+    def __init__(self, window: _Optional[_Iterable[int]] = ..., num_passes: _Optional[int] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., parents: _Optional[_Iterable[int]] = ..., self_draft: _Optional[int] = ...) -> None: ...
 
 class TargetEvent(_message.Message):
     __slots__ = ("progress", "prefilled", "verdict")
@@ -114,28 +138,38 @@ class Prefilled(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., prefill_until_guidance_s: _Optional[float] = ..., prefill_after_guidance_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string")
+    __slots__ = ("num_accepted", "own_token", "pieces", "finish_reason", "pass_s", "stop_string", "path", "drafted", "num_drafted", "draft_s")
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     OWN_TOKEN_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     PASS_S_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
     num_accepted: int
     own_token: int
     pieces: _containers.RepeatedScalarFieldContainer[str]
     finish_reason: FinishReason
     pass_s: float
     stop_string: str
-    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ...) -> None: ...
+    path: _containers.RepeatedScalarFieldContainer[int]
+    drafted: _containers.RepeatedScalarFieldContainer[int]
+    num_drafted: int
+    draft_s: float
+    def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
 class PullGuidanceRequest(_message.Message):
-    __slots__ = ("session_id", "kind")
+    __slots__ = ("session_id", "kind", "score")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     kind: GuidanceKind
-    def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ...) -> None: ...
+    score: str
+    def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ..., score: _Optional[str] = ...) -> None: ...
 
 class GuidanceChunk(_message.Message):
     __slots__ = ("header", "data")
