@@ -1,0 +1,91 @@
+"""The methods by name, each a composition: who drafts, what it sees of the video, when passes run, how windows look.
+
+No method has a loop of its own: all run on the same pipeline, services and engine, and every part can be changed alone.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from slipstream.errors import InvalidRequest
+
+SPARSE_GAMMA = 9
+"""Window of STD in the papers (000, table 1; 004, section 4)."""
+
+
+class Drafter(StrEnum):
+    """Who writes the tokens that the target judges."""
+
+    NONE = "none"
+    DRAFT = "draft"
+    """The draft service, with its own model."""
+    SELF = "self"
+    """The target itself, with a part of its own cache."""
+
+
+class Shape(StrEnum):
+    """What a window is."""
+
+    CHAIN = "chain"
+    TREE = "tree"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to decode losslessly. All of them give the target's text."""
+
+    name: str
+    drafter: Drafter
+    pruner: str = "none"
+    policy: str = "sequential"
+    shape: Shape = Shape.CHAIN
+    gate: bool = False
+    gamma: int | None = None
+    """None: the policy's own."""
+
+    @property
+    def speculative(self) -> bool:
+        """The draft service takes part."""
+        return self.drafter is Drafter.DRAFT
+
+    def changed(
+        self, pruner: str | None, policy: str | None, shape: str | None, gate: bool | None, gamma: int | None
+    ) -> "Method":
+        """The method with these parts in place of its own; None leaves a part.
+
+        Raises:
+            InvalidRequest: parts that do not go together, or that a method without a draft does not have.
+        """
+        given = {"pruner": pruner, "policy": policy, "shape": shape, "gate": gate, "gamma": gamma}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if self.drafter is Drafter.SELF and changes.keys() - {"gamma"}:
+            raise InvalidRequest(f"method {self.name!r} drafts with its own cache; only gamma can be changed")
+        if shape is not None and shape not in tuple(Shape):
+            raise InvalidRequest(f"shape {shape!r} is unknown; choose one of {', '.join(Shape)}")
+        if shape is not None:
+            changes["shape"] = Shape(shape)
+        method = replace(self, **changes)  # type: ignore[arg-type]
+        if method.shape is Shape.TREE and (method.policy != "sequential" or method.gate):
+            raise InvalidRequest("a tree is drafted and verified in turns: ask for policy 'sequential' without a gate")
+        return method
+
+
+_METHODS = (
+    Method("slipstream", Drafter.DRAFT, "uv_spread", "self_clocked", gate=True),
+    Method("parallelvlm", Drafter.DRAFT, "uv", "fixed"),
+    Method("specvlm", Drafter.DRAFT, "specvlm", shape=Shape.TREE),
+    Method("sd", Drafter.DRAFT),
+    Method("sd_tree", Drafter.DRAFT, shape=Shape.TREE),
+    Method("onsd", Drafter.DRAFT, "all"),
+    Method("std", Drafter.SELF, gamma=SPARSE_GAMMA),
+    Method("autoregressive", Drafter.NONE),
+)
+METHODS = {method.name: method for method in _METHODS}
+_OLD_NAMES = {"parallel": "slipstream"}
+
+
+def get_method(name: str) -> Method:
+    """The method of that name. Raises `InvalidRequest` with the names there are."""
+    name = _OLD_NAMES.get(name, name)
+    if name not in METHODS:
+        raise InvalidRequest(f"method {name!r} is unknown; choose one of {', '.join(METHODS)}")
+    return METHODS[name]
