@@ -1,12 +1,16 @@
 """Starts the gateway: `python -m services.gateway --listen ADDRESS --target ADDRESS [--draft ADDRESS]`."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import grpc
 
+from services.gateway.captioner import Captioner
 from services.gateway.config import GatewayConfig
+from services.gateway.media import Media
 from services.gateway.peers import Peers
 from services.gateway.servicer import GatewayServicer
+from services.gateway.watch import watch_target
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.rpc.lifecycle import Lifecycle
@@ -26,11 +30,15 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             await peers.find_draft()
         except ServiceUnavailable as error:
             get_logger().warning("draft.missing", reason=str(error))
-    servicer = GatewayServicer(config, peers)
-    gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, server)
+    media = Media(config)
+    captioner = Captioner(config, peers, media)
+    gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(config, captioner), server)
+    watch = watch_target(peers, lifecycle)
+    watching = asyncio.create_task(watch.run())
 
     async def close() -> None:
-        await servicer.close()
+        watching.cancel()
+        media.close()
         await peers.close()
 
     return close

@@ -40,6 +40,11 @@ class Ledger:
     pieces: list[str] = field(default_factory=list)
     stop_string: str = ""
 
+    def waited_until(self, now: float) -> None:
+        """The sampled frames waited until now for a place: that is no work, so it counts nowhere."""
+        self.arrived += now - self.sampled
+        self.sampled = now
+
     def committed(self, now: float, pieces: list[str]) -> None:
         """Tokens became text."""
         if not self.first_token:
