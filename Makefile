@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults simulate clean
+.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults simulate compose-check up down clean
 
 setup: $(VENV)/.ready
 
@@ -49,6 +49,16 @@ draft-faults: setup
 
 simulate: setup
 	$(BIN)/python -m bench.simulate
+
+compose-check: setup
+	$(BIN)/python -m bench.compose_check
+
+up:
+	mkdir -p videos
+	docker compose up -d --build --wait
+
+down:
+	docker compose down
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,42 @@
+# One image for all services: `python -m services.target|draft|gateway`, and the `slipstream` command line.
+#
+#   docker build -t slipstream .
+#   docker build -t slipstream --build-arg TORCH_INDEX=URL .      # another build of torch, from an index of your choice
+#
+# What pip finds in a folder `wheels/` of the build context is taken first. A CPU build of torch there makes the image
+# small, and builds without a package index become possible when all wheels are there (add --build-arg PIP_NO_INDEX=1).
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS builder
+ARG TORCH_INDEX=""
+ARG PIP_NO_INDEX=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /app
+COPY constraints.txt wheels* /wheels/
+RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
+        ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch "setuptools>=77"
+# The dependencies make a layer of their own, which a change of the sources leaves in place.
+COPY pyproject.toml README.md ./
+RUN mkdir slipstream && touch slipstream/__init__.py \
+    && pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
+        --no-build-isolation --editable .
+COPY services services
+COPY slipstream slipstream
+COPY training training
+RUN python -m compileall -q services slipstream training
+
+FROM ${BASE}
+COPY --from=builder /opt/venv /opt/venv
+COPY --from=builder /app /app
+COPY models /app/models
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/app \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp \
+    HF_HUB_OFFLINE=1
+WORKDIR /app
+USER 10001:10001
+CMD ["slipstream", "--help"]

@@ -1,0 +1,91 @@
+"""What the stack must show: hardened containers, a batch that survives, nothing done twice. Raises `CheckFailed`."""
+
+import time
+from typing import Any
+
+from bench.compose_check.batch import Batch
+from bench.compose_check.stack import PROJECT, SERVICES, Stack
+from bench.compose_check.steps import CheckFailed, Steps, run
+
+DOWN_S = 3.0
+"""How long Redis stays away."""
+BATCH_TIMEOUT_S = 600.0
+
+
+def check_hardening(stack: Stack) -> dict[str, Any]:
+    """Of every container, as Docker and the container itself see it."""
+    users = {}
+    for service in SERVICES:
+        found = stack.inspect(service)
+        host, user = found["HostConfig"], found["Config"]["User"]
+        _require(host["ReadonlyRootfs"], f"{service}'s root is writable")
+        _require(host["CapDrop"] == ["ALL"] and not host["CapAdd"], f"{service} has capabilities")
+        _require("no-new-privileges:true" in host["SecurityOpt"], f"{service} may gain privileges")
+        _require(host["Memory"] > 0 and host["PidsLimit"] > 0, f"{service} has no limit of memory or of processes")
+        _require(user.partition(":")[0].isdecimal() and user[0] != "0", f"{service} runs as {user!r}")
+        ports = [binding for bindings in (host["PortBindings"] or {}).values() for binding in bindings]
+        _require(all(port["HostIp"] == "127.0.0.1" for port in ports), f"{service} is published beyond loopback")
+        _require(bool(ports) == (service == "gateway"), f"{service} has {len(ports)} published ports")
+        inside = stack.compose("exec", "-T", service, "sh", "-c", "id -u; grep ^CapEff /proc/1/status").split()
+        _require(inside[0] == user.partition(":")[0], f"{service} runs as user {inside[0]}")
+        _require(int(inside[2], 16) == 0, f"{service} has the capabilities {inside[2]}")
+        _require(not stack.can(service, "cd / && touch probe || touch /app/probe"), f"{service} can write to its root")
+        users[service] = user
+    words = ["docker", "network", "inspect", "--format", "{{.Internal}}", f"{PROJECT}_back"]
+    _require(run(words, timeout_s=30, environ=stack.environ).strip() == "true", "the models' network is not internal")
+    return users
+
+
+def check_batch(steps: Steps, stack: Stack, batch: Batch, num_videos: int) -> dict[str, Any]:
+    """Captions a batch while a service and Redis are killed; returns its counts."""
+    with steps.step("submit the batch") as row:
+        answer = batch.submit()
+        row["added"] = answer.num_added
+        _require(answer.num_added == num_videos, f"{answer.num_added} of {num_videos} items were taken")
+    with steps.step("first captions"):
+        batch.wait_done(2, BATCH_TIMEOUT_S)
+    with steps.step("kill -9 of the target") as row:
+        row["back_after_s"] = round(stack.kill("target"), 1)
+    with steps.step("captions after that"):
+        batch.wait_done(batch.wait_done(0, 60).done + 1, BATCH_TIMEOUT_S)
+    with steps.step("kill Redis, and start it again") as row:
+        row |= _restart_redis(stack, batch)
+    with steps.step("the rest of the batch"):
+        batch.wait_done(num_videos, BATCH_TIMEOUT_S)
+    with steps.step("read the results, submit again"):
+        return _check_results(batch, num_videos)
+
+
+def _restart_redis(stack: Stack, batch: Batch) -> dict[str, Any]:
+    done_before = batch.counts().done
+    stack.compose("kill", "redis")
+    time.sleep(DOWN_S)
+    _require(not stack.is_healthy("redis"), "Redis was killed and is healthy")
+    stack.up("redis")
+    done_after = batch.wait_done(0, 60).done
+    _require(done_after >= done_before, f"{done_before} jobs were done before Redis died and {done_after} after it")
+    return {"done_before": done_before, "done_after": done_after}
+
+
+def _check_results(batch: Batch, num_videos: int) -> dict[str, Any]:
+    jobs = batch.jobs()
+    num_named = len({job.custom_id for job in jobs})
+    _require(num_named == len(jobs) == num_videos, f"{len(jobs)} jobs for {num_named} of {num_videos} videos")
+    empty = [job.custom_id for job in jobs if not job.summary.text]
+    _require(not empty, f"no text for {', '.join(empty[:3])}")
+    again = batch.submit()
+    _require(again.num_added == 0 and again.num_known == num_videos, f"submitted again, {again.num_added} were added")
+    counts = batch.counts()
+    return {
+        "total": counts.total,
+        "done": counts.done,
+        "lost": counts.failed + counts.dead + counts.cancelled,
+        "run_again": sum(job.attempts > 1 for job in jobs),
+        "with_draft": sum(job.summary.method == "parallel" for job in jobs),
+        "tokens": sum(job.summary.num_tokens for job in jobs),
+    }
+
+
+def _require(holds: object, complaint: str) -> None:
+    if not holds:
+        raise CheckFailed(complaint)
