@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from slipstream.models.attention import Kernel, Segment, get_kernel
+from slipstream.models.attention import Kernel, get_kernel
 from slipstream.models.kv_cache import KVCache
+from slipstream.models.segments import Segment
 
 WINDOWS = (1, 2, 4, 8, 16)
 KERNELS = ("matmul", "sdpa")

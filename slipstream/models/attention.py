@@ -19,17 +19,16 @@ be measured with `bench/attention.py`; the others lost and are not kept.
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from slipstream.errors import ModelNotUsable
-from slipstream.models.kv_cache import KVCache, Layout
+from slipstream.models.kv_cache import Layout
+from slipstream.models.segments import Segment
 
 IMPLEMENTATION = "slipstream"
 """Name under which the attention function is registered with transformers."""
@@ -37,54 +36,6 @@ ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash")
 
 _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
-
-
-@dataclass(eq=False)
-class Segment:
-    """One session's rows in a packed pass."""
-
-    start: int
-    """First row of the segment in the packed sequence."""
-    length: int
-    """Rows of the segment: new tokens."""
-    cache: KVCache
-    past: int
-    """Tokens in the cache before this pass."""
-    device: torch.device
-    dtype: torch.dtype
-    _folded_mask: Tensor | None = field(default=None, init=False)
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.start, self.start + self.length)
-
-    @cached_property
-    def num_columns(self) -> int:
-        """Keys behind the past: the new tokens', and what the cache shows behind them."""
-        return self.cache.view_length(self.past + self.length) - self.past
-
-    @property
-    def is_masked(self) -> bool:
-        """Whether there is a key that some row must not see."""
-        return self.num_columns > 1
-
-    @cached_property
-    def window_mask(self) -> Tensor:
-        """What new rows add to their scores of the keys behind the past: 0 or -inf, [length, num_columns].
-
-        Built once for all layers. A tree of drafts would put its ancestor mask here.
-        """
-        mask = torch.full((self.length, self.num_columns), float("-inf"), dtype=self.dtype, device=self.device)
-        return mask.triu_(1)
-
-    def folded_mask(self, group_size: int) -> Tensor:
-        """The window mask behind a past that every row sees, once for each query head of a group.
-
-        [group_size * length, past + num_columns], built once for all layers.
-        """
-        if self._folded_mask is None:
-            self._folded_mask = pad(self.window_mask, (self.past, 0)).repeat(group_size, 1)
-        return self._folded_mask
 
 
 class Kernel(Protocol):
@@ -98,7 +49,8 @@ class Kernel(Protocol):
 
         Args:
             query: [heads, n, head_dim].
-            keys, values: the cache with the new rows, [kv_heads, past + segment.num_columns, head_dim].
+            keys, values: the cache with the new rows, [kv_heads, segment.past + segment.num_columns, head_dim].
+            segment: as this layer has it, see `Segment.in_layer`.
 
         Returns:
             [heads, n, head_dim].
@@ -157,7 +109,10 @@ class MatmulKernel(SdpaKernel):
 
 
 class FlashKernel:
-    """The `flash-attn` package on CUDA; its causal mask is aligned to the end, so one call serves all cases."""
+    """The `flash-attn` package on CUDA; its causal mask is aligned to the end, so one call serves every chain.
+
+    It has no other mask: trees go to SDPA.
+    """
 
     key_layout = Layout.TOKEN_HEAD_DIM
     value_layout = Layout.TOKEN_HEAD_DIM
@@ -166,8 +121,11 @@ class FlashKernel:
         from flash_attn import flash_attn_func  # type: ignore[import-not-found,unused-ignore]
 
         self._attend = flash_attn_func
+        self._masked = SdpaKernel()
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        if segment.tree is not None:
+            return self._masked.attend(query, keys, values, segment, scale)
         return self.attend_causal(query, keys, values, scale)
 
     def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -226,10 +184,13 @@ def packed_attention(
     layer = module.layer_idx
     assert isinstance(layer, int)
     outputs = []
-    for segment in segments:
+    for whole in segments:
+        segment = whole.in_layer(layer)
         rows = segment.rows
         keys, values = segment.cache.write(layer, key[0, :, rows], value[0, :, rows])
-        if segment.past == 0:
+        if segment.observer is not None:
+            segment.observer.observe(layer, query[0, :, rows], keys[:, : segment.num_keys], scaling)
+        if segment.past == 0 and segment.tree is None:
             output = kernel.attend_causal(query[0, :, rows], key[0, :, rows], value[0, :, rows], scaling)
         else:
             output = kernel.attend(query[0, :, rows], keys, values, segment, scaling)

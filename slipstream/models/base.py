@@ -11,10 +11,15 @@ from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.models.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
 from slipstream.models.kv_cache import KVCache, round_up
 from slipstream.models.runner import Rows, Runner
-from slipstream.models.session import DecodeState, Prefill
+from slipstream.models.segments import Observer
+from slipstream.models.session import DecodeState, Prefill, kept_rows
 from slipstream.models.text import TextDecoder, TextStream
+from slipstream.speculation.tree import TokenTree
 
-__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
+__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
+
+Window = Sequence[int] | TokenTree
+"""New tokens of one session: a chain, or a tree."""
 
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
@@ -110,6 +115,7 @@ class VideoLM:
         keep: Tensor | None = None,
         positions: str = "original",
         headroom: int = 512,
+        observer: Observer | None = None,
     ) -> Prefill:
         """Begin the pass over a prompt; no layer has run when this returns.
 
@@ -119,6 +125,7 @@ class VideoLM:
             keep: which video tokens to keep, int64, ascending; None keeps all.
             positions: "original" or "compact", see `Adapter.positions`.
             headroom: tokens that the answer may take before the cache is reallocated.
+            observer: sees the prompt's attention in every layer, see `TextAttention`.
         """
         if positions not in ("original", "compact"):
             raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
@@ -133,12 +140,12 @@ class VideoLM:
             hidden = self._adapter.embed_prompt(plan, video_embeddings)
             hidden = hidden.index_select(0, rows.to(hidden.device))
         cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
-        forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device))])
+        forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device), observer=observer)])
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
         video = slice(plan.video_start, plan.video_start + num_kept)
         return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens)
 
-    def resume_prefill(self, plan: PromptPlan, cache: KVCache) -> Prefill:
+    def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
         """Begin the pass over a prompt's text alone; `cache` holds all that comes before it, none of it pruned.
 
         The positions of those rows do not depend on the text, so a cache of another prompt about the same video will
@@ -147,12 +154,16 @@ class VideoLM:
         assert cache.length == plan.text_start, "the cache ends where the text begins"
         positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
         hidden = self._runner.embed(plan.token_ids[plan.text_start :])
-        forward = self._runner.start([Rows(cache, hidden, positions[..., plan.text_start :].to(hidden.device))])
+        positions = positions[..., plan.text_start :].to(hidden.device)
+        forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
         return Prefill(forward, state, video=slice(0, 0), num_text_tokens=plan.num_text_tokens)
 
-    def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> list[Tensor]:
+    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.
+
+        The rows of a tree are in its nodes' order, and see the nodes above them; `DecodeState.keep_path` then makes a
+        chain of one of its paths. Until that, or a rollback, the state only takes in more nodes of the same tree.
 
         With a `strict_width` every state has a pass of its own, filled up to that width with rows that are forgotten
         again: a token's row is then computed by the same kernels on the same shapes, whether it stands in a window or
@@ -163,14 +174,14 @@ class VideoLM:
 
         Raises:
             LimitExceeded: a state would leave the model's context; no state has changed then.
+            InvalidRequest: a tree where there is a strict width.
         """
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
-        for state, token_ids in batch:
-            if state.next_position + len(token_ids) > self.info.max_context:
-                raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        if any(_end(state, window) > self.info.max_context for state, window in batch):
+            raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         if self.strict_width:
-            return [self._strict_step(state, token_ids) for state, token_ids in batch]
-        return self._runner.start([self._step_rows(state, token_ids) for state, token_ids in batch]).finish()
+            return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
+        return self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()
 
     def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
@@ -188,22 +199,37 @@ class VideoLM:
         """Text of `token_ids` without special tokens."""
         return self._text.decode(token_ids)
 
-    def _step_rows(self, state: DecodeState, token_ids: Sequence[int]) -> Rows:
-        hidden = self._runner.embed(token_ids)
+    def _step_rows(self, state: DecodeState, window: Window) -> Rows:
+        if isinstance(window, TokenTree):
+            return self._tree_rows(state, window)
+        hidden = self._runner.embed(window)
         first = state.next_position
-        positions = torch.arange(first, first + len(token_ids), device=hidden.device)
+        positions = torch.arange(first, first + len(window), device=hidden.device)
         return Rows(state.cache, hidden, positions)
+
+    def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
+        assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
+        hidden = self._runner.embed(tree.new_token_ids)
+        depths = torch.tensor(tree.depths[tree.num_cached :], device=hidden.device)
+        return Rows(state.cache, hidden, state.next_position - tree.num_cached + depths, tree=tree)
+
+
+def _end(state: DecodeState, window: Window) -> int:
+    """The position behind the last one that a window takes."""
+    if isinstance(window, TokenTree):
+        return state.next_position - window.num_cached + max(window.depths) + 1
+    return state.next_position + len(window)
+
+
+def _chains(batch: Sequence[tuple[DecodeState, Window]]) -> list[tuple[DecodeState, Sequence[int]]]:
+    chains = [(state, window) for state, window in batch if not isinstance(window, TokenTree)]
+    if len(chains) < len(batch):
+        raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
+    return chains
 
 
 def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, int]:
     """Prompt rows that survive pruning, int64 ascending, and how many of them are video tokens."""
     if keep is None:
         return torch.arange(plan.num_tokens), plan.num_video_tokens
-    keep = keep.to("cpu", torch.int64)
-    if len(keep) > 0:
-        assert int(keep[0]) >= 0, "keep has negative indices"
-        assert int(keep[-1]) < plan.num_video_tokens, "keep points behind the video"
-        assert bool((keep.diff() > 0).all()), "keep must be ascending"
-    before = torch.arange(plan.video_start)
-    after = torch.arange(plan.video_stop, plan.num_tokens)
-    return torch.cat([before, keep + plan.video_start, after]), len(keep)
+    return kept_rows(keep, slice(plan.video_start, plan.video_stop), plan.num_tokens), len(keep)

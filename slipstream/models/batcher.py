@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.errors import SessionGone
-from slipstream.models.base import DecodeState, VideoLM
+from slipstream.models.base import DecodeState, VideoLM, Window
 from slipstream.models.thread import Lane, ModelThread
 from slipstream.models.work import SessionWork
 
@@ -29,7 +29,7 @@ class Step:
     work: SessionWork
     """Once this is closed, the step is dropped, and `on_error` hears `SessionGone`."""
     state: DecodeState
-    token_ids: Sequence[int]
+    window: Window
     on_logits: Callable[[Tensor, float], bool]
     """Takes logits [n, vocab] and the seconds of the pass. Returns whether the session will soon be back."""
     on_error: Callable[[Exception], None]
@@ -91,7 +91,7 @@ class StepBatcher:
 
     def _run_pass(self, steps: Sequence[Step]) -> None:
         started = time.perf_counter()
-        outcomes = step_each(self._model, [(step.state, step.token_ids) for step in steps])
+        outcomes = step_each(self._model, [(step.state, step.window) for step in steps])
         ended = time.perf_counter()
         returning = {
             step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, ended - started)
@@ -101,7 +101,7 @@ class StepBatcher:
             self._expect_until = ended + min(GATHER_SHARE * (ended - started), MAX_GATHER_S)
 
 
-def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> list[StepOutcome]:
+def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> list[StepOutcome]:
     """One packed pass: for every session its logits [n, vocab], or what went wrong with it.
 
     A pass that fails changes no session, so each is then tried alone, and one that cannot go on harms no other.

@@ -3,8 +3,12 @@
 Appending writes into a slice; rolling back changes a number. Nothing is concatenated, so a step costs no copy of the
 past. Buffers appear layer by layer on the device of the first key written there, which also serves models that are
 spread over several devices.
+
+A layer may hold fewer rows than there are tokens, always the same number fewer: where video tokens were dropped in the
+middle of a prefill, or where a sparse copy has only some of them. Lengths count tokens all the same.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -54,6 +58,7 @@ class KVCache:
         self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout, whole_granules: bool = False
     ) -> None:
         self._layers: list[_LayerBuffers | None] = [None] * num_layers
+        self._missing = [0] * num_layers
         self._capacity = round_up(capacity)
         self._key_layout = key_layout
         self._value_layout = value_layout
@@ -62,8 +67,12 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Tokens that every layer holds."""
+        """Tokens in the cache."""
         return self._length
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
 
     @property
     def capacity(self) -> int:
@@ -74,6 +83,20 @@ class KVCache:
     def num_bytes(self) -> int:
         """Bytes of the buffers that exist now."""
         return sum(buffers.keys.nbytes + buffers.values.nbytes for buffers in self._layers if buffers is not None)
+
+    def num_missing(self, layer: int) -> int:
+        """How many rows fewer than tokens a layer holds."""
+        return self._missing[layer]
+
+    def leave_out(self, num_tokens: int, *, from_layer: int = 0) -> None:
+        """Have `from_layer` and those after it hold that many rows fewer than tokens, as their next `write` does.
+
+        Only while the cache is empty: the rows belong to a prompt whose first pass is yet to come, or under way.
+        """
+        assert self._length == 0, "rows are left out of a prompt only"
+        for layer in range(from_layer, self.num_layers):
+            assert self._layers[layer] is None, "the layers that have run keep their rows"
+            self._missing[layer] += num_tokens
 
     def view_length(self, num_tokens: int) -> int:
         """Length of the views that `write` returns when there are `num_tokens` tokens with the new ones."""
@@ -91,15 +114,23 @@ class KVCache:
             keys, values: [kv_heads, n, head_dim].
 
         Returns:
-            Views of all keys and values up to and including the new rows, [kv_heads, length + n, head_dim], or as long
-            as `view_length` says.
+            Views of all keys and values up to and including the new rows, [kv_heads, length - num_missing(layer) + n,
+            head_dim], or as long as `view_length` says.
         """
         buffers = self._buffers(layer, keys, values)
-        end = self._length + keys.shape[1]
-        buffers.keys[:, self._length : end] = keys
-        buffers.values[:, self._length : end] = values
+        first = self._num_rows(layer)
+        end = first + keys.shape[1]
+        buffers.keys[:, first:end] = keys
+        buffers.values[:, first:end] = values
         shown = self.view_length(end)
         return buffers.keys[:, :shown], buffers.values[:, :shown]
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Views of all keys and values of a layer that has been written to, [kv_heads, rows, head_dim]."""
+        buffers = self._layers[layer]
+        assert buffers is not None, "nothing was written to this layer"
+        num_rows = self._num_rows(layer)
+        return buffers.keys[:, :num_rows], buffers.values[:, :num_rows]
 
     def advance(self, num_tokens: int) -> None:
         """Count `num_tokens` rows, which every layer has written, as part of the past."""
@@ -110,6 +141,20 @@ class KVCache:
         """Forget everything behind the first `length` tokens. O(1)."""
         assert 0 <= length <= self._length, "rollback goes backwards only"
         self._length = length
+
+    def keep(self, num_before: int, rows: Sequence[int]) -> None:
+        """Of the tokens behind the first `num_before`, keep those at `rows` (ascending, from 0), moved together."""
+        end = num_before + len(rows)
+        assert end <= self._length, "only what is there can be kept"
+        if list(rows) != list(range(len(rows))):
+            with torch.inference_mode():  # as when the buffers were made
+                for layer, buffers in enumerate(self._layers):
+                    if buffers is not None:
+                        first = num_before - self._missing[layer]
+                        index = torch.tensor(rows, device=buffers.keys.device) + first
+                        for buffer in (buffers.keys, buffers.values):
+                            buffer[:, first : first + len(rows)] = buffer.index_select(1, index)
+        self._length = end
 
     def fork(self, num_tokens: int, capacity: int = 0) -> "KVCache":
         """A cache of its own with a copy of the first `num_tokens` rows, and room for `capacity` tokens or just them.
@@ -124,31 +169,40 @@ class KVCache:
             value_layout=self._value_layout,
             whole_granules=self._whole_granules,
         )
+        forked._missing = list(self._missing)
         for layer, buffers in enumerate(self._layers):
             if buffers is not None:
-                forked.write(layer, buffers.keys[:, :num_tokens], buffers.values[:, :num_tokens])
+                num_rows = num_tokens - self._missing[layer]
+                forked.write(layer, buffers.keys[:, :num_rows], buffers.values[:, :num_rows])
         forked.advance(num_tokens)
         return forked
 
     def clear(self) -> None:
         """Free the buffers."""
-        self._layers = [None] * len(self._layers)
+        self._layers = [None] * self.num_layers
+        self._missing = [0] * self.num_layers
         self._length = 0
+
+    def _num_rows(self, layer: int) -> int:
+        """Rows of a layer before the pass that may be running: none in a prompt's first one, whatever it leaves out."""
+        return max(0, self._length - self._missing[layer])
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> _LayerBuffers:
         current = self._layers[layer]
-        if current is not None and current.keys.shape[1] >= self._capacity:
+        num_rows = self._capacity - self._missing[layer]
+        if current is not None and current.keys.shape[1] >= num_rows:
             return current
         kv_heads, _, head_dim = keys.shape
-        shape = (kv_heads, self._capacity, head_dim)
+        shape = (kv_heads, round_up(num_rows), head_dim)
         zeroed = self._whole_granules  # what is masked must still be a number
         grown = _LayerBuffers(
             self._key_layout.allocate(shape, keys, zeroed=zeroed),
             self._value_layout.allocate(shape, values, zeroed=zeroed),
         )
         if current is not None:
-            grown.keys[:, : self._length] = current.keys[:, : self._length]
-            grown.values[:, : self._length] = current.values[:, : self._length]
+            num_held = self._num_rows(layer)
+            grown.keys[:, :num_held] = current.keys[:, :num_held]
+            grown.values[:, :num_held] = current.values[:, :num_held]
         self._layers[layer] = grown
         return grown
 

@@ -1,14 +1,16 @@
 """The layer loop over upstream decoder layers. Knows segments and caches; nothing of videos, prompts or text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.models.attention import Kernel, Segment
+from slipstream.models.attention import Kernel
 from slipstream.models.kv_cache import KVCache
+from slipstream.models.segments import Observer, Segment
+from slipstream.speculation.tree import TokenTree
 
 
 class Decoder(Protocol):
@@ -29,6 +31,10 @@ class Rows:
     """Input embeddings, [n, hidden]."""
     positions: Tensor
     """Position ids, [n], or [axes, n] for rotary embeddings of several axes."""
+    tree: TokenTree | None = None
+    """Whose new nodes these are; None: each row follows the one before it."""
+    observer: Observer | None = None
+    """Sees the rows' attention in every layer."""
 
 
 class ForwardPass:
@@ -42,6 +48,7 @@ class ForwardPass:
         self._runner = runner
         self._hidden = torch.cat([rows.hidden for rows in batch])[None]
         self._segments = _segments(batch)
+        self._num_tokens = [segment.length for segment in self._segments]
         positions = torch.cat([rows.positions for rows in batch], dim=-1)
         self._position_ids = positions[..., None, :]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
@@ -72,6 +79,21 @@ class ForwardPass:
                 )
                 self._next_layer += 1
 
+    def keep_rows(self, keep: Tensor) -> None:
+        """Go on with the rows `keep` alone (int64, ascending), at the positions they have.
+
+        The layers that have run keep all of theirs; lengths count the rows that are gone, too. For one session's first
+        pass only.
+        """
+        (segment,) = self._segments
+        assert segment.past == 0, "rows are left out of a prompt's first pass only"
+        segment.cache.leave_out(segment.length - len(keep), from_layer=self._next_layer)
+        self._segments = [replace(segment, length=len(keep))]
+        with torch.inference_mode():
+            self._hidden = self._hidden.index_select(1, keep.to(self._hidden.device))
+            self._position_ids = self._position_ids.index_select(-1, keep.to(self._position_ids.device))
+            self._rotary = self._runner.decoder.rotary_emb(self._hidden, self._position_ids)
+
     def finish(self, *, last_row_only: bool = False) -> list[Tensor]:
         """Run what is left, count the rows as past, and return logits.
 
@@ -84,8 +106,8 @@ class ForwardPass:
             if last_row_only:
                 hidden = hidden[[segment.rows.stop - 1 for segment in self._segments]]
             logits = self._runner.lm_head(self._runner.decoder.norm(hidden)).float()
-        for segment in self._segments:
-            segment.cache.advance(segment.length)
+        for segment, num_tokens in zip(self._segments, self._num_tokens, strict=True):
+            segment.cache.advance(num_tokens)
         lengths = [1 if last_row_only else segment.length for segment in self._segments]
         return list(logits.split(lengths))
 
@@ -142,8 +164,8 @@ def _segments(batch: Sequence[Rows]) -> list[Segment]:
     segments = []
     start = 0
     for rows in batch:
-        length = rows.hidden.shape[0]
-        hidden = rows.hidden
-        segments.append(Segment(start, length, rows.cache, rows.cache.length, hidden.device, hidden.dtype))
+        hidden, length = rows.hidden, rows.hidden.shape[0]
+        past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)
+        segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
         start += length
     return segments

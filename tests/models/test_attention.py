@@ -5,9 +5,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from slipstream.models.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, Segment, get_kernel
+from slipstream.models.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, get_kernel
 from slipstream.models.attention import packed_attention as attend
 from slipstream.models.kv_cache import KVCache
+from slipstream.models.segments import Segment
 
 HEAD_DIM = 8
 SCALE = HEAD_DIM**-0.5
