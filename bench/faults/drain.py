@@ -71,7 +71,7 @@ async def disturbed_batch(
             group.create_task(nemesis.run(plan, len(workload.items)))
             group.create_task(wait_ended(channels, batch_id, DRAIN_TIMEOUT_S))
         jobs = await list_jobs(channels[0], batch_id)
-        entries = await read_entries(cluster, batch_id, jobs)
+        entries = await read_entries(cluster.redis_url, batch_id, jobs)
     history = History([item.custom_id for item in workload.items], nemesis.events(), nemesis.acts, entries)
     verdict = check(history, expected, LEASE_S)
     return asdict(verdict) | {

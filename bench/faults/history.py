@@ -19,7 +19,7 @@ class Kind(StrEnum):
     REFUSED = "job.stale_commit_refused"
     LOST = "job.lost"
     RETRIED = "job.retried"
-    DEAD = "job.dead"
+    CRASHED = "job.crashed"
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class Nemesis:
         return [event for name in self._cluster.gateways for event in read_events(name, self._cluster.log(name))]
 
     def num_committed(self) -> int:
-        """Jobs that some gateway has logged as committed or dead."""
-        return len({event.job_id for event in self.events() if event.kind in (Kind.COMMITTED, Kind.DEAD)})
+        """Jobs that some gateway has logged as committed."""
+        return len({event.job_id for event in self.events() if event.kind is Kind.COMMITTED})
 
     def _busiest(self) -> str:
         """The gateway with most jobs in hand."""

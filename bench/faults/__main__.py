@@ -1,0 +1,87 @@
+"""`python -m bench.faults`: harms the archive in every way that its promises speak of. The last line is JSON.
+
+Parts, each on processes of its own:
+
+- `drain`: two gateways drain a batch while gateway, target, draft and Redis are killed and frozen in turn.
+- `poison`: a job whose gateway dies whenever it runs.
+- `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
+- `overload`: three times the captions that the stack can make.
+- `requests`, `files`: mutated messages to the services, mutated videos to the decoder.
+
+Exit status 1 if a promise was broken.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bench.faults.drain import run_drain
+from bench.faults.overload import run_overload
+from bench.faults.poison import run_poison
+from bench.faults.redis_faults import run_redis_faults
+from bench.machine import machine_facts
+from bench.running import run_to_end, say
+
+PARTS = ("drain", "poison", "redis", "overload", "requests", "files")
+Part = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def _parts(given: argparse.Namespace) -> dict[str, Part]:
+    return {
+        "drain": lambda: run_drain(given.jobs, given.seed),
+        "poison": run_poison,
+        "redis": run_redis_faults,
+        "overload": lambda: run_overload(given.seed),
+    }
+
+
+async def _run(given: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in _parts(given).items():
+        if name not in given.only:
+            continue
+        began = time.monotonic()
+        found[name] = await part()
+        say(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} in {time.monotonic() - began:.0f} s")
+    return found
+
+
+def _summary(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures that the promises name, first."""
+    drain, poison = found.get("drain", {}), found.get("poison", {})
+    named = ("jobs", "terminal_once", "committed_once", "identical", "stale_commits_refused", "rerun_within_s")
+    return {
+        **{name: drain.get(name) for name in named},
+        "poison_dead_lettered": poison.get("passed"),
+        "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
+        "mutated_requests": found.get("requests", {}).get("requests"),
+        "mutated_files": found.get("files", {}).get("files"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Does the archive keep its promises?")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs of the part `drain`")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    began = time.monotonic()
+    found = run_to_end(_run(given))
+    ok = all(part["passed"] for part in found.values())
+    document = {
+        **_summary(found),
+        "ok": ok,
+        "seed": given.seed,
+        "wall_s": round(time.monotonic() - began),
+        "parts": found,
+        "machine": machine_facts(),
+    }
+    print(json.dumps(document))
+    sys.exit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()
