@@ -1,83 +1,81 @@
-"""From a request to sampled frames: an upload or a path becomes a file, and a worker thread decodes it."""
+"""From a request to sampled frames: an upload, a path or an address becomes a file, and a child process decodes it."""
 
-import asyncio
 import contextlib
-import tempfile
-import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from services.gateway.config import GatewayConfig
-from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation, VideoNotFound
+from services.gateway.fetch import Fetcher
+from services.gateway.media_upload import VideoBuffer
+from slipstream.errors import ProtocolViolation, VideoNotFound
 from slipstream.rpc.v1 import gateway_pb2
-from slipstream.video.decode import DecodeLimits, SampledVideo, open_video_path, sample_video
-
-IN_MEMORY_BYTES = 32 * 1024**2
-"""Uploads beyond this go to a temporary file."""
+from slipstream.video.limits import DecodeLimits
+from slipstream.video.paths import open_video_path
+from slipstream.video.pool import DecodePool
+from slipstream.video.sampled import SampledVideo
 
 
 class Media:
-    """Receives and decodes videos for all captions of this gateway."""
+    """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, fetcher: Fetcher | None = None) -> None:
         self._config = config
-        self._limits = DecodeLimits(max_bytes=config.max_video_bytes, timeout_s=config.decode_timeout_s)
-        self._workers = ThreadPoolExecutor(config.decode_workers, thread_name_prefix="decode")
+        self._fetcher = fetcher or Fetcher(config.allowed_hosts, config.max_video_bytes, config.url_timeout_s)
+        limits = DecodeLimits(
+            max_bytes=config.max_video_bytes,
+            timeout_s=config.decode_timeout_s,
+            max_frames_sampled=config.max_frames,
+        )
+        self._pool = DecodePool(config.decode_workers, limits, memory_bytes=config.decode_memory_mb * 1024**2)
+
+    def prepare(self) -> None:
+        """Starts the decoders ahead of the first video."""
+        self._pool.prepare()
 
     @contextlib.asynccontextmanager
     async def open(self, path: str, requests: AsyncIterator[gateway_pb2.CaptionRequest]) -> AsyncIterator[BinaryIO]:
         """The video file: below an allowed root if a path was given, else received from the stream."""
+        self._pool.prepare()
         if path:
-            if not self._config.roots:
-                raise VideoNotFound("this gateway opens no paths; upload the file, or start it with --video-roots")
-            with open_video_path(path, self._config.roots) as source:
+            with self._open_path(path) as source:
                 yield source
             return
-        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as upload:
-            await self._receive(upload, requests)
-            yield cast(BinaryIO, upload)
+        with VideoBuffer(self._config.max_video_bytes) as upload:
+            async for message in requests:
+                if message.WhichOneof("message") != "video":
+                    raise ProtocolViolation("after `options` a caption takes `video` chunks only")
+                upload.write(message.video)
+            yield upload.finished()
 
-    async def sample(self, source: BinaryIO, num_frames: int, on_progress: Callable[[int, int], None]) -> SampledVideo:
-        """Samples the frames in a worker thread, which stops soon after the caller is cancelled."""
-        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+    @contextlib.asynccontextmanager
+    async def open_source(self, source: str) -> AsyncIterator[BinaryIO]:
+        """The video file of an archive item: a path below an allowed root, or an https address of an allowed host.
 
-        def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(on_progress, done, total)
+        Raises what `open_video_path` and `Fetcher.fetch` raise.
+        """
+        self._pool.prepare()
+        if "://" not in source:
+            with self._open_path(source) as file:
+                yield file
+            return
+        with VideoBuffer(self._config.max_video_bytes) as download:
+            await self._fetcher.fetch(source, download)
+            yield download.finished()
 
-        def work() -> SampledVideo:
-            return sample_video(source, num_frames, self._limits, should_stop=cancelled.is_set, on_progress=progress)
+    async def sample(
+        self, source: BinaryIO, num_frames: int, on_progress: Callable[[int, int], None], *, digest: bool = False
+    ) -> SampledVideo:
+        """The sampled frames, with the file's SHA-256 and size if asked for. Cancelled, the decoder is ended at once.
 
-        decoding = loop.run_in_executor(self._workers, work)
-        try:
-            return await asyncio.shield(decoding)
-        except asyncio.CancelledError:
-            cancelled.set()
-            with contextlib.suppress(Exception):  # the file must stay open until the worker lets go of it
-                await decoding
-            raise
+        The frames are freed with the last reference to them.
+        """
+        return await self._pool.sample(source, num_frames, on_progress=on_progress, with_digest=digest)
 
     def close(self) -> None:
-        """Ends the worker threads."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        """Ends the decoders."""
+        self._pool.close()
 
-    async def _receive(
-        self,
-        upload: "tempfile.SpooledTemporaryFile[bytes]",
-        requests: AsyncIterator[gateway_pb2.CaptionRequest],
-    ) -> None:
-        received = 0
-        async for message in requests:
-            if message.WhichOneof("message") != "video":
-                raise ProtocolViolation("after `options` a caption takes `video` chunks only")
-            data = message.video
-            received += len(data)
-            if received > self._config.max_video_bytes:
-                raise LimitExceeded(
-                    f"the video is larger than this server's limit of {self._config.max_video_bytes} bytes"
-                )
-            try:
-                upload.write(data)
-            except OSError:
-                raise Overloaded("the server has no room for the upload now; try again later") from None
-        upload.seek(0)
+    def _open_path(self, path: str) -> BinaryIO:
+        if not self._config.roots:
+            raise VideoNotFound("this gateway opens no paths; upload the file, or start it with --video-roots")
+        return open_video_path(path, self._config.roots)

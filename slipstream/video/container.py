@@ -30,6 +30,7 @@ CODECS = {
 }
 """Decoders that may run."""
 
+LACKED_MEMORY = "decoding this video needs more memory than is allowed; scale it down, or raise decode_memory_mb"
 _SNIFFED_BYTES = 512
 
 
@@ -40,16 +41,22 @@ class DamageCount:
     limit: int
     count: int = 0
     last: str = field(default="", init=False)
+    lacked_memory: bool = field(default=False, init=False)
 
     def add(self, failure: object) -> None:
-        """Count one packet; raise UnreadableVideo when it is one too many."""
+        """Count one packet; raise what `error` returns when it is one too many."""
         self.count += 1
         self.last = str(failure)
+        self.lacked_memory |= isinstance(failure, MemoryError)
         if self.count > self.limit:
-            raise UnreadableVideo(
+            raise self.error(
                 f"the video is damaged: more than {self.limit} packets could not be decoded (the last: {self.last}); "
                 "export it again"
             )
+
+    def error(self, message: str) -> SlipstreamError:
+        """What to raise: UnreadableVideo, or LimitExceeded when memory ran out rather than the file being damaged."""
+        return LimitExceeded(LACKED_MEMORY) if self.lacked_memory else UnreadableVideo(message)
 
     def warnings(self) -> list[str]:
         """What to tell the caller about skipped packets."""
@@ -106,6 +113,8 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
         container = av.open(reader, "r", options=options, metadata_errors="replace", io_open=_refuse_second_file)
     except Exception as failure:
         reader.check()
+        if isinstance(failure, MemoryError):
+            raise LimitExceeded(LACKED_MEMORY) from failure
         raise UnreadableVideo(_why_not_opened(source)) from failure
     with container:
         reader.check()

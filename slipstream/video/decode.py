@@ -10,14 +10,14 @@ from typing import BinaryIO
 
 import numpy as np
 from av.video.frame import VideoFrame
-from numpy.typing import NDArray
 
-from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
+from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.video.container import DamageCount, open_video, read_packet_times
-from slipstream.video.frames import FrameBuffer
+from slipstream.video.frames import Allocate, FrameBuffer, on_heap
 from slipstream.video.limits import DecodeLimits
 from slipstream.video.paths import open_video_path
 from slipstream.video.runs import decode_runs
+from slipstream.video.sampled import SampledVideo
 from slipstream.video.sampling import (
     TIME_TOLERANCE_S,
     DecodeRun,
@@ -35,26 +35,6 @@ _DURATION_SLACK_S = 0.3
 """Sound often outlasts the pictures by less than this."""
 
 
-@dataclass(frozen=True)
-class SampledVideo:
-    """Frames of one clip, with when they are shown."""
-
-    frames: NDArray[np.uint8]
-    """[n, height, width, 3] RGB, upright, C-contiguous; 1 <= n <= the number asked for."""
-    timestamps_s: tuple[float, ...]
-    """[n] seconds from the first frame of the clip, ascending."""
-    duration_s: float
-    """From the first frame to the end of the last, taken from the packets; may be 0 for a single frame."""
-    source_width: int
-    """Stored picture, before rotation and scaling."""
-    source_height: int
-    codec: str
-    rotation: int
-    """Degrees clockwise that the frames were turned: 0, 90, 180 or 270."""
-    warnings: tuple[str, ...]
-    """What the caller should know about a damaged, cut off or short file."""
-
-
 def sample_video(
     source: BinaryIO,
     num_frames: int,
@@ -62,11 +42,13 @@ def sample_video(
     *,
     should_stop: Callable[[], bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    allocate: Allocate = on_heap,
 ) -> SampledVideo:
     """Up to `num_frames` frames at `sample_times(0, duration, num_frames)`; FramePicker says which ones.
 
     Blocks: run it in a worker thread. `source` must be seekable and is left open. `should_stop` is polled between
-    packets and inside reads; `on_progress(frames_so_far, frames_expected)` is called from this thread.
+    packets and inside reads; `on_progress(frames_so_far, frames_expected)` is called from this thread. `allocate` says
+    where the frames are put; it may be called twice, and then the first memory is not used any more.
 
     Raises InvalidRequest, UnreadableVideo, LimitExceeded, or DecodeCancelled.
     """
@@ -79,10 +61,10 @@ def sample_video(
         stated_s = (video.container.duration or 0) / 1e6
         is_cut = video.is_cut
         codec = video.stream.codec_context.codec.canonical_name
-    sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress)
+    sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress, allocate)
     kept, decode_damage = sampler.sample()
     if not kept:
-        raise UnreadableVideo("no frame of the video could be decoded; it is damaged, export it again")
+        raise decode_damage.error("no frame of the video could be decoded; it is damaged, export it again")
     duration_s = packets.end_s()
     warnings = [
         *max(damage, decode_damage, key=lambda d: d.count).warnings(),
@@ -106,6 +88,7 @@ class _Sampler:
     packets: PacketTimes
     num_frames: int
     on_progress: Callable[[int, int], None] | None
+    allocate: Allocate
 
     def sample(self) -> tuple[FrameBuffer, DamageCount]:
         times_s = sample_times(0.0, self.packets.end_s(), self.num_frames)
@@ -128,7 +111,7 @@ class _Sampler:
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
     ) -> tuple[FrameBuffer, DamageCount]:
         damage = DamageCount(self.limits.max_corrupt_packets)
-        kept = FrameBuffer(self.limits.max_frame_pixels)
+        kept = FrameBuffer(self.limits.max_frame_pixels, self.num_frames, self.allocate)
         with open_video(self.source, self.limits, self.watch) as video:
             frames = decode_runs(video, self.packets, runs, self.limits, damage)
             for time_s, frame in pick_frames(frames, FramePicker(times_s)):

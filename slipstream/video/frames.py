@@ -1,11 +1,20 @@
 """Turns decoded pictures into upright RGB arrays of bounded size. Knows nothing of files, packets or sampling."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
+
+Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+"""Gives memory for frames of the shape [most frames, height, width, 3]."""
+
+
+def on_heap(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Memory of this process; what is not written to costs nothing."""
+    return np.empty(shape, dtype=np.uint8)
 
 
 def bounded_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
@@ -23,6 +32,9 @@ class FrameBuffer:
     """Collects the kept frames of one clip. The first decides size and rotation for all, so that they stack."""
 
     max_pixels: int
+    capacity: int
+    """Most frames that will be kept."""
+    allocate: Allocate = on_heap
     times_s: list[float] = field(default_factory=list, init=False)
     source_size: tuple[int, int] = field(default=(0, 0), init=False)
     """(width, height) as stored."""
@@ -30,7 +42,7 @@ class FrameBuffer:
     """Degrees clockwise that put the frames upright: 0, 90, 180 or 270."""
     num_damaged: int = field(default=0, init=False)
     num_resized: int = field(default=0, init=False)
-    _pictures: list[NDArray[np.uint8]] = field(default_factory=list, init=False)
+    _pictures: NDArray[np.uint8] | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -44,12 +56,16 @@ class FrameBuffer:
         picture = _to_rgb(frame, bounded_size(*self.source_size, self.max_pixels))
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
-        self._pictures.append(np.ascontiguousarray(np.rot90(picture, k=-(self.rotation // 90))))
+        upright = np.rot90(picture, k=-(self.rotation // 90))
+        if self._pictures is None:
+            self._pictures = self.allocate((self.capacity, *upright.shape))
+        self._pictures[len(self.times_s)] = upright
         self.times_s.append(time_s)
 
     def stacked(self) -> NDArray[np.uint8]:
-        """[n, height, width, 3] C-contiguous."""
-        return np.stack(self._pictures)
+        """[n, height, width, 3] C-contiguous; n is at least 1."""
+        assert self._pictures is not None
+        return self._pictures[: len(self.times_s)]
 
     def warnings(self) -> list[str]:
         """What is unusual about the kept frames."""

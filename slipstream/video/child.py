@@ -1,0 +1,111 @@
+"""A decoder process: `python -m slipstream.video.child DESCRIPTOR MEMORY_BYTES CPU_S PARENT_PID`.
+
+It reads hostile files, so it is given open descriptors and never a path, and has nothing worth taking. It imports
+neither gRPC nor torch. What it answers is in `slipstream.video.messages`; the parent is `slipstream.video.pool`.
+"""
+
+import gc
+import hashlib
+import math
+import mmap
+import os
+import signal
+import socket
+import sys
+from io import BufferedReader
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
+from slipstream.video.confine import confine, limit_cpu
+from slipstream.video.container import LACKED_MEMORY
+from slipstream.video.decode import sample_video
+from slipstream.video.messages import (
+    MAX_MESSAGE_BYTES,
+    Answer,
+    DecodeRequest,
+    Progress,
+    Ready,
+    Refused,
+    Sampled,
+    Started,
+    encode_answer,
+)
+from slipstream.video.sampled import SampledVideo
+
+CPU_SLACK_S = 2
+
+
+def main(descriptor: int, memory_bytes: int, cpu_s: int, parent_pid: int) -> None:
+    """Serves until the parent hangs up."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends its decoders; a terminal or a supervisor does not
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=descriptor) as connection:
+        confined = confine(memory_bytes, cpu_s, parent_pid)
+        connection.send(encode_answer(Ready(confined)))
+        gc.freeze()
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
+            if not message:
+                return
+            connection.send(encode_answer(Started()))
+            answer = _serve(connection, DecodeRequest.decode(message), *descriptors)
+            gc.collect()  # a traceback may still hold the memory of the frames
+            connection.send(encode_answer(answer))
+
+
+def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: int, frames_descriptor: int) -> Answer:
+    limit_cpu(math.ceil(request.limits.timeout_s * request.limits.decoder_threads) + CPU_SLACK_S)
+    with os.fdopen(video_descriptor, "rb") as source, os.fdopen(frames_descriptor, "r+b") as frames:
+        try:
+            video = _sample(connection, source, request, frames.fileno())
+            sha256, num_bytes = _digest(source) if request.with_digest else ("", 0)
+        except (InvalidRequest, LimitExceeded, UnreadableVideo) as error:
+            return Refused(_kind(error), str(error))
+        except MemoryError:
+            return Refused(LimitExceeded.__name__, LACKED_MEMORY)
+        return _sampled(video, sha256, num_bytes)
+
+
+def _kind(error: Exception) -> str:
+    kinds = (UnreadableVideo, LimitExceeded, InvalidRequest)
+    return next(kind.__name__ for kind in kinds if isinstance(error, kind))
+
+
+def _sample(connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int) -> SampledVideo:
+    memory = mmap.mmap(frames, request.frames_bytes)
+
+    def allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        return np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
+
+    def progress(done: int, total: int) -> None:
+        connection.send(encode_answer(Progress(done, total)))
+
+    return sample_video(source, request.num_frames, request.limits, on_progress=progress, allocate=allocate)
+
+
+def _digest(source: BufferedReader) -> tuple[str, int]:
+    """SHA-256 in hexadecimal, and the size in bytes. The parent's clock bounds it, as it does the decoding."""
+    source.seek(0)
+    return hashlib.file_digest(source, "sha256").hexdigest(), source.tell()
+
+
+def _sampled(video: SampledVideo, sha256: str, num_bytes: int) -> Sampled:
+    n, height, width, _ = video.frames.shape
+    return Sampled(
+        (n, height, width),
+        video.timestamps_s,
+        video.duration_s,
+        video.source_width,
+        video.source_height,
+        video.codec,
+        video.rotation,
+        video.warnings,
+        sha256,
+        num_bytes,
+    )
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,236 @@
+"""What the parent and a decoder process tell each other, as JSON. The parent believes no answer unchecked.
+
+A decoder reads hostile files, so its answers may be an attacker's: they choose among known kinds, their numbers are
+held against the request, and their texts are cut. Frames never travel here; they lie in memory that the parent sized.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.limits import DecodeLimits
+
+MAX_MESSAGE_BYTES = 160 * 1024
+"""Holds the timestamps of 4,096 frames; within what the kernel takes as one message by default."""
+_MAX_TEXT, _MAX_WARNINGS = 600, 8
+_MAX_SIDE = 2**31
+_ERRORS: dict[str, type[SlipstreamError]] = {
+    kind.__name__: kind for kind in (InvalidRequest, LimitExceeded, UnreadableVideo)
+}
+
+
+class BadAnswer(ValueError):
+    """A decoder said what no sound decoder says."""
+
+
+@dataclass(frozen=True)
+class DecodeRequest:
+    """One job. The descriptors of the file and of the memory for its frames come with it."""
+
+    num_frames: int
+    limits: DecodeLimits
+    with_digest: bool = False
+
+    def encode(self) -> bytes:
+        """The message."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> "DecodeRequest":
+        """The request of a message that the parent wrote."""
+        fields = json.loads(message)
+        return cls(**(fields | {"limits": DecodeLimits(**fields["limits"])}))
+
+    @property
+    def frames_bytes(self) -> int:
+        """Most bytes that the frames can have."""
+        return self.num_frames * self.limits.max_frame_pixels * 3
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The decoder waits for work."""
+
+    confined: tuple[str, ...] = ()
+    """What was taken from the process, by name."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The request has arrived; from here on a crash is about this file."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` frames are there."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The file cannot be decoded."""
+
+    error: str
+    """Name of the error's class."""
+    message: str
+
+    def exception(self) -> SlipstreamError:
+        """The error, of a class that decoding is documented to raise."""
+        return _ERRORS[self.error](self.message)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The frames lie in the memory; these are the other fields of SampledVideo."""
+
+    shape: tuple[int, int, int]
+    """(n, height, width)"""
+    timestamps_s: tuple[float, ...]
+    duration_s: float
+    source_width: int
+    source_height: int
+    codec: str
+    rotation: int
+    warnings: tuple[str, ...]
+    sha256: str = ""
+    num_bytes: int = 0
+
+
+Answer = Ready | Started | Progress | Refused | Sampled
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """The message that `parse_answer` reads."""
+    return json.dumps({type(answer).__name__: asdict(answer)}).encode()
+
+
+def parse_answer(message: bytes, request: DecodeRequest | None) -> Answer:
+    """The answer to `request` (None before the first one), every field checked. Raises BadAnswer."""
+    try:
+        [(kind, fields)] = json.loads(message).items()
+        return _PARSERS[kind](_Fields(fields), request)
+    except BadAnswer:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as failure:
+        raise BadAnswer(f"{type(failure).__name__} in an answer of {len(message)} bytes") from failure
+
+
+class _Fields:
+    """Fields of an untrusted message; every getter raises BadAnswer or KeyError for what does not fit."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        return _integer(self._fields[name], low, high)
+
+    def seconds(self, name: str) -> float:
+        return _finite(self._fields[name])
+
+    def text(self, name: str, limit: int = _MAX_TEXT) -> str:
+        return _text(self._fields[name], limit)
+
+    def list(self, name: str) -> list[Any]:
+        found = self._fields[name]
+        if not isinstance(found, list):
+            raise BadAnswer(f"{name} is no list")
+        return found
+
+    def matching(self, name: str, pattern: str) -> str:
+        found = self._fields[name]
+        if not isinstance(found, str) or not re.fullmatch(pattern, found, re.ASCII):
+            raise BadAnswer(f"{name} has the wrong form")
+        return found
+
+
+def _integer(value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise BadAnswer(f"a number is not in {low}..{high}")
+    return value
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise BadAnswer("a time is no finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _text(value: object, limit: int = _MAX_TEXT) -> str:
+    if not isinstance(value, str):
+        raise BadAnswer("a text is none")
+    return printable(value, limit)
+
+
+def printable(text: str, limit: int = _MAX_TEXT) -> str:
+    """At most `limit` characters without control characters."""
+    return "".join(char if char.isprintable() else "?" for char in text[:limit])
+
+
+def _ready(fields: _Fields, request: DecodeRequest | None) -> Ready:
+    return Ready(tuple(_text(name, 40) for name in fields.list("confined")[: _MAX_WARNINGS * 2]))
+
+
+def _started(fields: _Fields, request: DecodeRequest | None) -> Started:
+    return Started()
+
+
+def _progress(fields: _Fields, request: DecodeRequest | None) -> Progress:
+    limit = _asked(request).num_frames
+    return Progress(fields.integer("done", 0, limit), fields.integer("total", 0, limit))
+
+
+def _refused(fields: _Fields, request: DecodeRequest | None) -> Refused:
+    error = fields.matching("error", "|".join(_ERRORS))
+    return Refused(error, fields.text("message"))
+
+
+def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
+    asked = _asked(request)
+    limits = asked.limits
+    n, height, width = (_integer(size, 1, _MAX_SIDE) for size in fields.list("shape"))
+    if n > asked.num_frames or height * width > limits.max_frame_pixels:
+        raise BadAnswer("there are more or larger frames than were asked for")
+    times_s = tuple(_finite(time_s) for time_s in fields.list("timestamps_s"))
+    if len(times_s) != n or any(late <= early for early, late in pairwise(times_s)):
+        raise BadAnswer("the timestamps do not fit the frames")
+    source_width, source_height = (fields.integer(f"source_{side}", 1, _MAX_SIDE) for side in ("width", "height"))
+    if source_width * source_height > limits.max_pixels_source:
+        raise BadAnswer("the source picture is larger than allowed")
+    duration_s = fields.seconds("duration_s")
+    rotation = fields.integer("rotation", 0, 270)
+    if duration_s < 0 or rotation % 90:
+        raise BadAnswer("the duration or rotation is impossible")
+    return Sampled(
+        (n, height, width),
+        times_s,
+        duration_s,
+        source_width,
+        source_height,
+        fields.matching("codec", "[a-z0-9_]{1,32}"),
+        rotation,
+        tuple(_text(warning) for warning in fields.list("warnings")[:_MAX_WARNINGS]),
+        fields.matching("sha256", "[0-9a-f]{64}" if asked.with_digest else ""),
+        fields.integer("num_bytes", 0, limits.max_bytes),
+    )
+
+
+def _asked(request: DecodeRequest | None) -> DecodeRequest:
+    if request is None:
+        raise BadAnswer("nothing was asked")
+    return request
+
+
+_PARSERS: dict[str, Callable[[_Fields, DecodeRequest | None], Answer]] = {
+    "Ready": _ready,
+    "Started": _started,
+    "Progress": _progress,
+    "Refused": _refused,
+    "Sampled": _sampled,
+}
