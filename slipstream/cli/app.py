@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
+from slipstream.cli.archive.app import archive_app
 from slipstream.cli.caption import caption_command
 from slipstream.cli.demo import demo_command
 from slipstream.cli.info import info_command
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("up")(up_command)
 app.command("caption")(caption_command)
+app.add_typer(archive_app, name="archive")
 app.command("demo")(demo_command)
 app.command("info")(info_command)
 

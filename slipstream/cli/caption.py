@@ -9,6 +9,8 @@ import grpc
 import typer
 from rich.console import Console
 
+from slipstream.cli.bundle import bundled
+from slipstream.cli.caption_options import caption_options
 from slipstream.cli.client import CAPTION_TIMEOUT_S, caption, check_video
 from slipstream.cli.launch import POCKET_DIR, PRIVATE_GRACE_S
 from slipstream.cli.runtime import run_async
@@ -19,35 +21,14 @@ from slipstream.errors import SlipstreamError
 from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
-UINT32_MAX = 2**32 - 1
-UINT64_MAX = 2**64 - 1
 
-
+@bundled(options=caption_options)
 def caption_command(
+    options: CaptionOptions,
     videos: Annotated[list[Path], typer.Argument(help="Video files.", show_default=False)],
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    prompt: Annotated[str | None, typer.Option(help="What to ask of the video.")] = None,
-    method: Annotated[str | None, typer.Option(help="parallel or autoregressive (plain decoding).")] = None,
-    frames: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Frames to sample.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most tokens.")] = None,
-    pruner: Annotated[str | None, typer.Option(help="Chooses the draft's video tokens: uv, random, uniform...")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Share of them that the draft drops.")] = None,
-    policy: Annotated[str | None, typer.Option(help="When the target starts a pass: self_clocked or fixed.")] = None,
-    max_window: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most draft tokens a pass.")] = None,
-    guidance: Annotated[str | None, typer.Option(help="What the draft prunes by: hidden_states or scores.")] = None,
-    positions: Annotated[str | None, typer.Option(help="Of the kept video tokens: original or compact.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: the likeliest token; above: sample.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, max=UINT32_MAX, help="Sample from the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest that have this probability.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    sampling_rule: Annotated[str | None, typer.Option(help="Judges draft tokens: coupled or rejection.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=UINT64_MAX, help="Of sampling and random pruners.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
-    gate: Annotated[
-        bool, typer.Option("--gate/--no-gate", help="Decode plainly while that is faster.", show_default=True)
-    ] = True,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one caption may take.")] = CAPTION_TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video.")] = False,
     target: TargetOption = POCKET_DIR / "target",
@@ -57,26 +38,6 @@ def caption_command(
     dtype: DtypeOption = "float32",
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
-    options = CaptionOptions(
-        prompt=prompt,
-        method=method,
-        num_frames=frames,
-        max_new_tokens=max_new_tokens,
-        pruner=pruner,
-        alpha=alpha,
-        policy=policy,
-        max_window=max_window,
-        guidance=guidance,
-        positions=positions,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        sampling_rule=sampling_rule,
-        seed=seed,
-        stop=stop,
-        gate=None if gate else False,
-    )
     stack_options = StackOptions(
         target_model=target,
         draft_model=draft,

@@ -48,7 +48,7 @@ async def caption(
     file = await asyncio.to_thread(source.open, "rb")
     stub = gateway_pb2_grpc.GatewayStub(channel)
     call = stub.Caption(_requests(file, options), timeout=timeout_s)
-    first_status = _FirstStatus(call)
+    first_status = FirstStatus(call)
     try:
         async for event in call:
             finished = event.HasField("summary")
@@ -64,7 +64,7 @@ async def caption(
         raise ProtocolViolation("the gateway ended the caption without a summary")
 
 
-class _FirstStatus:
+class FirstStatus:
     """Keeps what the gateway said when it refuses a video in the middle of its upload.
 
     grpc.aio (https://github.com/grpc/grpc/issues/36066) lets the write that then fails replace the status by

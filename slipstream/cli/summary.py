@@ -3,6 +3,7 @@
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from slipstream.rpc.v1.gateway_pb2 import Summary
 from slipstream.rpc.v1.target_pb2 import FinishReason
@@ -40,17 +41,32 @@ def closing_line(summary: Summary) -> str:
     return ", ".join([*facts, *summary.video.warnings])
 
 
-def summary_dict(summary: Summary) -> dict[str, Any]:
-    """Every field of the summary under its name in the contract; numbers stay numbers."""
+def message_dict(message: Message) -> dict[str, Any]:
+    """Every field of a message under its name in the contract; numbers stay numbers, absent messages stay out."""
     fields: dict[str, Any] = json_format.MessageToDict(
-        summary, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    _restore_numbers(message, fields)
+    return fields
+
+
+def summary_dict(summary: Summary) -> dict[str, Any]:
+    """`message_dict` of a summary, in which every group has an entry."""
+    fields = message_dict(summary)
     fields["finish_reason"] = FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_").lower()
     for group in ("video", "timings", "speculation"):
         fields.setdefault(group, {})
-    if "guidance_bytes" in fields["speculation"]:  # protobuf's JSON spells 64-bit numbers as strings
-        fields["speculation"]["guidance_bytes"] = summary.speculation.guidance_bytes
     return fields
+
+
+def _restore_numbers(message: Message, fields: dict[str, Any]) -> None:
+    """protobuf's JSON spells 64-bit numbers as strings."""
+    for descriptor, value in message.ListFields():
+        if isinstance(value, Message):
+            _restore_numbers(value, fields[descriptor.name])
+    for name, value in fields.items():
+        if isinstance(value, str) and isinstance(getattr(message, name), int):
+            fields[name] = int(value) if value.lstrip("-").isdecimal() else value
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -4,12 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cli.fake_archive import FakeArchive
 from tests.cli.fake_gateway import FakeGateway
 
 
 @pytest.fixture
 def gateway() -> Iterator[FakeGateway]:
     with FakeGateway() as running:
+        yield running
+
+
+@pytest.fixture
+def archive() -> Iterator[FakeArchive]:
+    with FakeArchive() as running:
         yield running
 
 

@@ -59,13 +59,17 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
         server = grpc.aio.server()
-        gateway_pb2_grpc.add_GatewayServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        self.register(server)
         port = server.add_insecure_port(self.address)
         self.address = f"127.0.0.1:{port}"
         await server.start()
         self._ready.set()
         await self._stopping.wait()
         await server.stop(0)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """What this server serves."""
+        gateway_pb2_grpc.add_GatewayServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 
     async def Caption(
         self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext[Any, Any]

@@ -1,0 +1,171 @@
+"""What to hand in: folders, patterns, files and manifests become items, one at a time. Knows no service."""
+
+import glob
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Self, cast
+
+from slipstream.cli.archive.manifest import is_sendable, is_url, read_manifest
+from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.rpc.v1.archive_pb2 import BatchItem
+
+VIDEO_EXTENSIONS = (
+    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
+    *(".mpg", ".mts", ".mxf", ".ogv", ".ts", ".vob", ".webm", ".wmv"),
+)
+MANIFEST_EXTENSION = ".jsonl"
+STDIN = "-"
+COPY_BYTES = 1024 * 1024
+
+Skip = Callable[[str, str], None]
+
+
+@dataclass
+class Sources:
+    """The videos that the words of a command line name, as a context manager. Iterating again gives the same again.
+
+    `root`: custom ids are relative to it; without it to the folder that was named, or to the pattern's fixed part.
+    """
+
+    words: Sequence[str]
+    root: Path | None = None
+    skip: Skip = lambda name, reason: None
+    """Told of files that cannot be handed in."""
+    _stdin: BinaryIO | None = field(default=None, init=False)
+    _stdin_digest: str = field(default="", init=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._stdin is not None:
+            self._stdin.close()
+
+    def check(self) -> None:
+        """Raises what is wrong with a word, or with any line of a manifest, before anything is handed in."""
+        for word in self.words:
+            if word == STDIN:
+                self._keep_stdin()
+            if _is_manifest(word):
+                for _ in self._of_word(word):
+                    pass
+            elif not _is_pattern(word) and not is_url(word) and not os.path.exists(word):
+                raise VideoNotFound(f"{word}: no such file or folder")
+
+    def names(self) -> list[str]:
+        """What the words mean, wherever the command runs: for the digest that finds the batch again."""
+        names = {
+            self._stdin_digest if word == STDIN else word if is_url(word) else _absolute(word) for word in self.words
+        }
+        return sorted(names | {f"root {self.root.resolve()}"} if self.root else names)
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        for word in self.words:
+            yield from self._of_word(word)
+
+    def _of_word(self, word: str) -> Iterator[BatchItem]:
+        if word == STDIN:
+            assert self._stdin is not None, "check() comes first"
+            self._stdin.seek(0)
+            yield from read_manifest(self._stdin, "stdin", (self.root or Path()).resolve())
+        elif _is_manifest(word):
+            with open(word, "rb") as lines:
+                yield from read_manifest(lines, word, (self.root or Path(word).parent).resolve())
+        elif is_url(word):
+            yield BatchItem(custom_id=word, source=word)
+        else:
+            yield from self._files(word)
+
+    def _files(self, word: str) -> Iterator[BatchItem]:
+        if os.path.isdir(word):
+            base = Path(word).resolve()
+            yield from self._items(base, _walk(str(base), self.skip))
+        elif _is_pattern(word):
+            base = _fixed_part(word)
+            yield from self._items(base, self._matches(word))
+        else:
+            base = Path(word).parent.resolve()
+            yield from self._items(base, iter([str(base / Path(word).name)]))
+
+    def _matches(self, pattern: str) -> Iterator[str]:
+        for match in sorted(glob.iglob(pattern, recursive=True)):
+            path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
+            if os.path.isdir(match):
+                if "**" not in pattern:
+                    yield from _walk(path, self.skip)
+            elif _is_video(match):
+                yield path
+
+    def _items(self, base: Path, paths: Iterator[str]) -> Iterator[BatchItem]:
+        if self.root is not None:
+            base = self.root.resolve()
+        for path in paths:
+            custom_id = os.path.relpath(path, base)
+            if custom_id.startswith(os.pardir + os.sep):
+                raise InvalidRequest(f"{path} is not below --root {base}")
+            if is_sendable(path):
+                yield BatchItem(custom_id=custom_id, source=path)
+            else:
+                self.skip(path, "skipped: its name is not UTF-8")
+
+    def _keep_stdin(self) -> None:
+        """Reads stdin once, so that it can be gone through twice and has a digest."""
+        if self._stdin is None:
+            self._stdin = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed in __exit__)
+            digest = hashlib.sha256()
+            while chunk := sys.stdin.buffer.read(COPY_BYTES):
+                digest.update(chunk)
+                self._stdin.write(chunk)
+            self._stdin_digest = digest.hexdigest()
+
+
+def _walk(folder: str, skip: Skip) -> Iterator[str]:
+    """The videos below, sorted by name folder by folder; hidden ones and links to folders are left out."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError as error:
+        skip(folder, f"skipped: {error.strerror}")
+        return
+    for name, is_folder in found:
+        path = os.path.join(folder, name)
+        if name.startswith("."):
+            continue
+        if is_folder:
+            yield from _walk(path, skip)
+        elif _is_video(name) and os.path.isfile(path):
+            yield path
+
+
+def _is_video(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in VIDEO_EXTENSIONS
+
+
+def _is_manifest(word: str) -> bool:
+    return word == STDIN or (word.lower().endswith(MANIFEST_EXTENSION) and os.path.isfile(word))
+
+
+def _is_pattern(word: str) -> bool:
+    return glob.has_magic(word) and not os.path.lexists(word)
+
+
+def _fixed_folder(pattern: str) -> str:
+    """The folder before the first wildcard, as written."""
+    parts = pattern.split(os.sep)
+    wild = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+    return os.sep.join(parts[:wild]) or (os.sep if pattern.startswith(os.sep) else os.curdir)
+
+
+def _fixed_part(pattern: str) -> Path:
+    return Path(_fixed_folder(pattern)).resolve()
+
+
+def _absolute(word: str) -> str:
+    if _is_pattern(word):
+        return str(_fixed_part(word) / os.path.relpath(word, _fixed_folder(word)))
+    return str(Path(word).resolve())

@@ -1,0 +1,264 @@
+"""`slipstream archive submit` against a fake archive: what is sent, repetition, a full backlog, interruption."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from slipstream.cli.app import run
+from slipstream.cli.archive import submit as submit_module
+from slipstream.rpc.v1 import archive_pb2 as pb
+from tests.cli.fake_archive import TEXT, FakeArchive
+from tests.cli.fake_gateway import FakeGateway
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three videos, two of them deeper, among things that are none."""
+    folder = tmp_path / "videos"
+    for name in ("b.mp4", "deep/a.MKV", "deep/er/c.webm", "notes.txt", ".hidden.mp4", ".git/d.mp4"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    return folder
+
+
+def submit(archive: FakeGateway, *words: object) -> int:
+    return run(["archive", "submit", *map(str, words), "--gateway", archive.address])
+
+
+def only_batch(archive: FakeArchive) -> dict[str, pb.BatchItem]:
+    (batch,) = archive.batches.values()
+    return batch.items
+
+
+def test_a_folder_is_handed_in_once(archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit(archive, folder, "--prompt", "why") == 0
+    items = only_batch(archive)
+    assert list(items) == ["b.mp4", "deep/a.MKV", "deep/er/c.webm"]
+    assert [item.source for item in items.values()] == [str(folder / name) for name in items]
+    assert capsys.readouterr().out == "batch batch-0: 3 added, 0 known already\n"
+    (folder / "new.mp4").write_bytes(b"x")
+    assert submit(archive, folder, "--prompt", "why") == 0
+    assert capsys.readouterr().out == "batch batch-0: 1 added, 3 known already\n"
+    assert submit(archive, folder, "--prompt", "when") == 0
+    assert len(archive.batches) == 2
+
+
+def test_the_batch_carries_the_options(archive: FakeArchive, folder: Path) -> None:
+    given = ["--name", "mine", "--priority", "high", "--meta", "a=1", "--meta", "b=x=y", "--frames", "4", "--stop", "."]
+    assert submit(archive, folder, *given) == 0
+    options = archive.batches["mine"].options
+    assert dict(options.metadata) == {"a": "1", "b": "x=y"}
+    assert options.priority == pb.JOB_PRIORITY_HIGH
+    assert (options.caption.num_frames, list(options.caption.stop)) == (4, ["."])
+    assert not options.caption.HasField("prompt")
+
+
+def test_a_manifest_names_options_of_its_own(archive: FakeArchive, tmp_path: Path) -> None:
+    manifest = tmp_path / "list.jsonl"
+    lines = [
+        {"path": "a.mp4", "prompt": "what", "max_new_tokens": 7},
+        {"custom_id": "b", "source": "/abs/b.mp4", "sha256": "AB" * 32},
+        {"url": "https://example.org/c.mp4"},
+    ]
+    manifest.write_text("\n".join(json.dumps(line) for line in lines) + "\n\n")
+    assert submit(archive, manifest) == 0
+    first, second, third = only_batch(archive).values()
+    assert (first.custom_id, first.source) == ("a.mp4", str(tmp_path / "a.mp4"))
+    assert (first.caption.prompt, first.caption.max_new_tokens) == ("what", 7)
+    assert (second.custom_id, second.source, second.sha256) == ("b", "/abs/b.mp4", "ab" * 32)
+    assert not second.HasField("caption")
+    assert (third.custom_id, third.source) == ("https://example.org/c.mp4",) * 2
+
+
+def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"path": "/a.mp4"}\n{"path": "b.mp4"}')))
+        assert submit(archive, "-") == 0
+    assert [item.source for item in only_batch(archive).values()] == ["/a.mp4", f"{Path.cwd()}/b.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ("[" * 100_000, "not a JSON object"),
+        ("{}", "exactly one of source, path and url"),
+        ('{"path": "a", "url": "https://b"}', "exactly one of source, path and url"),
+        ('{"path": ""}', "path must be a text"),
+        ('{"path": "\\ud800"}', "path must be a text"),
+        ('{"path": "a\\u0000"}', "path must be a text"),
+        ('{"path": "a", "custom_id": 7}', "custom_id must be a text"),
+        ('{"url": "http://a"}', "https://"),
+        ('{"path": "a", "prmpt": "x"}', "unknown key 'prmpt'"),
+        ('{"path": "a", "request_id": "x"}', "unknown key 'request_id'"),
+        ('{"path": "a", "num_frames": "many"}', "num_frames"),
+        ('{"path": "a", "num_frames": -1}', "num_frames"),
+        ('{"path": "a", "prompt": "\\ud800"}', ""),
+        ('{"path": "a", "sha256": "12"}', "64 hexadecimal digits"),
+        ('{"path": "' + "a" * 1_100_000 + '"}', "longer than"),
+    ],
+)
+def test_a_bad_line_is_named_before_anything_is_handed_in(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, complaint: str
+) -> None:
+    manifest = tmp_path / "list.jsonl"
+    manifest.write_text('{"path": "fine.mp4"}\n\n' + line)
+    assert submit(archive, manifest) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"slipstream: {manifest} line 3: ")
+    assert complaint in told
+    assert archive.submits == 0
+
+
+def test_patterns_files_and_roots(archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert submit(archive, "**/*", "--name", "glob") == 0
+    assert list(archive.batches["glob"].items) == ["b.mp4", "deep/a.MKV", "deep/er/c.webm"]
+    assert submit(archive, f"{folder}/d*/er/*.webm", "--name", "deep") == 0
+    assert list(archive.batches["deep"].items) == ["deep/er/c.webm"]
+    assert submit(archive, "notes.txt", "deep/a.MKV", "https://x/y.mp4", "--name", "files") == 0
+    assert list(archive.batches["files"].items) == ["notes.txt", "a.MKV", "https://x/y.mp4"]
+    assert submit(archive, "deep/er", "--root", ".", "--name", "root") == 0
+    assert list(archive.batches["root"].items) == ["deep/er/c.webm"]
+    assert submit(archive, "b.mp4", "--root", "deep", "--name", "outside") == 2
+
+
+def test_nothing_to_hand_in(archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit(archive, tmp_path / "none.mp4") == 3
+    (tmp_path / "empty").mkdir()
+    assert submit(archive, tmp_path / "empty") == 3
+    assert submit(archive, f"{tmp_path}/*.mp4") == 3
+    assert "there is no video to hand in" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_text_is_left_out(
+    archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / os.fsdecode(b"bad\xff.mp4")).write_bytes(b"x")
+    assert submit(archive, folder) == 0
+    assert len(only_batch(archive)) == 3
+    assert "its name is not UTF-8" in capsys.readouterr().err
+
+
+def test_equal_names_of_two_folders_are_told(
+    archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(archive, folder, folder / "deep" / "er") == 0
+    assert submit(archive, folder / "deep", folder / "deep/er/c.webm", folder / "deep/er", "--name", "n") == 0
+    (folder / "deep" / "c.webm").write_bytes(b"x")
+    assert submit(archive, folder / "deep", folder / "deep" / "er", "--name", "two") == 2
+    errors = capsys.readouterr().err
+    assert "c.webm: the batch has this item with another source" in errors
+    assert "1 items were not taken" in errors
+
+
+def test_goes_on_when_the_backlog_has_room_again(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit_module, "PIECE_ITEMS", 2)
+    archive.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    assert submit(archive, folder) == 0
+    assert len(only_batch(archive)) == 3
+    assert "waiting for room" in capsys.readouterr().err
+
+
+def test_a_gateway_that_goes_away_is_waited_for(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_module, "PIECE_ITEMS", 1)
+    monkeypatch.setattr(submit_module, "FIRST_PAUSE_S", 0.01)
+    archive.room = 0
+    archive.refusals = [None, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE]  # type: ignore[list-item]
+    assert submit(archive, folder) == 0
+    assert len(only_batch(archive)) == 3
+    archive.refusals = [grpc.StatusCode.UNAVAILABLE]
+    assert submit(archive, folder / "b.mp4") == 4
+
+
+def test_waits_and_writes_results_and_errors(
+    archive: FakeArchive, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "captions.jsonl"
+    assert submit(archive, folder, "--output", output) == 0
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == ["b.mp4", "deep/a.MKV", "deep/er/c.webm"]
+    assert {line["text"] for line in lines} == {TEXT}
+    assert not (tmp_path / "captions.jsonl.errors.jsonl").exists()
+    (folder / "bad.mp4").write_bytes(b"x")
+    archive.lost_watches = 1
+    assert submit(archive, folder, "--output", output, "--json") == 5
+    document = json.loads(capsys.readouterr().out)
+    assert (document["added"], document["known"], document["rejected"]) == (1, 3, 1)
+    assert document["batch"]["counts"]["failed"] == 1
+    (error,) = (tmp_path / "captions.jsonl.errors.jsonl").read_text().splitlines()
+    assert json.loads(error)["error_code"] == "INVALID_ARGUMENT"
+    assert len(output.read_text().splitlines()) == 3
+
+
+def test_results_on_stdout(archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit(archive, folder, "--output", "-", "--format", "csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert submit(archive, folder, "--output", "-", "--json") == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--output", "/nowhere/x.jsonl"],
+        ["--output", "{folder}"],
+        ["--output", "-", "--format", "vtt"],
+        ["--output", "{folder}/b.mp4", "--format", "srt"],
+        ["--meta", "x"],
+    ],
+)
+def test_bad_words_are_found_before_anything_is_handed_in(
+    archive: FakeArchive, folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit(archive, folder, *(word.format(folder=folder) for word in words)) == 2
+    assert archive.submits == 0
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_gateway_without_an_archive(gateway: FakeGateway, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit(gateway, folder) == 2
+    assert "this gateway has no archive" in capsys.readouterr().err
+
+
+def test_an_interrupted_wait_keeps_what_is_done(archive: FakeArchive, folder: Path, tmp_path: Path) -> None:
+    (folder / "stuck.mp4").write_bytes(b"x")
+    output = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "slipstream.cli", "archive", "submit", str(folder), "--output", str(output)]
+    process = subprocess.Popen([*command, "--gateway", archive.address], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("in_progress"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted: batch batch-0 goes on" in errors
+    assert "Traceback" not in errors
+    assert len(output.read_text().splitlines()) == 3
+    (key,) = archive.batches
+    assert run(["archive", "cancel", key, "--gateway", archive.address]) == 0
+    assert submit(archive, folder, "--output", output) == 5
+    assert len(output.read_text().splitlines()) == 3
+
+
+def test_many_items_in_little_memory(archive: FakeArchive, tmp_path: Path) -> None:
+    manifest = tmp_path / "many.jsonl"
+    manifest.write_text("".join(f'{{"path": "{number}.mp4"}}\n' for number in range(3_000)))
+    began = time.monotonic()
+    assert submit(archive, manifest) == 0
+    assert time.monotonic() - began < 60
+    assert len(only_batch(archive)) == 3_000
+    assert archive.submits == 6
