@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
+from services.gateway.archive.service import Archive, make_queue
 from services.gateway.captioner import Captioner
 from services.gateway.config import GatewayConfig
 from services.gateway.media import Media
@@ -13,6 +14,7 @@ from services.gateway.servicer import GatewayServicer
 from services.gateway.watch import watch_target
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
+from slipstream.metrics import REGISTRY, GatewayMetrics
 from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 from slipstream.rpc.v1 import gateway_pb2_grpc
@@ -31,12 +33,16 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
         except ServiceUnavailable as error:
             get_logger().warning("draft.missing", reason=str(error))
     media = Media(config)
-    captioner = Captioner(config, peers, media)
+    media.prepare()
+    captioner = Captioner(config, peers, media, GatewayMetrics(REGISTRY))
     gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(config, captioner), server)
     watch = watch_target(peers, lifecycle)
+    archive = Archive(config, captioner, watch, lifecycle, make_queue(config))
+    archive.start(server)
     watching = asyncio.create_task(watch.run())
 
     async def close() -> None:
+        await archive.close()
         watching.cancel()
         media.close()
         await peers.close()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -15,6 +16,7 @@ from services.gateway.options import CaptionOptions
 from services.gateway.peers import Peers
 from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.v1 import common_pb2, gateway_pb2
 from slipstream.speculation.costs import CostModel, DecayedMean
 from slipstream.video.decode import SampledVideo
@@ -27,9 +29,12 @@ Emit = Callable[[gateway_pb2.CaptionEvent], None]
 class Captioner:
     """Makes captions in steps: check, sample, caption. What passes cost is remembered from one caption to the next."""
 
-    def __init__(self, config: GatewayConfig, peers: Peers, media: Media) -> None:
+    def __init__(
+        self, config: GatewayConfig, peers: Peers, media: Media, metrics: GatewayMetrics | None = None
+    ) -> None:
         self.peers = peers
         self.media = media
+        self.metrics = metrics or GatewayMetrics()
         self._config = config
         self._num_captions = 0
         self._costs: dict[tuple[object, ...], CostModel] = {}
@@ -66,9 +71,10 @@ class Captioner:
         self, options: CaptionOptions, source: BinaryIO, emit: Emit, ledger: Ledger, *, digest: bool = False
     ) -> SampledVideo:
         """The frames of an open file, with the file's digest if asked for. Needs no model."""
-        video = await self.media.sample(
-            source, options.num_frames, lambda done, total: emit(stage_event("decode", done, total))
-        )
+        with self.metrics.decoding(os.fstat(source.fileno()).st_size):
+            video = await self.media.sample(
+                source, options.num_frames, lambda done, total: emit(stage_event("decode", done, total)), digest=digest
+            )
         ledger.sampled = asyncio.get_running_loop().time()
         return video
 
@@ -93,6 +99,7 @@ class Captioner:
         )
         summary = await caption.run()
         self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
+        self.metrics.captioned(summary)
         get_logger().info(
             "caption.finished",
             num_tokens=summary.num_tokens,

@@ -1,0 +1,99 @@
+"""What a submit must look like: its limits, its names, and an item that cannot run. Knows no queue."""
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+
+from services.gateway.archive.payload import BatchPayload, JobPayload, write_job
+from services.gateway.config import GatewayConfig
+from services.gateway.options import resolve_options
+from slipstream.errors import InvalidRequest, SlipstreamError
+from slipstream.jobs.base import JobSpec, Priority
+from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+
+MAX_NAME_CHARS = 256
+MAX_SOURCE_CHARS = 4096
+MAX_METADATA, MAX_METADATA_CHARS = 16, 512
+_BATCH_ID = re.compile("batch-[0-9a-f]{32}")
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
+_PRIORITIES = {
+    archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    archive_pb2.JOB_PRIORITY_HIGH: Priority.HIGH,
+    archive_pb2.JOB_PRIORITY_NORMAL: Priority.NORMAL,
+    archive_pb2.JOB_PRIORITY_LOW: Priority.LOW,
+}
+
+
+def batch_id_of(owner: str, key: str) -> str:
+    """The batch of this key and owner; without a key a new one."""
+    if not key:
+        return f"batch-{secrets.token_hex(16)}"
+    return f"batch-{hashlib.sha256(json.dumps([owner, key]).encode()).hexdigest()[:32]}"
+
+
+def find_batch_id(owner: str, batch: str) -> str:
+    """The id that an id or a key stands for. No key looks like an id."""
+    if not batch:
+        raise InvalidRequest("name a batch by its id or its key")
+    return batch if _BATCH_ID.fullmatch(batch) else batch_id_of(owner, batch)
+
+
+def read_priority(priority: archive_pb2.JobPriority) -> Priority:
+    """Raises `InvalidRequest`."""
+    if priority not in _PRIORITIES:
+        raise InvalidRequest(f"priority {priority} is unknown")
+    return _PRIORITIES[priority]
+
+
+def check_batch(batch: archive_pb2.BatchOptions, config: GatewayConfig) -> None:
+    """Raises `InvalidRequest` and what `resolve_options` does."""
+    if batch.key and not _is_name(batch.key):
+        raise InvalidRequest(f"a key must have 1 to {MAX_NAME_CHARS} printable characters")
+    if _BATCH_ID.fullmatch(batch.key):
+        raise InvalidRequest("a key must not look like a batch id")
+    _check_metadata(batch.metadata)
+    _check_options(batch.caption, config)
+
+
+def read_item(
+    item: archive_pb2.BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig
+) -> JobSpec:
+    """A job; one that cannot run has a rejection. Raises `InvalidRequest` for a name that nothing can be filed under,
+    naming the item by its `number` in the stream."""
+    if not _is_name(item.custom_id):
+        raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
+    job = JobPayload(item.source[:MAX_SOURCE_CHARS], item.caption, item.sha256[:64].lower())
+    return JobSpec(item.custom_id, write_job(job), priority, _rejection(item, job, batch, config))
+
+
+def _rejection(item: archive_pb2.BatchItem, job: JobPayload, batch: BatchPayload, config: GatewayConfig) -> str:
+    if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
+        return f"source must have 1 to {MAX_SOURCE_CHARS} characters"
+    if item.sha256 and not _SHA256.fullmatch(item.sha256):
+        return "sha256 must have 64 hexadecimal digits"
+    try:
+        _check_options(item.caption, config, merged=job.merged_options(batch))
+    except SlipstreamError as error:
+        return str(error)
+    return ""
+
+
+def _check_options(
+    given: gateway_pb2.CaptionOptions, config: GatewayConfig, merged: gateway_pb2.CaptionOptions | None = None
+) -> None:
+    if given.path or given.request_id:
+        raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
+    resolve_options(merged or given, config)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata has {len(metadata)} entries; at most {MAX_METADATA} are kept")
+    if any(len(text) > MAX_METADATA_CHARS for entry in metadata.items() for text in entry):
+        raise InvalidRequest(f"keys and values of metadata may have {MAX_METADATA_CHARS} characters")
+
+
+def _is_name(text: str) -> bool:
+    return 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
