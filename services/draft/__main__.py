@@ -9,9 +9,11 @@ from services.draft.engine import DraftEngine, DraftLimits
 from services.draft.servicer import DraftServicer
 from services.draft.targets import Targets
 from slipstream.config import between, option
+from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.models.base import VideoLM
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
+from slipstream.models.observed import observed
 from slipstream.models.thread import ModelThread
 from slipstream.models.warmup import start_model
 from slipstream.rpc.lifecycle import Lifecycle
@@ -53,7 +55,10 @@ def serve(
         embedding_cache_bytes=embedding_cache_bytes,
     )
     allowed = frozenset(filter(None, config.guidance_targets.split(",")))
-    servicer = DraftServicer(DraftEngine(model, thread, limits), Targets(allowed, config.peer_security()))
+    metrics = ModelMetrics(REGISTRY)
+    engine = DraftEngine(observed(model, metrics), thread, limits)
+    metrics.watch(engine.admission)
+    servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
     draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
 
     async def close() -> None:

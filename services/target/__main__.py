@@ -8,8 +8,10 @@ import grpc
 from services.target.engine import TargetEngine, TargetLimits
 from services.target.servicer import TargetServicer
 from slipstream.config import between, option
+from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
+from slipstream.models.observed import observed
 from slipstream.models.warmup import start_model
 from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
@@ -57,7 +59,9 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
         queue_timeout_s=config.queue_timeout_s,
         prefix_cache_bytes=prefix_cache_bytes,
     )
-    engine = TargetEngine(model, thread, limits)
+    metrics = ModelMetrics(REGISTRY)
+    engine = TargetEngine(observed(model, metrics), thread, limits)
+    metrics.watch(engine.admission)
     target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
 
     async def close() -> None:

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
+from slipstream.metrics import shown_at
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.options import MAX_CONCURRENT_CALLS, SERVER_OPTIONS
@@ -77,7 +78,7 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     lifecycle = Lifecycle(health_servicer)
     await lifecycle.report("", is_serving=False)
-    with bound(server, config.listen, credentials) as address:
+    with bound(server, config.listen, credentials) as address, shown_at(getattr(config, "metrics", "")):
         end = asyncio.create_task(_wait_for_end(stopping, parent_pid, lifecycle))
         setting_up = asyncio.create_task(setup(server, config, lifecycle))
         await asyncio.wait({end, setting_up}, return_when=asyncio.FIRST_COMPLETED)

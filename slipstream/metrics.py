@@ -1,0 +1,191 @@
+"""What a service counts about itself, for Prometheus, on a port of its own. Knows no service.
+
+No label and no name ever holds an id, a prompt, a path, an address or an owner: whoever may read the metrics may not
+read what is captioned, and the number of series stays small.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+
+from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.rpc.v1 import gateway_pb2
+
+LOOPBACK = "127.0.0.1"
+REGISTRY = CollectorRegistry()
+"""What this process shows. Objects that are made without a registry count for nobody, as in tests."""
+_METHODS = ("parallel", "autoregressive")
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+_PASS_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+_SHARES = tuple(tenth / 10 for tenth in range(11))
+_SESSIONS = (1, 2, 4, 8, 16, 32)
+
+for _collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+    REGISTRY.register(_collector)
+
+
+class GatewayMetrics:
+    """Captions through either door, their videos, and the archive's queue."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        to = registry or CollectorRegistry()
+        self._captions = Counter(
+            "slipstream_captions", "Captions that ended, by gRPC status", ["method", "outcome"], registry=to
+        )
+        self._in_work = Gauge("slipstream_captions_in_work", "Captions in work", ["door"], registry=to)
+        self._seconds = Histogram(
+            "slipstream_caption_seconds", "Of captions that were finished", ["stage"], buckets=_SECONDS, registry=to
+        )
+        self._tokens = Counter("slipstream_tokens", "Tokens of finished captions", ["origin"], registry=to)
+        self._tau = Histogram(
+            "slipstream_tau", "Share of a caption's draft tokens that were accepted", buckets=_SHARES, registry=to
+        )
+        self._drafts_lost = Counter("slipstream_drafts_lost", "Drafts lost within captions", registry=to)
+        self._video_bytes = Counter("slipstream_video_bytes", "Bytes of the videos to be decoded", registry=to)
+        self._decode_failures = Counter(
+            "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
+        )
+        self._queue = Gauge("slipstream_queue_jobs", "Jobs in the archive's queue", ["state"], registry=to)
+        self._oldest_s = Gauge("slipstream_queue_oldest_seconds", "Age of the oldest job that waits", registry=to)
+        self._jobs = Counter("slipstream_jobs", "Runs of jobs that ended here", ["outcome"], registry=to)
+        self._stale = Counter("slipstream_stale_commits", "Results refused as their lease was lost", registry=to)
+
+    @contextlib.contextmanager
+    def captioning(self, method: str, *, door: str = "interactive") -> Iterator[None]:
+        """Surrounds one caption, from its admission to its end. `door`: interactive or archive."""
+        with self._in_work.labels(door).track_inprogress():
+            outcome = "CANCELLED"
+            try:
+                yield
+                outcome = "OK"
+            except SlipstreamError as error:
+                outcome = error.status
+                raise
+            except Exception:
+                outcome = "INTERNAL"
+                raise
+            finally:
+                self._captions.labels(method if method in _METHODS else "other", outcome).inc()
+
+    def captioned(self, summary: gateway_pb2.Summary) -> None:
+        """A caption was finished."""
+        timings, speculation = summary.timings, summary.speculation
+        stages = {
+            "total": timings.total_s,
+            "first_token": timings.first_token_s,
+            "decode": timings.decode_s,
+            "prefill": timings.target_prefill_s,
+            "generate": timings.generate_s,
+        }
+        for stage, seconds in stages.items():
+            self._seconds.labels(stage).observe(seconds)
+        from_draft = min(speculation.accepted, summary.num_tokens)
+        self._tokens.labels("draft").inc(from_draft)
+        self._tokens.labels("target").inc(summary.num_tokens - from_draft)
+        if speculation.judged:
+            self._tau.observe(speculation.tau)
+        self._drafts_lost.inc(speculation.drafts_lost)
+
+    @contextlib.contextmanager
+    def decoding(self, num_bytes: int) -> Iterator[None]:
+        """Surrounds the decoding of one video; counts its failure by the error's class."""
+        self._video_bytes.inc(num_bytes)
+        try:
+            yield
+        except Exception as error:
+            self._decode_failures.labels(type(error).__name__).inc()
+            raise
+
+    def queue_depth(self, jobs: Mapping[str, int], oldest_s: float | None = None) -> None:
+        """Jobs by state, and how long the oldest has waited."""
+        for state, number in jobs.items():
+            self._queue.labels(state).set(number)
+        if oldest_s is not None:
+            self._oldest_s.set(oldest_s)
+
+    def job_ended(self, outcome: str) -> None:
+        """A run ended: done, failed, cancelled, retried, crashed or lost."""
+        self._jobs.labels(outcome).inc()
+
+    def commit_refused(self) -> None:
+        """A result came too late: somebody else holds the job."""
+        self._stale.inc()
+
+
+class Occupancy(Protocol):
+    """How full a model service is; its admission says so."""
+
+    budget_bytes: int
+    used_bytes: int
+    num_admitted: int
+
+    @property
+    def num_queued(self) -> int: ...
+
+
+class ModelMetrics:
+    """A model service's passes, and how full it is."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self._registry = registry or CollectorRegistry()
+        self._pass_seconds = Histogram(
+            "slipstream_pass_seconds", "Decoding passes", buckets=_PASS_SECONDS, registry=self._registry
+        )
+        self._pass_sessions = Histogram(
+            "slipstream_pass_sessions", "Sessions in one decoding pass", buckets=_SESSIONS, registry=self._registry
+        )
+
+    def passed(self, num_sessions: int, seconds: float) -> None:
+        """A pass was run. From any thread."""
+        self._pass_seconds.observe(seconds)
+        self._pass_sessions.observe(num_sessions)
+
+    def watch(self, occupancy: Occupancy) -> None:
+        """Shows how full the service is whenever somebody asks."""
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "slipstream_sessions": ("Sessions that are served", lambda: occupancy.num_admitted),
+            "slipstream_sessions_queued": ("Sessions that wait for a place", lambda: occupancy.num_queued),
+            "slipstream_kv_bytes": ("Keys and values promised to sessions", lambda: occupancy.used_bytes),
+            "slipstream_kv_budget_bytes": ("Keys and values of all sessions, at most", lambda: occupancy.budget_bytes),
+        }
+        for name, (what, value) in gauges.items():
+            Gauge(name, what, registry=self._registry).set_function(value)
+
+
+@contextlib.contextmanager
+def shown_at(address: str) -> Iterator[str]:
+    """Serves the process's metrics over HTTP; yields the address. '' serves none. A port alone is on loopback.
+
+    Raises `InvalidConfig` when it cannot listen there.
+    """
+    if not address:
+        yield ""
+        return
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65_535:
+        raise InvalidConfig(f"--metrics: {address!r} is neither PORT nor HOST:PORT")
+    host = host.strip("[]") or LOOPBACK
+    try:
+        server, thread = start_http_server(int(port), host, REGISTRY)
+    except OSError as error:
+        raise InvalidConfig(f"--metrics: cannot listen on {address}: {error.strerror}") from None
+    try:
+        shown = f"{host}:{server.server_port}"
+        get_logger().info("metrics.ready", address=shown)
+        yield shown
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,138 @@
+"""Metrics: what is counted, that they are shown on their own port only, and on loopback unless told otherwise."""
+
+import asyncio
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from slipstream.errors import InvalidConfig, Overloaded
+from slipstream.jobs.base import JobState, Lease, Outcome, QueueDepth
+from slipstream.jobs.observed import observed_queue, watch_depth
+from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
+from slipstream.models.admission import Admission
+from slipstream.rpc.v1 import gateway_pb2
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+def finish_caption(metrics: GatewayMetrics, method: str, summary: gateway_pb2.Summary | None) -> None:
+    with metrics.captioning(method):
+        if summary is None:
+            raise Overloaded("full")
+        metrics.captioned(summary)
+
+
+def test_captions_are_counted_by_method_and_outcome() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    summary = gateway_pb2.Summary(num_tokens=10)
+    summary.speculation.accepted, summary.speculation.judged, summary.speculation.tau = 6, 8, 0.75
+    summary.timings.total_s = 2.0
+    finish_caption(metrics, "parallel", summary)
+    finish_caption(metrics, "a method of tomorrow", gateway_pb2.Summary(num_tokens=3))
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            finish_caption(metrics, "parallel", None)
+    with metrics.captioning("autoregressive"):
+        assert value(registry, "slipstream_captions_in_work", door="interactive") == 1
+    counted = {
+        (sample.labels["method"], sample.labels["outcome"]): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "slipstream_captions_total"
+    }
+    assert counted == {
+        ("parallel", "OK"): 1,
+        ("parallel", "RESOURCE_EXHAUSTED"): 2,
+        ("other", "OK"): 1,
+        ("autoregressive", "OK"): 1,
+    }
+    assert value(registry, "slipstream_captions_in_work", door="interactive") == 0
+    assert value(registry, "slipstream_tokens_total", origin="draft") == 6
+    assert value(registry, "slipstream_tokens_total", origin="target") == 7
+    assert value(registry, "slipstream_tau_count") == 1
+    assert value(registry, "slipstream_caption_seconds_sum", stage="total") == 2.0
+
+
+def test_a_failed_decode_is_counted_by_its_kind_alone() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    with pytest.raises(OSError, match="secret"), metrics.decoding(5):
+        raise OSError("/secret/path")
+    assert value(registry, "slipstream_decode_failures_total", kind="OSError") == 1
+    assert value(registry, "slipstream_video_bytes_total") == 5
+    assert b"secret" not in generate_latest(registry)
+
+
+async def test_a_model_service_shows_how_full_it_is() -> None:
+    registry = CollectorRegistry()
+    metrics = ModelMetrics(registry)
+    admission = Admission(budget_bytes=100, max_sessions=1, max_queued=4, queue_timeout_s=1, what="target")
+    metrics.watch(admission)
+    metrics.passed(3, 0.02)
+    admission.reserve(60)
+    admission.reserve(60)
+    shown = {name: value(registry, f"slipstream_{name}") for name in ("sessions", "sessions_queued", "kv_bytes")}
+    assert shown == {"sessions": 1, "sessions_queued": 1, "kv_bytes": 60}
+    assert value(registry, "slipstream_kv_budget_bytes") == 100
+    assert value(registry, "slipstream_pass_sessions_sum") == 3
+
+
+class FakeQueue:
+    """Holds every lease but the second one that is finished."""
+
+    def __init__(self) -> None:
+        self.answers = [True, False]
+
+    async def finish(self, lease: Lease, outcome: Outcome) -> bool:
+        return self.answers.pop(0)
+
+    async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
+        return True
+
+    async def depth(self) -> QueueDepth:
+        return QueueDepth(queued=7, delayed=1, suspects=0, running=2, dead=3)
+
+
+async def test_the_queue_is_watched() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    queue = observed_queue(FakeQueue(), metrics)  # type: ignore[arg-type]
+    lease: Lease = None  # type: ignore[assignment]
+    assert await queue.finish(lease, Outcome(JobState.DONE))
+    assert not await queue.finish(lease, Outcome(JobState.DONE))
+    assert await queue.retry(lease, "why", 1.0)
+    counted = {kind: value(registry, "slipstream_jobs_total", outcome=kind) for kind in ("done", "lost", "retried")}
+    assert counted == {"done": 1, "lost": 1, "retried": 1}
+    assert value(registry, "slipstream_stale_commits_total") == 1
+    watching = asyncio.create_task(watch_depth(queue, metrics))
+    while value(registry, "slipstream_queue_jobs", state="queued") is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert value(registry, "slipstream_queue_jobs", state="dead") == 3
+
+
+def test_they_are_shown_on_loopback_unless_told_otherwise() -> None:
+    with shown_at("0") as address:
+        assert address.startswith("127.0.0.1:")
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        assert "process_resident_memory_bytes" in text
+        with pytest.raises(InvalidConfig, match="--metrics"), shown_at(address):
+            pass
+    with socket.socket() as probe:
+        host, _, port = address.rpartition(":")
+        assert probe.connect_ex((host, int(port))) != 0, "nothing listens any more"
+    with shown_at("") as nowhere:
+        assert nowhere == ""
+    for wrong in ("here", "host:port", "127.0.0.1:70000", "no such host:1"):
+        with pytest.raises(InvalidConfig, match="--metrics"), shown_at(wrong):
+            pass
+
+
+def test_the_process_registry_has_its_own_collectors() -> None:
+    assert REGISTRY.get_sample_value("process_open_fds") is not None
