@@ -51,7 +51,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             raise ProtocolViolation("a caption begins with `options`")
         options = resolve_options(first.options, self._config)
         structlog.contextvars.bind_contextvars(request_id=options.request_id)
-        with self._captioner.admitted():
+        with self._captioner.metrics.captioning(options.method), self._captioner.admitted():
             events: Events = asyncio.Queue()
             working = asyncio.create_task(self._bounded(self._caption(options, aiter(requests), events)))
             working.add_done_callback(lambda _: events.put_nowait(None))
