@@ -26,6 +26,7 @@ from slipstream.jobs.base import (
 )
 from slipstream.jobs.rows import batch_from, damage_in, job_from, job_id, lease_from, sha256
 from slipstream.jobs.store import ScriptStore, load_scripts, texts
+from slipstream.logs import get_logger
 
 CHUNK_JOBS, CHUNK_BYTES = 100, 1 << 20
 """What one submit script takes at most."""
@@ -87,13 +88,15 @@ class RedisQueue:
     async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
         # The number stays the same until a call is answered: the store repeats what an unanswered one was given.
         number = self._takes.setdefault(worker, time.time_ns() // 1_000_000)
-        answer = await self._run("take", worker, number, limit, int(suspects))
+        rows, expired = await self._run("take", worker, number, limit, int(suspects))
         self._takes[worker] = number + 1
+        for row in expired:
+            _log_expired(*texts(row))
         leases = []
-        for row in answer:
+        for row in rows:
             lease = lease_from(worker, row)
             if damage := damage_in(row):
-                await self._run("retry", lease.job_id, worker, lease.epoch, damage, 0, 0, 1)
+                _log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
             else:
                 leases.append(lease)
         return leases
@@ -117,10 +120,11 @@ class RedisQueue:
         )
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
-        return bool(await self._run("retry", *_token(lease), reason, round(delay_s * 1000), int(counted), 0))
+        answer = await self._run("retry", *_token(lease), reason, round(delay_s * 1000), int(counted), 0)
+        return _log_death(lease, answer)
 
     async def crash(self, lease: Lease, reason: str) -> bool:
-        return bool(await self._run("crash", *_token(lease), reason))
+        return _log_death(lease, await self._run("crash", *_token(lease), reason))
 
     async def get_batch(self, batch_id: str, owner: str | None = None) -> BatchRecord:
         record = batch_from(batch_id, await self._run("batch", batch_id))
@@ -187,3 +191,19 @@ def _known(answer: Any, batch_id: str) -> Any:
 
 def _token(lease: Lease) -> tuple[str, str, int]:
     return lease.job_id, lease.worker, lease.epoch
+
+
+def _log_expired(name: str, batch_id: str, lost_by: str, crashes: str, state: str) -> None:
+    log = get_logger().bind(job_id=name, batch_id=batch_id, crashes=int(crashes))
+    log.warning("job.expired", lost_by=lost_by, state=state)
+    if state == JobState.DEAD:
+        log.warning("job.dead", worker=lost_by)
+
+
+def _log_death(lease: Lease, answer: int) -> bool:
+    """From what a script answers that gives a job back: 0 not held, 1 done, 2 the job is dead now."""
+    if answer == 2:
+        get_logger().warning(
+            "job.dead", job_id=lease.job_id, batch_id=lease.batch_id, worker=lease.worker, epoch=lease.epoch
+        )
+    return answer > 0

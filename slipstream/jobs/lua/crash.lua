@@ -1,4 +1,5 @@
--- What ran the job died, the worker did not. Arguments: job, worker, epoch, reason.
+-- What ran the job died, the worker did not. Answers 0: not held, 1: done, 2: the job is dead now.
+-- Arguments: job, worker, epoch, reason.
 local id, worker = arg(1), arg(2)
 local same, state, batch, entry = holder(id, worker, arg(3))
 if not same then return 0 end
@@ -12,4 +13,4 @@ else
   redis.call('HSET', job_key(id), 'error', arg(4))
   give_back(id, batch, 0)
 end
-return 1
+return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

@@ -1,4 +1,4 @@
--- Gives a job back. Arguments: job, worker, epoch, reason, delay in ms, '1' if it counts as a failure, '1' if its
+-- Gives a job back; answers 0: not held, 1: done, 2: it is dead now. Arguments: job, worker, epoch, reason, delay in ms, '1' if it counts as a failure, '1' if its
 -- payload cannot be used: then it is dead at once.
 local id, worker = arg(1), arg(2)
 local same, state, batch, entry = holder(id, worker, arg(3))
@@ -16,4 +16,4 @@ else
   redis.call('HSET', job_key(id), 'error', arg(4))
   give_back(id, batch, tonumber(arg(5)))
 end
-return 1
+return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

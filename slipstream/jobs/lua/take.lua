@@ -1,7 +1,8 @@
 -- Leases jobs. Arguments: worker, number of the call, limit, '1' if a suspect may be among them.
 -- A call of the same number again gives the same leases again: the answer to the first may have been lost.
+-- Answers: the leases; and what became of jobs whose lease had expired: id, batch, worker, crashes, state.
 local worker, call, limit, may_suspect = arg(1), tonumber(arg(2)), tonumber(arg(3)), arg(4) == '1'
-local out, taken = {}, {}
+local out, taken, expired = {}, {}, {}
 local TURNS = { 'high', 'normal', 'high', 'high', 'normal', 'high', 'low', 'high', 'normal', 'high' }
 local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
 
@@ -41,16 +42,19 @@ local function expire(id, entry)
     return move(id, h[3], 'running', 'cancelled')
   end
   local crashes = blame(id, suspect_of(h[4]))
-  forget_suspect(id, '', true)
+  if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
   if crashes < SUSPECT_AFTER then
     renew(entry)
-    return begin(id, h[3], 'running', entry)
+    begin(id, h[3], 'running', entry)
+  else
+    drop(entry)
+    if crashes >= MAX_CRASHES then
+      bury(id, h[3], 'running', 'whatever ran it died ' .. crashes .. ' times', 'ABORTED')
+    else
+      give_back(id, h[3], 0)
+    end
   end
-  drop(entry)
-  if crashes >= MAX_CRASHES then
-    return bury(id, h[3], 'running', 'whatever ran it died ' .. crashes .. ' times', 'ABORTED')
-  end
-  give_back(id, h[3], 0)
+  expired[#expired + 1] = { id, h[3], h[4], crashes, redis.call('HGET', job_key(id), 'state') }
 end
 
 local function reclaim(name)
@@ -110,12 +114,12 @@ local function deliver_in_turn()
 end
 
 local may_expire = hear()
-if limit <= 0 then return out end
+if limit <= 0 then return { out, expired } end
 local before = redis.call('HMGET', P .. 't:' .. worker, 'call', 'leases')
-if call < tonumber(before[1] or -1) then return out end
+if call < tonumber(before[1] or -1) then return { out, expired } end
 if call == tonumber(before[1] or -1) then
   repeat_call(before[2])
-  return out
+  return { out, expired }
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'LIMIT', 0, MAX_DUE)) do
@@ -132,4 +136,4 @@ if #out > 0 then
   redis.call('HSET', P .. 't:' .. worker, 'call', call, 'leases', table.concat(taken, ' '))
   redis.call('PEXPIRE', P .. 't:' .. worker, DAY)
 end
-return out
+return { out, expired }
