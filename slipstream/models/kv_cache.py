@@ -156,19 +156,23 @@ class KVCache:
                             buffer[:, first : first + len(rows)] = buffer.index_select(1, index)
         self._length = end
 
+    def empty_like(self, capacity: int) -> "KVCache":
+        """An empty cache for the same model and kernel, with room for `capacity` tokens."""
+        return KVCache(
+            self.num_layers,
+            capacity=capacity,
+            key_layout=self._key_layout,
+            value_layout=self._value_layout,
+            whole_granules=self._whole_granules,
+        )
+
     def fork(self, num_tokens: int, capacity: int = 0) -> "KVCache":
         """A cache of its own with a copy of the first `num_tokens` rows, and room for `capacity` tokens or just them.
 
         Only layers that hold rows have buffers, as in any cache.
         """
         assert 0 <= num_tokens <= self._length, "a fork holds a part of the past"
-        forked = KVCache(
-            len(self._layers),
-            capacity=max(num_tokens, capacity),
-            key_layout=self._key_layout,
-            value_layout=self._value_layout,
-            whole_granules=self._whole_granules,
-        )
+        forked = self.empty_like(max(num_tokens, capacity))
         forked._missing = list(self._missing)
         for layer, buffers in enumerate(self._layers):
             if buffers is not None:

@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from slipstream.models import DecodeState, Prefill, PromptPlan, VideoLM, load_model
-from slipstream.models.attention import SdpaKernel
 from slipstream.models.observe import TextAttention
-from slipstream.models.segments import Segment
 from slipstream.speculation.tree import TokenTree
 from tests.models.conftest import Pair, load_pair, random_frames
 from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
+from tests.support.masking import MaskingKernel, kernel_of
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 FRAMES = random_frames(5, 3)
@@ -23,33 +20,6 @@ FRAMES = random_frames(5, 3)
 ANSWER = [11, 12, 13, 14, 15]
 STAGES = {1: [0, 2, 3, 4, 9, 10, 15, 18, 19], 2: [1, 2, 6]}
 """Layer -> what is kept of what is there."""
-
-
-class MaskingKernel(SdpaKernel):
-    """The reference: every row stays, and no row of a later layer sees the video tokens that are gone from there.
-
-    Args:
-        unseen: [layers, tokens], True where a layer has dropped the token.
-    """
-
-    def __init__(self, unseen: Tensor) -> None:
-        self._unseen = unseen
-        self._layer = -1
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
-        self._layer = (self._layer + 1) % len(self._unseen)
-        num_rows, num_keys = query.shape[1], keys.shape[1]
-        sees = torch.ones(num_rows, num_keys, dtype=torch.bool).tril(num_keys - num_rows)
-        unseen = self._unseen[self._layer]
-        sees[:, : len(unseen)] &= ~unseen[:num_keys]
-        sees[:, num_keys - num_rows :] |= torch.eye(num_rows, dtype=torch.bool)  # a dropped row must see something
-        repeats = query.shape[0] // keys.shape[0]
-        keys, values = keys.repeat_interleave(repeats, 0), values.repeat_interleave(repeats, 0)
-        return scaled_dot_product_attention(query[None], keys[None], values[None], attn_mask=sees, scale=scale)[0]
-
-    def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        segment: Any = None
-        return self.attend(query, keys, values, segment, scale)
 
 
 def kept_after(stages: dict[int, list[int]], num_video: int) -> dict[int, list[int]]:
@@ -72,17 +42,14 @@ def masked_logits(
     model: VideoLM, plan: PromptPlan, video: Tensor, stages: dict[int, list[int]], answer: Sequence[int]
 ) -> Tensor:
     """Logits of the prompt's end and of the answer, by the reference; answers token by token, as chains."""
-    unseen = torch.zeros(model.info.num_layers, plan.num_tokens, dtype=torch.bool)
+    unseen = torch.zeros(model.info.num_layers, 1, plan.num_tokens, dtype=torch.bool)
     for layer, kept in kept_after(stages, plan.num_video_tokens).items():
         gone = torch.ones(plan.num_video_tokens, dtype=torch.bool)
         gone[kept] = False
-        unseen[layer:, plan.video_start : plan.video_stop] = gone
-    kernel, model._runner.kernel = model._runner.kernel, MaskingKernel(unseen)
-    try:
+        unseen[layer:, 0, plan.video_start : plan.video_stop] = gone
+    with kernel_of(model, MaskingKernel(unseen)):
         state, logits = model.start_prefill(plan, video).finish()
         rows = [logits[None], *(model.step([(state, [token])])[0] for token in answer)]
-    finally:
-        model._runner.kernel = kernel
     return torch.cat(rows)
 
 
