@@ -1,8 +1,10 @@
 """Which draft tokens become text: acceptance by equality and the end of the text. Pure; knows no model and no wire."""
 
 import enum
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from slipstream.speculation.tree import ROOT, TokenTree
 
 
 class FinishReason(enum.Enum):
@@ -22,17 +24,19 @@ class Verdict:
     finish_reason: FinishReason | None = None
     stop_string: str = ""
     """The stop string that ended the text, if one did."""
+    path: tuple[int, ...] = ()
+    """Of a tree: the nodes that were accepted, `num_accepted` of them, from the committed text down."""
 
     def committed(self, window: Sequence[int]) -> tuple[int, ...]:
         """The tokens that this verdict adds to the text."""
-        accepted = tuple(window[: self.num_accepted])
+        accepted = tuple(window[node] for node in self.path or range(self.num_accepted))
         return accepted if self.own_token is None else (*accepted, self.own_token)
 
     def ended_at(self, index: int, reason: FinishReason, stop_string: str = "") -> "Verdict":
         """The verdict cut behind its committed token `index`, which ends the text."""
         if index < self.num_accepted:
-            return Verdict(index + 1, None, reason, stop_string)
-        return Verdict(self.num_accepted, self.own_token, reason, stop_string)
+            return Verdict(index + 1, None, reason, stop_string, self.path[: index + 1])
+        return replace(self, finish_reason=reason, stop_string=stop_string)
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,37 @@ def accept_greedy(window: Sequence[int], target_choices: Sequence[int]) -> tuple
     return num_accepted, target_choices[num_accepted]
 
 
+def accept_tree(tree: TokenTree, choose: Callable[[int, tuple[int, ...]], int]) -> tuple[tuple[int, ...], int]:
+    """The path of a tree that the target takes, and its own next token (paper 001, section 3.2; SpecInfer).
+
+    `choose(row, path)` is the target's choice behind the nodes `path`: row 0 is behind the committed text, row i + 1
+    behind node i. It is asked once a step, from the text down.
+    """
+    path: tuple[int, ...] = ()
+    while True:
+        last = path[-1] if path else ROOT
+        token = choose(last + 1, path)
+        child = tree.child(last, token)
+        if child is None:
+            return path, token
+        path = (*path, child)
+
+
 def end_verdict(
-    window: Sequence[int], num_accepted: int, own_token: int, num_committed: int, rule: StopRule
+    window: Sequence[int],
+    num_accepted: int,
+    own_token: int,
+    num_committed: int,
+    rule: StopRule,
+    path: tuple[int, ...] = (),
 ) -> Verdict:
-    """The verdict on a window of which a sampler accepted `num_accepted` tokens, cut where the text ends.
+    """The verdict on a window of which a sampler accepted `num_accepted` tokens (of a tree: `path`), cut where the text
+    ends.
 
     No token after an end-of-text token or past the limit leaves here. Stop strings end the text later still: see
     `models.stops`.
     """
-    verdict = Verdict(num_accepted, own_token)
+    verdict = Verdict(num_accepted, own_token, path=path)
     for index, token in enumerate(verdict.committed(window)):
         reason = _end_at(token, num_committed + index + 1, rule)
         if reason is not None:

@@ -11,6 +11,8 @@ class JudgeWindow:
 
     window: tuple[int, ...]
     num_passes: int
+    parents: tuple[int, ...] = ()
+    """Of a window that is a tree, see `tree.TokenTree`."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ class Line:
         self._pending: deque[int] = deque()
         self._debt: deque[int] = deque()
 
+        self.parents: tuple[int, ...] = ()
+        """A chain's windows have none."""
+
     @property
     def num_pending(self) -> int:
         """Tokens that wait to be judged."""
@@ -62,8 +65,8 @@ class Line:
         """Output position of the token that the line writes next."""
         return num_committed + self.num_in_flight + len(self._pending) - len(self._debt)
 
-    def begin(self, write_until: int) -> None:
-        """A new line, all of whose predecessors' tokens and debts are settled."""
+    def begin(self, write_until: int, num_committed: int) -> None:
+        """A new line behind the committed text, all of whose predecessors' tokens and debts are settled."""
         self.epoch += 1
         self.write_until = write_until
         self.fresh = True
@@ -72,7 +75,7 @@ class Line:
 
     def drop(self) -> None:
         """The draft is gone, and its unjudged tokens with it."""
-        self.begin(0)
+        self.begin(0, 0)
         self.num_in_flight = 0
 
     def owe(self, tokens: Iterable[int]) -> None:
@@ -84,7 +87,7 @@ class Line:
         self.num_in_flight = window_len
         return tuple(self._pending.popleft() for _ in range(window_len))
 
-    def write(self, token_ids: Sequence[int]) -> Comparison:
+    def write(self, token_ids: Sequence[int], parents: Sequence[int] = ()) -> Comparison:
         """The draft wrote: first what it owed, then what will be judged."""
         for index, token in enumerate(token_ids):
             if not self._debt:
@@ -113,13 +116,21 @@ class Line:
             self._pending.popleft()
         return Comparison(len(tokens) - num_in_flight)
 
-    def check(self, epoch: int, position: int, token_ids: Sequence[int], num_committed: int, vocab_size: int) -> None:
+    def check(
+        self,
+        epoch: int,
+        position: int,
+        token_ids: Sequence[int],
+        num_committed: int,
+        vocab_size: int,
+        parents: Sequence[int] = (),
+    ) -> None:
         """Raises `DraftFault` for a message that the living line cannot have sent."""
         next_position = self.next_position(num_committed)
         if epoch > self.epoch:
             raise DraftFault(f"the draft wrote for line {epoch}, which was never started")
-        if not token_ids:
-            raise DraftFault("the draft sent a message without tokens")
+        if not token_ids or parents:
+            raise DraftFault("the draft sent a message without tokens, or a tree that nobody asked for")
         if position != next_position:
             raise DraftFault(f"the draft wrote at output position {position}; {next_position} was next")
         if position + len(token_ids) > self.write_until:

@@ -20,6 +20,8 @@ class Passes:
     def __init__(self) -> None:
         self.window: tuple[int, ...] | None = ()
         """The window that the next verdict is about; None while nothing runs."""
+        self.depth = 0
+        """Tokens that the window can commit: its length, or the depth of a tree."""
         self.kind = PassKind.PREFILL
         self.num_asked = self.num_left = 1
 
@@ -36,21 +38,21 @@ class Passes:
     @property
     def most_tokens(self) -> int:
         """How many tokens the passes that run (or else the next one) can commit beside what is pending."""
-        return len(self.window or ()) + max(self.num_left, 1)
+        return self.depth + max(self.num_left, 1)
 
-    def ask(self, window: tuple[int, ...], kind: PassKind, num_passes: int) -> None:
+    def ask(self, window: tuple[int, ...], depth: int, kind: PassKind, num_passes: int) -> None:
         """A new request: the first pass over `window`, the others over nothing."""
-        self.window, self.kind = window, kind
+        self.window, self.depth, self.kind = window, depth, kind
         self.num_asked = self.num_left = num_passes
 
-    def answer(self, verdict: Verdict) -> tuple[int, ...]:
-        """Takes the verdict over the window in flight, which is returned. Raises `ProtocolViolation` for a verdict that
-        answers nothing."""
-        window = self.window
-        if window is None or verdict.num_accepted > len(window):
+    def answer(self, verdict: Verdict) -> tuple[tuple[int, ...], int]:
+        """Takes the verdict over the window in flight, which is returned with its depth. Raises `ProtocolViolation` for
+        a verdict that answers nothing."""
+        window, depth = self.window, self.depth
+        if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in verdict.path):
             raise ProtocolViolation("the target sent a verdict that no window was waiting for")
         if verdict.own_token is None and verdict.finish_reason is None:
             raise ProtocolViolation("the target sent a verdict without its own token, and the text goes on")
         self.num_left = 0 if verdict.finish_reason is not None else self.num_left - 1
-        self.window = () if self.num_left else None
-        return window
+        self.window, self.depth = () if self.num_left else None, 0
+        return window, depth

@@ -12,8 +12,10 @@ from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, 
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.line import Comparison, DraftPhase, Line
+from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Moment, Policy, WindowPlan, longest_hold_s
 from slipstream.speculation.passes import Passes, PassKind
+from slipstream.speculation.tree_line import TreeLine
 
 __all__ = ["AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
@@ -41,7 +43,9 @@ class Pipeline:
         vocab_size: int,
         solo_passes: int = SOLO_PASSES,
         gate: Gate | None = None,
+        shape: Shape = Shape.CHAIN,
     ) -> None:
+        assert shape is Shape.CHAIN or not policy.writes_ahead, "trees are drafted and judged in turns"
         self.policy = policy
         self.costs = costs
         self.gate = gate
@@ -54,7 +58,7 @@ class Pipeline:
         self.num_deaths = 0
         self.num_judged = 0
         self.num_accepted = 0
-        self._line = Line()
+        self._line: Line | TreeLine = Line() if shape is Shape.CHAIN else TreeLine()
         self._passes = Passes()
         self._silent = False
         self._most_debt = MAX_DEBT - 1 if policy.writes_ahead else 0
@@ -101,7 +105,7 @@ class Pipeline:
             raise AssertionError("one draft at a time")
         self.draft_phase = DraftPhase.JOINING
         self._silent = False
-        self._line.begin(len(self.committed) if self.gated else self._reach())
+        self._line.begin(len(self.committed) if self.gated else self._reach(), len(self.committed))
         first_chunk = 1 if self.gated else self._plan().cap or 1
         return JoinPoint(self.epoch, tuple(self.committed), self._line.write_until, first_chunk)
 
@@ -118,14 +122,16 @@ class Pipeline:
             return [self._restart(), *self._next_pass()]
         return self._next_pass()
 
-    def on_draft_tokens(self, epoch: int, position: int, token_ids: Sequence[int]) -> list[Action]:
+    def on_draft_tokens(
+        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int] = ()
+    ) -> list[Action]:
         """The draft wrote. Raises `DraftFault` when it broke the protocol; the driver then calls `on_draft_lost`."""
         taking_part = self.draft_phase in (DraftPhase.WRITING, DraftPhase.RESTING)
         if self.finish_reason is not None or not taking_part or epoch < self.epoch:
             return []
-        self._line.check(epoch, position, token_ids, len(self.committed), self.vocab_size)
+        self._line.check(epoch, position, token_ids, len(self.committed), self.vocab_size, parents)
         self._silent = False
-        comparison = self._line.write(token_ids)
+        comparison = self._line.write(token_ids, parents)
         self._count(comparison)
         return [*([self._restart()] if comparison.died else []), *self._next_pass()]
 
@@ -150,13 +156,13 @@ class Pipeline:
         that the target was held before. The gate, if there is one, decides from them.
         """
         kind, in_batch = self._passes.kind, self._passes.follows_another
-        window = self._passes.answer(verdict)
+        window, depth = self._passes.answer(verdict)
         tokens = verdict.committed(window)
         self.committed.extend(tokens)
         if window:
-            self.costs.observe_window(verdict.num_accepted, len(window))
+            self.costs.observe_window(verdict.num_accepted, depth)
             self.num_accepted += verdict.num_accepted
-            self.num_judged += min(verdict.num_accepted + 1, len(window))
+            self.num_judged += min(verdict.num_accepted + 1, depth)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
         elif kind is PassKind.PLAIN:
@@ -204,7 +210,7 @@ class Pipeline:
     def _restart(self) -> RestartLine:
         """Ends the line and starts the next one after the committed tokens; the debt is what the draft lacks."""
         suffix = self._line.debt
-        self._line.begin(self._reach())
+        self._line.begin(self._reach(), len(self.committed))
         plan = self._plan()
         keep = len(self.committed) - len(suffix)
         return RestartLine(self.epoch, keep, suffix, self._line.write_until, plan.hold or self._unheld_chunk(plan))
@@ -212,7 +218,7 @@ class Pipeline:
     def _rest(self) -> RestartLine:
         """Ends the line and starts one that may not write."""
         suffix = self._line.debt or tuple(self.committed[-1:])
-        self._line.begin(len(self.committed))
+        self._line.begin(len(self.committed), len(self.committed))
         return RestartLine(self.epoch, len(self.committed) - len(suffix), suffix, self._line.write_until, 1)
 
     def _unheld_chunk(self, plan: WindowPlan) -> int:
@@ -241,8 +247,8 @@ class Pipeline:
 
     def _judge(self, window_len: int, kind: PassKind, num_passes: int) -> JudgeWindow:
         window = self._line.take(window_len)
-        self._passes.ask(window, kind, num_passes)
-        return JudgeWindow(window, num_passes)
+        self._passes.ask(window, self._line.num_in_flight, kind, num_passes)
+        return JudgeWindow(window, num_passes, self._line.parents)
 
     def _num_plain_passes(self) -> int:
         if self.gate is not None and self.gate.closed:

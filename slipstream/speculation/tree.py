@@ -49,6 +49,13 @@ class TokenTree:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    def child(self, node: int, token_id: int) -> int | None:
+        """The first node with that token behind `node` (-1: among the roots), if there is one."""
+        for child, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent == node and token == token_id:
+                return child
+        return None
+
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from a root to `node`, both included, ascending."""
         nodes = []
