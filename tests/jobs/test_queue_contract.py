@@ -1,0 +1,352 @@
+"""What both queues promise, one promise a test."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from slipstream.errors import InvalidRequest
+from slipstream.jobs.base import (
+    Admission,
+    BatchSpec,
+    BatchState,
+    BeatAnswer,
+    JobState,
+    Lease,
+    Outcome,
+    Priority,
+    QueueDepth,
+    UnknownBatch,
+)
+from tests.jobs.worlds import DONE, POLICY, World, specs
+
+LEASE_S = POLICY.lease_s
+
+
+async def fill(world: World, *custom_ids: str) -> None:
+    await world.queue.open_batch(BatchSpec("batch", owner="me", options='{"prompt": "?"}'))
+    await world.queue.submit("batch", specs(*custom_ids))
+    await world.queue.seal_batch("batch")
+
+
+async def take_one(world: World, worker: str = "w") -> Lease:
+    (lease,) = await world.queue.take(worker, 1)
+    return lease
+
+
+async def test_submit_is_idempotent_and_tells_conflicts(world: World) -> None:
+    await world.queue.open_batch(BatchSpec("batch"))
+    assert await world.queue.submit("batch", specs("a", "b", "a")) == ["added", "added", "known"]
+    changed = replace(specs("b")[0], payload="{}")
+    assert await world.queue.submit("batch", [changed, *specs("c")]) == [Admission.CONFLICT, Admission.ADDED]
+    assert (await world.jobs())["b"].payload == '{"source": "b"}'
+    assert (await world.queue.get_batch("batch")).total == 3
+
+
+async def test_batches_are_found_again_by_their_owner_with_the_same_options(world: World) -> None:
+    spec = BatchSpec("batch", owner="me", metadata={"k": "ü"}, options="{}")
+    await world.queue.open_batch(spec)
+    await world.queue.open_batch(spec)
+    with pytest.raises(InvalidRequest, match="other options"):
+        await world.queue.open_batch(replace(spec, options="[]"))
+    with pytest.raises(UnknownBatch):
+        await world.queue.open_batch(replace(spec, owner="you"))
+    with pytest.raises(UnknownBatch):
+        await world.queue.get_batch("batch", owner="you")
+    for call in (world.queue.submit("no", specs("a")), world.queue.seal_batch("no"), world.queue.list_jobs("no")):
+        with pytest.raises(UnknownBatch):
+            await call
+    for call in (world.queue.cancel_batch("no"), world.queue.retry_dead("no")):
+        with pytest.raises(UnknownBatch):
+            await call
+    await world.queue.open_batch(BatchSpec("other", owner="you"))
+    assert [batch.metadata for batch in await world.queue.list_batches("me")] == [{"k": "ü"}]
+    assert {batch.batch_id for batch in await world.queue.list_batches()} == {"batch", "other"}
+
+
+async def test_a_job_is_taken_once_and_its_result_kept(world: World) -> None:
+    await fill(world, "a")
+    lease = await take_one(world)
+    assert await world.queue.take("other", 5) == []
+    assert (lease.custom_id, lease.payload, lease.options) == ("a", '{"source": "a"}', '{"prompt": "?"}')
+    outcome = replace(DONE, content_key="content", tallies={"tokens": 5, "video_s": 1.5})
+    assert await world.queue.finish(lease, outcome)
+    assert await world.queue.finish(lease, outcome), "repeated by its holder"
+    batch = await world.queue.get_batch("batch", "me")
+    assert (batch.state, batch.counts[JobState.DONE], batch.tallies) == (
+        BatchState.COMPLETED,
+        1,
+        {"tokens": 5.0, "video_s": 1.5},
+    )
+    assert batch.ended_s >= batch.created_s > 0
+    job = (await world.jobs())["a"]
+    assert (job.state, job.result, job.worker, job.epoch) == (JobState.DONE, DONE.result, "w", 1)
+    assert job.ended_s >= job.started_s >= job.created_s > 0
+    assert await world.queue.find_result("content") == DONE.result
+    assert await world.queue.find_result("other") is None
+
+
+async def test_batch_states(world: World) -> None:
+    async def state() -> BatchState:
+        return (await world.queue.get_batch("batch")).state
+
+    await world.queue.open_batch(BatchSpec("batch"))
+    assert await state() is BatchState.OPEN
+    await world.queue.submit("batch", specs("a"))
+    await world.queue.seal_batch("batch")
+    assert await state() is BatchState.IN_PROGRESS
+    lease = await take_one(world)
+    assert await world.queue.cancel_batch("batch") == 1
+    assert await state() is BatchState.CANCELLING
+    assert await world.queue.beat([lease], {}) == [BeatAnswer.CANCEL]
+    assert await world.queue.finish(lease, Outcome(JobState.CANCELLED))
+    assert await state() is BatchState.CANCELLED
+    assert await world.queue.submit("batch", specs("late")) == [Admission.ADDED]
+    assert (await world.jobs())["late"].state is JobState.CANCELLED
+    assert await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED})) == 2
+    assert await state() is BatchState.OPEN
+
+
+async def test_a_live_lease_is_kept_whatever_the_jobs_length(world: World) -> None:
+    """Named by the mutation guard: no renewal."""
+    await fill(world, "a")
+    lease = await take_one(world)
+    for _ in range(5):
+        await world.elapse(0.7 * LEASE_S)
+        assert await world.queue.beat([lease], {lease.job_id: "decode 3/8"}) == [BeatAnswer.KEEP]
+        assert await world.queue.take("other", 5) == []
+    assert (await world.jobs())["a"].progress == "decode 3/8"
+
+
+async def test_a_lost_job_runs_again_and_the_stale_holder_is_refused(world: World) -> None:
+    """Named by the mutation guard: no owner check."""
+    await fill(world, "a")
+    stale = await take_one(world, "w1")
+    assert await world.queue.save(stale, "half")
+    await world.lose(stale)
+    lease = await take_one(world, "w2")
+    assert (lease.epoch, lease.crashes, lease.checkpoint, lease.is_suspect) == (2, 1, "half", False)
+    assert await world.queue.beat([stale], {}) == [BeatAnswer.LOST]
+    assert not await world.queue.save(stale, "stale")
+    assert not await world.queue.finish(stale, replace(DONE, result="stale"))
+    assert not await world.queue.retry(stale, "stale", 0.0)
+    assert not await world.queue.crash(stale, "stale")
+    assert await world.queue.finish(lease, DONE)
+    assert not await world.queue.finish(stale, replace(DONE, result="stale"))
+    assert (await world.jobs())["a"].result == DONE.result
+
+
+async def test_an_expired_lease_that_nobody_took_is_renewed(world: World) -> None:
+    await fill(world, "a")
+    lease = await take_one(world)
+    await world.elapse(3 * LEASE_S)
+    assert await world.queue.beat([lease], {}) == [BeatAnswer.KEEP]
+    assert await world.queue.take("other", 5) == []
+
+
+async def test_the_same_worker_gets_another_epoch(world: World) -> None:
+    await fill(world, "a")
+    stale = await take_one(world)
+    await world.elapse(2 * LEASE_S)
+    lease = await take_one(world)
+    assert (lease.worker, lease.epoch) == (stale.worker, 2)
+    assert not await world.queue.finish(stale, DONE)
+    assert await world.queue.finish(lease, DONE)
+
+
+async def test_expired_jobs_come_before_all_others(world: World) -> None:
+    """Named by the mutation guard: no sweep of expired leases."""
+    await fill(world, "a", "b", "c")
+    lost = await take_one(world)
+    await world.lose(lost)
+    assert [lease.custom_id for lease in await world.queue.take("other", 2)] == ["a", "b"]
+
+
+async def test_retries_wait_and_are_counted(world: World) -> None:
+    await fill(world, "a")
+    for attempt in range(POLICY.max_attempts):
+        lease = await take_one(world)
+        assert lease.attempts == attempt
+        assert await world.queue.retry(lease, f"failure {attempt}", 8.0)
+        assert await world.queue.take("w", 5) == []
+        await world.elapse(9.0)
+    job = (await world.jobs())["a"]
+    assert (job.state, job.error, job.error_code) == (JobState.DEAD, "failure 2", "ABORTED")
+    assert (await world.queue.depth()).dead == 1
+    assert await world.queue.retry_dead("batch") == 1
+    assert (await world.queue.depth()).dead == 0
+    lease = await take_one(world)
+    assert (lease.attempts, lease.crashes) == (0, 0)
+
+
+async def test_uncounted_retries_are_not_limited_and_keep_the_checkpoint(world: World) -> None:
+    await fill(world, "a")
+    for _ in range(2 * POLICY.max_attempts):
+        lease = await take_one(world)
+        await world.queue.save(lease, "half")
+        assert await world.queue.retry(lease, "drained", 0.0, counted=False)
+        assert await world.queue.retry(lease, "drained", 0.0, counted=False), "repeated by its holder"
+    assert (await take_one(world)).checkpoint == "half"
+
+
+async def test_failed_jobs_do_not_fail_the_batch(world: World) -> None:
+    await world.queue.open_batch(BatchSpec("batch"))
+    await world.queue.submit("batch", [*specs("a"), *specs("b", rejection="max_tokens must be positive")])
+    await world.queue.seal_batch("batch")
+    assert await world.queue.finish(await take_one(world), Outcome(JobState.FAILED, error="no", error_code="NOT_FOUND"))
+    batch = await world.queue.get_batch("batch")
+    assert (batch.state, batch.counts[JobState.FAILED]) == (BatchState.COMPLETED, 2)
+    assert [(job.error, job.error_code) for job in (await world.jobs()).values()] == [
+        ("no", "NOT_FOUND"),
+        ("max_tokens must be positive", "INVALID_ARGUMENT"),
+    ]
+    assert await world.queue.retry_dead("batch", frozenset({JobState.FAILED})) == 2
+    assert len(await world.queue.take("w", 5)) == 2
+
+
+async def test_a_poison_job_dies_alone(world: World) -> None:
+    """Each death of a worker takes all that ran there with it, until the suspect is singled out."""
+    await fill(world, "poison", *map("good{}".format, range(8)))
+    held: list[Lease] = []
+    for round_number in range(100):
+        worker = f"w{round_number}"
+        held = await world.queue.take(worker, 4)
+        if not held and (await world.queue.depth()).queued == 0:
+            break
+        if any(lease.custom_id == "poison" for lease in held):
+            assert sum(lease.is_suspect for lease in held) <= 1
+            await world.elapse(LEASE_S + 1)
+        else:
+            for lease in held:
+                assert await world.queue.finish(lease, DONE)
+    jobs = await world.jobs()
+    assert jobs.pop("poison").state is JobState.DEAD
+    assert {job.state for job in jobs.values()} == {JobState.DONE}
+    assert max(job.crashes for job in jobs.values()) < POLICY.max_crashes
+
+
+async def make_suspect(world: World) -> Lease:
+    for _ in range(2):
+        assert await world.queue.crash(await take_one(world), "the target died")
+    lease = await take_one(world)
+    assert lease.is_suspect and lease.crashes == 2
+    return lease
+
+
+async def test_beside_a_suspect_only_the_suspect_is_blamed(world: World) -> None:
+    await fill(world, "poison")
+    suspect = await make_suspect(world)
+    await world.queue.submit("batch", specs("n1", "n2"))
+    neighbours = await world.queue.take("w", 5, suspects=False)
+    assert await world.queue.crash(neighbours[0], "the target died")
+    assert await world.queue.crash(suspect, "the target died")
+    assert await world.queue.crash(neighbours[1], "the target died")
+    jobs = await world.jobs()
+    assert jobs["poison"].state is JobState.DEAD
+    assert jobs["poison"].error == "whatever ran it died 3 times: the target died"
+    assert (jobs["n1"].crashes, jobs["n2"].crashes) == (0, 0)
+    await world.elapse(LEASE_S + 1)
+    for lease in await world.queue.take("w", 5):
+        assert await world.queue.crash(lease, "the target died again")
+    assert {job.crashes for name, job in (await world.jobs()).items() if name != "poison"} == {1}
+
+
+async def test_one_suspect_at_a_time_and_never_for_who_refuses_them(world: World) -> None:
+    await fill(world, "a", "b")
+    for _ in range(2):
+        for lease in await world.queue.take("w", 2):
+            await world.queue.crash(lease, "died")
+    assert (await world.queue.depth()).suspects == 2
+    assert await world.queue.take("w", 5, suspects=False) == []
+    (first,) = await world.queue.take("w", 5)
+    assert await world.queue.take("other", 5) == [], "another worker's target may be the same"
+    assert await world.queue.finish(first, DONE)
+    assert len(await world.queue.take("other", 5)) == 1
+
+
+async def test_the_excuse_wears_out(world: World) -> None:
+    await fill(world, "poison")
+    suspect = await make_suspect(world)
+    await world.queue.submit("batch", specs("n"))
+    for _ in range(2 * POLICY.max_crashes + 1):
+        (neighbour,) = await world.queue.take("w", 5, suspects=False)
+        await world.queue.crash(neighbour, "died")
+    assert (await world.jobs())["n"].crashes == 1
+    assert await world.queue.beat([suspect], {}) == [BeatAnswer.KEEP]
+
+
+async def test_priorities_are_weighted_and_starve_nobody(world: World) -> None:
+    await world.queue.open_batch(BatchSpec("batch"))
+    for priority in Priority:
+        await world.queue.submit("batch", specs(*(f"{priority}-{i}" for i in range(30)), priority=priority))
+    first = [lease.custom_id.split("-")[0] for lease in await world.queue.take("w", 20)]
+    assert Counter(first) == {"high": 12, "normal": 6, "low": 2}
+    assert len(await world.queue.take("w", 100)) == 70
+
+
+async def test_the_backlog_is_bounded(world: World) -> None:
+    world.queue.policy = replace(POLICY, max_backlog=1000)
+    await world.queue.open_batch(BatchSpec("batch"))
+    answers = await world.queue.submit("batch", specs(*map(str, range(1001))))
+    assert Counter(answers) == {Admission.ADDED: 1000, Admission.FULL: 1}
+    await take_one(world)
+    assert await world.queue.submit("batch", specs("999", "1000")) == [Admission.KNOWN, Admission.ADDED]
+
+
+async def test_pages(world: World) -> None:
+    names = [f"job{i:04}" for i in range(700)]
+    await fill(world, *names)
+    for lease in await world.queue.take("w", 3):
+        await world.queue.finish(lease, DONE)
+    seen, after = [], 0
+    while True:
+        page, after = await world.queue.list_jobs("batch", after=after, limit=150)
+        seen += [job.custom_id for job in page]
+        if after == 0:
+            break
+    assert seen == names
+    page, _ = await world.queue.list_jobs("batch", frozenset({JobState.DONE}), limit=2)
+    assert [job.custom_id for job in page] == names[:2]
+
+
+async def test_cancel_ends_queued_and_delayed_jobs_at_once(world: World) -> None:
+    await fill(world, *map(str, range(600)))
+    running, delayed, drained = await world.queue.take("w", 3)
+    await world.queue.retry(delayed, "later", 50.0)
+    assert await world.queue.cancel_batch("batch") == 600
+    assert await world.queue.retry(drained, "drained", 0.0)
+    counts = (await world.queue.get_batch("batch")).counts
+    assert (counts[JobState.CANCELLED], counts[JobState.RUNNING]) == (599, 1)
+    await world.elapse(LEASE_S + 60)
+    assert await world.queue.take("w", 5) == []
+    assert (await world.jobs())[running.custom_id].state is JobState.CANCELLED
+    assert await world.queue.depth() == QueueDepth(0, 0, 0, 0, 0)
+    assert await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED})) == 600
+    taken = [lease.custom_id for _ in range(4) for lease in await world.queue.take("w", 600)]
+    assert len(taken) == len(set(taken)) == 600
+
+
+async def test_retention(world: World) -> None:
+    await fill(world, "a", "b")
+    first, second = await world.queue.take("w", 2)
+    await world.queue.finish(first, replace(DONE, content_key="kept"))
+    await world.elapse(POLICY.retention_s + 1)
+    assert await world.queue.sweep() == 0, "a job is left"
+    await world.queue.finish(second, DONE)
+    await world.elapse(POLICY.retention_s / 2)
+    await world.queue.submit("batch", specs("c"))
+    await world.elapse(POLICY.retention_s)
+    assert await world.queue.sweep() == 0, "a job came"
+    await world.queue.finish(await take_one(world), Outcome(JobState.FAILED))
+    await world.elapse(POLICY.retention_s + 1)
+    assert await world.queue.sweep() == 3
+    assert await world.queue.sweep() == 0
+    assert await world.queue.list_batches("me") == []
+    assert await world.queue.find_result("kept") is None
+    with pytest.raises(UnknownBatch):
+        await world.queue.get_batch("batch")
+    assert await world.queue.depth() == QueueDepth(0, 0, 0, 0, 0)
+
+
+async def test_ping(world: World) -> None:
+    await world.queue.ping()
