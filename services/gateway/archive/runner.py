@@ -19,7 +19,7 @@ from services.gateway.config import GatewayConfig
 from services.gateway.ledger import Ledger
 from services.gateway.options import CaptionOptions, resolve_options
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
-from slipstream.jobs.base import JobQueue, JobState, Lease, Outcome
+from slipstream.jobs.base import JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.jobs.run import RetryLater, RunnerDied
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 from slipstream.video.decode import SampledVideo
@@ -81,10 +81,10 @@ class ArchiveRunner:
         return video, ledger
 
     async def _known(self, key: str) -> tuple[gateway_pb2.Summary, archive_pb2.Receipt] | None:
-        result = self._recent.get(key) or await self._queue.find_result(key)
         try:
+            result = self._recent.get(key) or await self._queue.find_result(key)
             return read_result(result) if result else None
-        except OtherVersion:
+        except (OtherVersion, QueueUnavailable):  # a store that is away is no reason to stop
             return None
 
     async def _make(

@@ -42,7 +42,7 @@ class Archive:
 
     def start(self, server: grpc.aio.Server) -> None:
         """Registers the servicer and begins to take jobs. A store that cannot be reached is waited for."""
-        servicer = ArchiveServicer(self._config, self._queue)
+        servicer = ArchiveServicer(self._config, self._queue, self._lifecycle.stopping)
         archive_pb2_grpc.add_ArchiveServicer_to_server(servicer, server)
         if self._queue is None:
             return

@@ -1,6 +1,7 @@
 """The archive's gRPC face on any job queue. Knows no store, and of jobs only what is written into them."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
@@ -9,7 +10,7 @@ from services.gateway.archive.admission import batch_id_of, check_batch, find_ba
 from services.gateway.archive.messages import batch_message, is_ended, job_message, wanted_states
 from services.gateway.archive.submission import Submission
 from services.gateway.config import GatewayConfig
-from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation
+from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.jobs.base import BatchRecord, JobQueue, JobState
 from slipstream.rpc.tokens import current_owner
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
@@ -24,8 +25,9 @@ PAGE_BYTES = 2 * 1024**2
 class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     """Implements `proto/slipstream/rpc/v1/archive.proto`. A batch is seen by its owner only."""
 
-    def __init__(self, config: GatewayConfig, queue: JobQueue | None) -> None:
+    def __init__(self, config: GatewayConfig, queue: JobQueue | None, stopping: asyncio.Event) -> None:
         self._config = config
+        self._stopping = stopping
         self._queue_or_none = queue
 
     async def SubmitBatch(
@@ -60,7 +62,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
                 yield batch
             last = batch
             if not is_ended(last):
-                await asyncio.sleep(WATCH_S)
+                await self._pause()
 
     async def ListBatches(
         self, request: archive_pb2.ListBatchesRequest, context: grpc.aio.ServicerContext
@@ -101,6 +103,13 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         states = {JobState.DEAD, JobState.FAILED} if request.include_failed else {JobState.DEAD}
         num_retried = await self._queue.retry_dead(batch_id, frozenset(states))
         return archive_pb2.RetryDeadResponse(num_retried=num_retried)
+
+    async def _pause(self) -> None:
+        """Between two looks. A gateway that ends does not wait for those who watch."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+        if self._stopping.is_set():
+            raise ServiceUnavailable("this gateway is stopping; watch the batch at another, or later")
 
     @property
     def _queue(self) -> JobQueue:

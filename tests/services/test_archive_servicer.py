@@ -1,0 +1,279 @@
+"""What the archive's calls promise, on a queue in memory: names, limits, idempotence, owners, pages, watching."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from services.gateway.archive import servicer as servicer_module
+from services.gateway.archive.payload import read_batch, write_result
+from services.gateway.archive.servicer import ArchiveServicer
+from services.gateway.config import GatewayConfig
+from slipstream.jobs.base import BatchState, JobState, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.jobs.memory import MemoryQueue
+from slipstream.rpc.client import open_channel
+from slipstream.rpc.guards import AnswerErrors
+from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
+from tests.support.archive_client import ArchiveClient, batch_message, item_message
+
+INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1", max_batch_items=2000)
+ITEMS = [(str(number), f"/videos/{number}.mp4") for number in range(5)]
+
+
+class Served:
+    """A servicer on a queue in memory, behind a real socket."""
+
+    def __init__(self, channel: grpc.aio.Channel, queue: MemoryQueue, stopping: asyncio.Event) -> None:
+        self.archive = ArchiveClient(channel)
+        self.stub = self.archive.stub
+        self.queue = queue
+        self.stopping = stopping
+
+    async def end_all(self, state: JobState = JobState.DONE, result: str = "") -> int:
+        """Takes every job and ends it so."""
+        leases = await self.queue.take("tester", 1000)
+        for lease in leases:
+            assert await self.queue.finish(lease, Outcome(state, result, tallies={"tokens": 3, "video_s": 1.5}))
+        return len(leases)
+
+    async def refusal(self, *messages: archive_pb2.SubmitBatchRequest) -> tuple[grpc.StatusCode, str]:
+        """How a submit of these messages fails."""
+        return await refused(self.archive.send(messages))
+
+
+async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call
+    return failure.value.code(), failure.value.details() or ""
+
+
+@pytest_asyncio.fixture
+async def served(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setattr(servicer_module, "WATCH_S", 0.02)
+    queue, stopping = MemoryQueue(QueuePolicy(max_backlog=1000)), asyncio.Event()
+    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    archive_pb2_grpc.add_ArchiveServicer_to_server(ArchiveServicer(CONFIG, queue, stopping), server)
+    address = f"unix:{tmp_path}/archive.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    async with open_channel(address) as channel:
+        yield Served(channel, queue, stopping)
+    await server.stop(0)
+
+
+def batch(**options: Any) -> archive_pb2.SubmitBatchRequest:
+    return batch_message(archive_pb2.BatchOptions(**options))
+
+
+def item(**fields: Any) -> archive_pb2.SubmitBatchRequest:
+    return item_message(archive_pb2.BatchItem(**({"custom_id": "a", "source": "/a.mp4"} | fields)))
+
+
+# -- submitting -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_names_one_batch_and_no_work_is_added_twice(served: Served) -> None:
+    first = await served.archive.submit(ITEMS[:3], key="k", prompt="What?")
+    again = await served.archive.submit(ITEMS, key="k", prompt="What?")
+    assert again.batch_id == first.batch_id
+    assert (first.num_added, again.num_added, again.num_known) == (3, 2, 3)
+    found = await served.archive.get("k")
+    assert found == await served.archive.get(first.batch_id)
+    assert (found.key, found.counts.total, found.counts.queued) == ("k", 5, 5)
+    assert found.state == archive_pb2.BATCH_STATE_IN_PROGRESS
+    assert list(await served.archive.jobs("k")) == [name for name, _ in ITEMS]
+
+
+async def test_without_a_key_every_submit_is_a_batch(served: Served) -> None:
+    ids = {(await served.archive.submit(ITEMS)).batch_id for _ in range(2)}
+    assert len(ids) == 2
+    listed = await served.stub.ListBatches(archive_pb2.ListBatchesRequest())
+    assert {found.batch_id for found in listed.batches} == ids
+
+
+async def test_another_item_of_a_known_name_is_a_conflict(served: Served) -> None:
+    await served.archive.submit(ITEMS, key="k")
+    answer = await served.archive.submit(
+        [*ITEMS[:2], ("2", "/other.mp4"), ("3", ITEMS[3][1]), ("2", "/third")], key="k"
+    )
+    assert (answer.num_known, answer.num_conflicts, list(answer.conflicts)) == (3, 2, ["2", "2"])
+    assert (await served.archive.jobs("k"))["2"].source == ITEMS[2][1]
+
+
+async def test_other_options_for_a_key_are_refused(served: Served) -> None:
+    await served.archive.submit(ITEMS, key="k", num_frames=8)
+    code, message = await refused(served.archive.submit(ITEMS, key="k", num_frames=9))
+    assert code == INVALID and "other options" in message
+
+
+async def test_items_at_fault_are_failed_jobs_and_hinder_nobody(served: Served) -> None:
+    bad = [
+        archive_pb2.BatchItem(custom_id="frames", source="/a", caption=gateway_pb2.CaptionOptions(num_frames=10_000)),
+        archive_pb2.BatchItem(custom_id="path", source="/a", caption=gateway_pb2.CaptionOptions(path="/b")),
+        archive_pb2.BatchItem(custom_id="sha", source="/a", sha256="abc"),
+        archive_pb2.BatchItem(custom_id="none", source=""),
+        archive_pb2.BatchItem(custom_id="long", source="x" * 5000),
+    ]
+    answer = await served.archive.submit([*ITEMS, *bad], key="k")
+    assert (answer.num_added, answer.num_rejected) == (10, 5)
+    jobs = await served.archive.jobs("k", states=[archive_pb2.JOB_STATE_FAILED])
+    reasons = {name: job.error for name, job in jobs.items()}
+    assert "limit of 256" in reasons["frames"] and "path and request_id" in reasons["path"]
+    assert "64 hexadecimal" in reasons["sha"] and "source must have" in reasons["none"] == reasons["long"]
+    again = await served.archive.submit([*ITEMS, *bad], key="k")
+    assert (again.num_known, again.num_rejected) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "begins with `batch`"),
+        ([item()], "begins with `batch`"),
+        ([batch(), batch()], "takes `item`s only"),
+        ([batch()], "at least one item"),
+        ([batch(key="x" * 257), item()], "256 printable"),
+        ([batch(key="a\nb"), item()], "256 printable"),
+        ([batch(key="batch-" + "0" * 32), item()], "look like a batch id"),
+        ([batch(metadata={str(index): "" for index in range(17)}), item()], "at most 16"),
+        ([batch(metadata={"a": "x" * 513}), item()], "512 characters"),
+        ([batch(priority=9), item()], "priority 9 is unknown"),
+        ([batch(caption=gateway_pb2.CaptionOptions(path="/a")), item()], "must be empty"),
+        ([batch(caption=gateway_pb2.CaptionOptions(request_id="a")), item()], "must be empty"),
+        ([batch(caption=gateway_pb2.CaptionOptions(method="magic")), item()], "method 'magic' is unknown"),
+        ([batch(), item(), item(custom_id="")], "item 2: custom_id"),
+        ([batch(), item(custom_id="\0")], "item 1: custom_id"),
+    ],
+)
+async def test_what_no_batch_begins_with(
+    served: Served, messages: Sequence[archive_pb2.SubmitBatchRequest], complaint: str
+) -> None:
+    code, message = await served.refusal(*messages)
+    assert code == INVALID and complaint in message
+    listed = await served.stub.ListBatches(archive_pb2.ListBatchesRequest())
+    assert not listed.batches
+
+
+async def test_a_full_backlog_says_how_to_go_on(served: Served) -> None:
+    items = [item(custom_id=str(number)) for number in range(1500)]
+    code, message = await served.refusal(batch(key="k"), *items)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "1000 items of this call were accepted" in message and "same call again" in message
+    assert (await served.archive.get("k")).state == archive_pb2.BATCH_STATE_OPEN
+    await served.end_all()
+    answer = await served.archive.send([batch(key="k"), *items])
+    assert (answer.num_added, answer.num_known) == (500, 1000)
+
+
+async def test_too_many_items(served: Served) -> None:
+    code, message = await served.refusal(batch(), *[item()] * 2001)
+    assert code == grpc.StatusCode.OUT_OF_RANGE and "a batch may have 2000 items" in message
+
+
+async def test_a_store_that_is_away_is_said_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*args: object) -> None:
+        raise QueueUnavailable("the queue's Redis is not reachable")
+
+    monkeypatch.setattr(served.queue, "open_batch", away)
+    monkeypatch.setattr(served.queue, "get_batch", away)
+    for call in (served.archive.submit(ITEMS), served.archive.get("k"), served.archive.watch("k")):
+        assert await refused(call) == (grpc.StatusCode.UNAVAILABLE, "the queue's Redis is not reachable")
+
+
+# -- looking ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_watch_tells_changes_only_and_ends(served: Served) -> None:
+    await served.archive.submit(ITEMS, key="k")
+    watching = asyncio.create_task(served.archive.watch("k"))
+    await asyncio.sleep(0.2)
+    leases = await served.queue.take("tester", 2)
+    await asyncio.sleep(0.2)
+    for lease in leases:
+        await served.queue.finish(lease, Outcome(JobState.FAILED, error="no"))
+    await served.end_all()
+    seen = await watching
+    assert len({change.SerializeToString(deterministic=True) for change in seen}) == len(seen) <= 5
+    assert seen[0].counts.queued == 5 and seen[1].counts.running == 2
+    last = seen[-1]
+    assert last.state == archive_pb2.BATCH_STATE_COMPLETED
+    assert (last.counts.done, last.counts.failed, last.totals.tokens, last.totals.video_s) == (3, 2, 9, 4.5)
+
+
+async def test_a_gateway_that_ends_lets_its_watchers_go(served: Served) -> None:
+    await served.archive.submit(ITEMS, key="k")
+    watching = asyncio.create_task(served.archive.watch("k"))
+    await asyncio.sleep(0.1)
+    served.stopping.set()
+    code, message = await refused(watching)
+    assert code == grpc.StatusCode.UNAVAILABLE and "watch the batch at another" in message
+
+
+async def test_pages(served: Served) -> None:
+    await served.archive.submit([(str(number), "/a") for number in range(70)], key="k")
+    for page_size in (1, 30, 70, 100_000):
+        assert list(await served.archive.jobs("k", page_size)) == [str(number) for number in range(70)]
+    for token in ("-1", "x", "9" * 20, "\u0661"):
+        request = archive_pb2.ListJobsRequest(batch="k", page_token=token)
+        assert (await refused(served.stub.ListJobs(request)))[0] == INVALID
+    request = archive_pb2.ListJobsRequest(batch="k", states=[0])
+    assert (await refused(served.stub.ListJobs(request)))[0] == INVALID
+
+
+async def test_a_page_of_long_results_fits_a_message(served: Served) -> None:
+    await served.archive.submit([(str(number), "/a") for number in range(200)], key="k")
+    summary = gateway_pb2.Summary(text="x" * 100_000)
+    await served.end_all(result=write_result(summary, archive_pb2.Receipt(runs=1)))
+    page = await served.stub.ListJobs(archive_pb2.ListJobsRequest(batch="k", page_size=1000))
+    assert 0 < len(page.jobs) < 200 and page.next_page_token
+    jobs = await served.archive.jobs("k", page_size=1000)
+    assert len(jobs) == 200 and all(job.summary == summary and job.receipt.runs == 1 for job in jobs.values())
+
+
+async def test_a_result_of_another_release_hides_no_job(served: Served) -> None:
+    await served.archive.submit(ITEMS[:1], key="k")
+    await served.end_all(result='{"v":99}')
+    (job,) = (await served.archive.jobs("k")).values()
+    assert job.state == archive_pb2.JOB_STATE_DONE and not job.HasField("summary") and "another" in job.error
+
+
+# -- ending -----------------------------------------------------------------------------------------------------------
+
+
+async def test_cancelling_and_retrying(served: Served) -> None:
+    await served.archive.submit(ITEMS[:2], key="k")
+    await served.end_all(JobState.FAILED)
+    await served.archive.submit(ITEMS, key="k")
+    cancelled = await served.stub.CancelBatch(archive_pb2.CancelBatchRequest(batch="k"))
+    assert (cancelled.counts.failed, cancelled.counts.cancelled) == (2, 3)
+    assert cancelled.state == archive_pb2.BATCH_STATE_CANCELLED
+    await served.archive.submit(ITEMS[:2], key="other")
+    await served.end_all(JobState.FAILED)
+    for include_failed, expected in ((False, 0), (True, 2)):
+        request = archive_pb2.RetryDeadRequest(batch="other", include_failed=include_failed)
+        assert (await served.stub.RetryDead(request)).num_retried == expected
+
+
+async def test_a_batch_is_its_owners_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "ann")
+    mine = await served.archive.submit(ITEMS, key="k")
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "bob")
+    theirs = await served.archive.submit(ITEMS, key="k")
+    assert theirs.batch_id != mine.batch_id and theirs.num_added == 5
+    for name in (mine.batch_id, "unknown"):
+        calls: list[Any] = [
+            served.archive.get(name),
+            served.archive.watch(name),
+            served.archive.jobs(name),
+            served.stub.CancelBatch(archive_pb2.CancelBatchRequest(batch=name)),
+            served.stub.RetryDead(archive_pb2.RetryDeadRequest(batch=name)),
+        ]
+        for call in calls:
+            assert (await refused(call))[0] == NOT_FOUND
+    listed = await served.stub.ListBatches(archive_pb2.ListBatchesRequest())
+    assert [found.batch_id for found in listed.batches] == [theirs.batch_id]
+    record = await served.queue.get_batch(mine.batch_id)
+    assert record.owner == "ann" and record.state is BatchState.IN_PROGRESS and read_batch(record.options).key == "k"
