@@ -26,16 +26,18 @@ class Verdict:
     """The stop string that ended the text, if one did."""
     path: tuple[int, ...] = ()
     """Of a tree: the nodes that were accepted, `num_accepted` of them, from the committed text down."""
+    drafted: tuple[int, ...] = ()
+    """Of a window that the target drafted itself: the tokens that it accepted, `num_accepted` of them."""
 
     def committed(self, window: Sequence[int]) -> tuple[int, ...]:
         """The tokens that this verdict adds to the text."""
-        accepted = tuple(window[node] for node in self.path or range(self.num_accepted))
+        accepted = self.drafted or tuple(window[node] for node in self.path or range(self.num_accepted))
         return accepted if self.own_token is None else (*accepted, self.own_token)
 
     def ended_at(self, index: int, reason: FinishReason, stop_string: str = "") -> "Verdict":
         """The verdict cut behind its committed token `index`, which ends the text."""
         if index < self.num_accepted:
-            return Verdict(index + 1, None, reason, stop_string, self.path[: index + 1])
+            return Verdict(index + 1, None, reason, stop_string, self.path[: index + 1], self.drafted[: index + 1])
         return replace(self, finish_reason=reason, stop_string=stop_string)
 
 

@@ -13,6 +13,8 @@ class JudgeWindow:
     num_passes: int
     parents: tuple[int, ...] = ()
     """Of a window that is a tree, see `tree.TokenTree`."""
+    self_draft: int = 0
+    """Tokens that the target drafts itself for every pass; the window is empty then."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ class PassKind(enum.Enum):
     PREFILL = enum.auto()
     SPECULATIVE = enum.auto()
     PLAIN = enum.auto()
+    SELF = enum.auto()
+    """The target drafts every window itself."""
 
 
 class Passes:
@@ -38,7 +40,8 @@ class Passes:
     @property
     def most_tokens(self) -> int:
         """How many tokens the passes that run (or else the next one) can commit beside what is pending."""
-        return self.depth + max(self.num_left, 1)
+        num_windows = max(self.num_left, 1) if self.kind is PassKind.SELF else 1
+        return self.depth * num_windows + max(self.num_left, 1)
 
     def ask(self, window: tuple[int, ...], depth: int, kind: PassKind, num_passes: int) -> None:
         """A new request: the first pass over `window`, the others over nothing."""
@@ -49,10 +52,12 @@ class Passes:
         """Takes the verdict over the window in flight, which is returned with its depth. Raises `ProtocolViolation` for
         a verdict that answers nothing."""
         window, depth = self.window, self.depth
-        if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in verdict.path):
+        nodes = verdict.path or range(0 if self.kind is PassKind.SELF else verdict.num_accepted)
+        if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in nodes):
             raise ProtocolViolation("the target sent a verdict that no window was waiting for")
         if verdict.own_token is None and verdict.finish_reason is None:
             raise ProtocolViolation("the target sent a verdict without its own token, and the text goes on")
         self.num_left = 0 if verdict.finish_reason is not None else self.num_left - 1
-        self.window, self.depth = () if self.num_left else None, 0
+        self.window = () if self.num_left else None
+        self.depth = depth if self.kind is PassKind.SELF else 0
         return window, depth

@@ -44,6 +44,7 @@ class Pipeline:
         solo_passes: int = SOLO_PASSES,
         gate: Gate | None = None,
         shape: Shape = Shape.CHAIN,
+        self_draft: int = 0,
     ) -> None:
         assert shape is Shape.CHAIN or not policy.writes_ahead, "trees are drafted and judged in turns"
         self.policy = policy
@@ -52,6 +53,8 @@ class Pipeline:
         self.max_window = max_window
         self.vocab_size = vocab_size
         self.solo_passes = solo_passes
+        self.self_draft = self_draft
+        """Above 0: no draft takes part, and the target drafts so many tokens for each of its passes itself."""
         self.committed: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.draft_phase = DraftPhase.ABSENT
@@ -159,7 +162,7 @@ class Pipeline:
         window, depth = self._passes.answer(verdict)
         tokens = verdict.committed(window)
         self.committed.extend(tokens)
-        if window:
+        if depth:
             self.costs.observe_window(verdict.num_accepted, depth)
             self.num_accepted += verdict.num_accepted
             self.num_judged += min(verdict.num_accepted + 1, depth)
@@ -238,7 +241,7 @@ class Pipeline:
         if self._passes.running or self.finish_reason is not None:
             return []
         if self.draft_phase is not DraftPhase.WRITING:
-            return [self._judge(0, PassKind.PLAIN, self._num_plain_passes())]
+            return [self._judge_alone()]
         plan = self._plan()
         if self._line.num_pending < plan.hold and not self._silent:
             return self._advance(len(self.committed) + self._longest_window)
@@ -249,6 +252,13 @@ class Pipeline:
         window = self._line.take(window_len)
         self._passes.ask(window, self._line.num_in_flight, kind, num_passes)
         return JudgeWindow(window, num_passes, self._line.parents)
+
+    def _judge_alone(self) -> JudgeWindow:
+        """Passes of the target without a draft."""
+        if not self.self_draft:
+            return self._judge(0, PassKind.PLAIN, self._num_plain_passes())
+        self._passes.ask((), self.self_draft, PassKind.SELF, self.solo_passes)
+        return JudgeWindow((), self.solo_passes, self_draft=self.self_draft)
 
     def _num_plain_passes(self) -> int:
         if self.gate is not None and self.gate.closed:
