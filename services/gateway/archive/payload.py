@@ -86,8 +86,8 @@ def read_result(text: str) -> tuple[gateway_pb2.Summary, archive_pb2.Receipt]:
     """Raises `OtherVersion`."""
     content = _loads(text)
     try:
-        summary = gateway_pb2.Summary.FromString(base64.b64decode(content["summary"]))
-        receipt = archive_pb2.Receipt.FromString(base64.b64decode(content["receipt"]))
+        summary = gateway_pb2.Summary.FromString(base64.b64decode(content["summary"], validate=True))
+        receipt = archive_pb2.Receipt.FromString(base64.b64decode(content["receipt"], validate=True))
     except (KeyError, TypeError, binascii.Error, DecodeError) as error:
         raise OtherVersion(f"a result cannot be read: {error}") from error
     return summary, receipt
