@@ -9,6 +9,7 @@ import typer
 from slipstream import __version__
 from slipstream.cli.archive.app import archive_app
 from slipstream.cli.caption import caption_command
+from slipstream.cli.connection import token_command
 from slipstream.cli.demo import demo_command
 from slipstream.cli.info import info_command
 from slipstream.cli.up import up_command
@@ -29,6 +30,7 @@ app.command("caption")(caption_command)
 app.add_typer(archive_app, name="archive")
 app.command("demo")(demo_command)
 app.command("info")(info_command)
+app.command("token")(token_command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -12,19 +12,20 @@ from rich.console import Console
 from slipstream.cli.bundle import bundled
 from slipstream.cli.caption_options import caption_options
 from slipstream.cli.client import CAPTION_TIMEOUT_S, caption, check_video
+from slipstream.cli.connection import ConnectionOptions, connection_options, open_gateway_channel
 from slipstream.cli.launch import POCKET_DIR, PRIVATE_GRACE_S
 from slipstream.cli.runtime import run_async
 from slipstream.cli.stack import Stack, StackOptions
 from slipstream.cli.up import DeviceOption, DraftDeviceOption, DraftOption, DtypeOption, TargetOption
 from slipstream.cli.view import View, choose_view
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 
-@bundled(options=caption_options)
+@bundled(options=caption_options, connection=connection_options)
 def caption_command(
     options: CaptionOptions,
+    connection: ConnectionOptions,
     videos: Annotated[list[Path], typer.Argument(help="Video files.", show_default=False)],
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
@@ -51,7 +52,10 @@ def caption_command(
     async def run() -> int:
         usable, exit_codes = _check_videos(videos, view)
         if usable:
-            async with _gateway(gateway, stack_options) as address, open_channel(address) as channel:
+            async with (
+                _gateway(gateway, stack_options) as address,
+                open_gateway_channel(address, connection) as channel,
+            ):
                 for video in usable:
                     exit_codes.append(await _caption_one(channel, video, options, timeout, view))
         return next(filter(None, exit_codes), 0)

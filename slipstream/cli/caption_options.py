@@ -12,12 +12,12 @@ UINT64_MAX = 2**64 - 1
 
 def caption_options(
     prompt: Annotated[str | None, typer.Option(help="What to ask of the video.")] = None,
-    method: Annotated[str | None, typer.Option(help="parallel or autoregressive (plain decoding).")] = None,
+    method: Annotated[str | None, typer.Option(help="slipstream, autoregressive (plain), parallelvlm...")] = None,
     frames: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Frames to sample.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most tokens.")] = None,
     pruner: Annotated[str | None, typer.Option(help="Chooses the draft's video tokens: uv, random, uniform...")] = None,
     alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Share of them that the draft drops.")] = None,
-    policy: Annotated[str | None, typer.Option(help="When the target starts a pass: self_clocked or fixed.")] = None,
+    policy: Annotated[str | None, typer.Option(help="When the target starts a pass: self_clocked, fixed...")] = None,
     max_window: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most draft tokens a pass.")] = None,
     guidance: Annotated[str | None, typer.Option(help="What the draft prunes by: hidden_states or scores.")] = None,
     positions: Annotated[str | None, typer.Option(help="Of the kept video tokens: original or compact.")] = None,
@@ -28,6 +28,10 @@ def caption_options(
     sampling_rule: Annotated[str | None, typer.Option(help="Judges draft tokens: coupled or rejection.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=UINT64_MAX, help="Of sampling and random pruners.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    gamma: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Window of fixed pacing.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Of a window: chain or tree.")] = None,
+    lossy: Annotated[str | None, typer.Option(help="Prunes the target too, which changes the text: fastv...")] = None,
+    lossy_keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the tokens that it keeps.")] = None,
     gate: Annotated[
         bool, typer.Option("--gate/--no-gate", help="Decode plainly while that is faster.", show_default=True)
     ] = True,
@@ -51,5 +55,9 @@ def caption_options(
         sampling_rule=sampling_rule,
         seed=seed,
         stop=stop,
+        gamma=gamma,
+        shape=shape,
+        lossy=lossy,
+        lossy_keep=lossy_keep,
         gate=None if gate else False,
     )

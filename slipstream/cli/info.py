@@ -7,21 +7,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.cli.bundle import bundled
 from slipstream.cli.client import gateway_info
+from slipstream.cli.connection import ConnectionOptions, connection_options, open_gateway_channel
 from slipstream.cli.runtime import run_async
-from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1 import gateway_pb2
 
 
+@bundled(connection=connection_options)
 def info_command(
+    connection: ConnectionOptions,
     gateway: Annotated[str, typer.Option(help="Address of the gateway: host:port, or unix:PATH.")],
 ) -> None:
     """Show what a gateway serves and its limits."""
-    Console().print(_table(run_async(_fetch(gateway))))
+    Console().print(_table(run_async(_fetch(gateway, connection))))
 
 
-async def _fetch(address: str) -> gateway_pb2.GatewayInfo:
-    async with open_channel(address) as channel:
+async def _fetch(address: str, connection: ConnectionOptions) -> gateway_pb2.GatewayInfo:
+    async with open_gateway_channel(address, connection) as channel:
         return await gateway_info(channel)
 
 

@@ -40,6 +40,14 @@ class StackOptions:
     listen: str | None = None
     """Where the gateway listens; None: a free port of the loopback interface."""
     video_roots: tuple[Path, ...] = ()
+    archive: bool = False
+    """Serve the archive: with the queue in `redis`, or in an embedded server."""
+    redis: str = ""
+    """URL of a Redis that runs already."""
+    archive_slots: int | None = None
+    """Archive captions at once; None: the gateway's default."""
+    data: Path | None = None
+    """Folder in which the embedded server keeps the queue; None: it is gone with the stack."""
     threads: int | None = None
     """Torch threads of each model process; None: the usable cores shared out, on a CPU."""
     pin: bool = False
@@ -84,6 +92,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     flags = {"listen": addresses[name]}
     if name == "gateway":
         flags |= {"target": addresses["target"], "draft": addresses.get("draft", "")}
+        flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
         flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
     else:
         flags |= _model_flags(options, name)

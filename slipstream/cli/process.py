@@ -101,9 +101,8 @@ class ServiceProcess:
     def exit_error(self) -> SlipstreamError:
         """What to tell a user of a child that ended without being asked to."""
         status = self.exit_status or 0
-        ended = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         reason = last_error(self.log_path, self._log_start) or "no error in its log"
-        message = f"{self.name} {ended}: {reason} (log: {self.log_path})"
+        message = f"{self.name} {ended_by(status)}: {reason} (log: {self.log_path})"
         return InvalidConfig(message) if status == InvalidConfig.exit_code else ServiceUnavailable(message)
 
     async def stop(self, grace_s: float) -> None:
@@ -124,6 +123,11 @@ class ServiceProcess:
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
+
+
+def ended_by(status: int) -> str:
+    """How a child of this exit status (negative for a signal) ended."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 
 async def _is_healthy(stub: Any) -> bool:

@@ -1,5 +1,7 @@
 """`slipstream up`: the whole stack on this machine until Ctrl-C."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import typer
 
 from slipstream.cli.launch import POCKET_DIR
 from slipstream.cli.runtime import run_async
-from slipstream.cli.stack import Stack, StackOptions
+from slipstream.cli.stack import REDIS_VARIABLE, Stack, StackOptions
 
 TargetOption = Annotated[
     Path, typer.Option("--target", help="Folder of the target's checkpoint.", show_default="the pocket target")
@@ -36,10 +38,19 @@ def up_command(
     video_root: Annotated[
         list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
     ] = None,
+    archive: Annotated[bool, typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.")] = True,
+    redis: Annotated[
+        str,
+        typer.Option(envvar=REDIS_VARIABLE, help="URL of a Redis for the queue.", show_default="one of its own"),
+    ] = "",
+    archive_slots: Annotated[int | None, typer.Option(min=0, help="Archive captions at once; 0: only hand in.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder for the queue of its own Redis.", show_default="the user's data folder")
+    ] = None,
     threads: ThreadsOption = None,
     pin: PinOption = False,
 ) -> None:
-    """Run target, draft and gateway on this machine until Ctrl-C."""
+    """Run target, draft, gateway and the archive's queue on this machine until Ctrl-C."""
     options = StackOptions(
         target_model=target,
         draft_model=draft,
@@ -48,10 +59,20 @@ def up_command(
         dtype=dtype,
         listen=listen,
         video_roots=tuple(video_root or ()),
+        archive=archive,
+        redis=redis,
+        archive_slots=archive_slots if archive else None,
+        data=data or data_folder(os.environ),
         threads=threads,
         pin=pin,
     )
     run_async(_serve(options))
+
+
+def data_folder(environ: Mapping[str, str]) -> Path:
+    """Where this user's programs keep their data, as the XDG base directories say."""
+    given = environ.get("XDG_DATA_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".local" / "share") / "slipstream"
 
 
 async def _serve(options: StackOptions) -> None:
@@ -60,4 +81,7 @@ async def _serve(options: StackOptions) -> None:
         typer.echo(f"gateway: {stack.gateway_address}")
         typer.echo(f"logs: {stack.run_dir}", err=True)
         typer.echo(f"try: slipstream caption VIDEO --gateway {stack.gateway_address} (Ctrl-C ends the stack)", err=True)
+        if options.archive:
+            roots = "DIR" if options.video_roots else "DIR (with --video-root DIR here)"
+            typer.echo(f"or: slipstream archive submit {roots} --gateway {stack.gateway_address}", err=True)
         await stack.wait_failed()

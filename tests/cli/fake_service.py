@@ -27,6 +27,7 @@ class FakeConfig:
     target: str = option("ignored", default="")
     draft: str = option("ignored", default="")
     video_roots: str = option("ignored", default="")
+    archive_slots: int = option("ignored", default=0)
 
 
 async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:

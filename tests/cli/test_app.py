@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import __version__
-from slipstream.cli import info
+from slipstream.cli import info, up
 from slipstream.cli.app import run
 from tests.cli.fake_gateway import FakeGateway
 
@@ -52,6 +52,13 @@ def test_up_with_bad_options(arguments: list[str], complaint: str, capsys: pytes
     assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_the_queue_is_kept_among_the_users_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert up.data_folder({}) == tmp_path / ".local/share/slipstream"
+    assert up.data_folder({"XDG_DATA_HOME": "relative"}) == tmp_path / ".local/share/slipstream"
+    assert up.data_folder({"XDG_DATA_HOME": "/data"}) == Path("/data/slipstream")
+
+
 def test_info_is_a_table_without_escape_codes(gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "--gateway", gateway.address]) == 0
     shown = capsys.readouterr().out
@@ -68,7 +75,7 @@ def test_info_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_our_own_bugs_show_no_traceback_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(address: str) -> None:
+    def broken(*words: object) -> None:
         raise KeyError("x")
 
     logger = logging.getLogger("slipstream.cli")
@@ -102,7 +109,7 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
+        env=os.environ | {"PYTHONPATH": str(root), "XDG_DATA_HOME": str(tmp_path)},
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("gateway: 127.0.0.1:")
@@ -110,3 +117,4 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 128 + number
     assert "Traceback" not in errors
+    assert list((tmp_path / "slipstream" / "redis").glob("appendonlydir/*"))

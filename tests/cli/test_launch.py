@@ -76,6 +76,12 @@ def test_flags_of_the_services(tmp_path: Path) -> None:
     }
 
 
+def test_the_queues_address_is_on_no_command_line() -> None:
+    options = StackOptions(archive=True, redis="redis://:secret@host", archive_slots=3)
+    assert flags(options, "gateway")["--archive-slots"] == "3"
+    assert not any("secret" in word for name in ADDRESSES for word in service_argv(options, name, ADDRESSES))
+
+
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 2, 9, 6})
     assert flags(StackOptions(), "draft")["--threads"] == "2"

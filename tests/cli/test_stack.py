@@ -56,6 +56,10 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 async def test_serves_until_it_is_left(options: StackOptions) -> None:
     async with Stack(options) as stack:
         pids = {name: process.pid for name, process in stack.processes.items()}
@@ -82,6 +86,33 @@ async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
         assert draft.pid != old_pid
         assert stack.failure is None
     assert reports[0].startswith("draft was killed by SIGKILL")
+
+
+async def test_the_archives_queue_outlives_its_server(
+    options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.jobs.embedded.LOCK_S", 0.1)
+    options = replace(options, archive=True, data=tmp_path / "data")
+    reports: list[str] = []
+    async with Stack(options, reports.append) as stack:
+        assert stack.queue is not None
+        environment = environment_of(stack.processes["gateway"].pid)
+        assert f"SLIPSTREAM_GATEWAY_REDIS={stack.queue.server.url}" in environment
+        old_pid = stack.queue.pid
+        os.kill(old_pid, signal.SIGKILL)
+        await asyncio.wait_for(stack.wait_started("redis", 2), 20)
+        with pytest.raises(InvalidConfig, match=r"another Redis server uses .*--no-archive"):
+            await Stack(options).__aenter__()
+    assert reports[0].startswith("redis was killed by SIGKILL (log: ")
+    assert not is_alive(old_pid) and not is_alive(stack.queue.pid)
+    assert (tmp_path / "data" / "redis").exists()
+
+
+async def test_a_redis_that_is_given_needs_no_server(options: StackOptions) -> None:
+    async with Stack(replace(options, archive=True, redis="redis://127.0.0.1:1")) as stack:
+        assert stack.queue is None
+        environment = environment_of(stack.processes["gateway"].pid)
+        assert "SLIPSTREAM_GATEWAY_REDIS=redis://127.0.0.1:1" in environment
 
 
 async def test_a_service_may_stay_dead_on_request(options: StackOptions) -> None:

@@ -17,10 +17,11 @@ from slipstream.cli.archive.figures import describe, overall
 from slipstream.cli.archive.records import NAMES, STATES
 from slipstream.cli.archive.watch import batch_dict, choose_view, exit_status, state_name, watch
 from slipstream.cli.archive.writers import STDOUT, Format, check_output, choose_format
+from slipstream.cli.bundle import bundled
+from slipstream.cli.connection import ConnectionOptions, connection_options, open_gateway_channel
 from slipstream.cli.runtime import run_async
 from slipstream.cli.view import printable
 from slipstream.errors import InvalidRequest
-from slipstream.rpc.client import open_channel
 from slipstream.rpc.v1 import archive_pb2 as pb
 
 SHOWN_PROBLEMS = 10
@@ -36,30 +37,34 @@ FormatOption = Annotated[
 ]
 
 
-def ask(gateway: str, question: Callable[[ArchiveClient], Awaitable[ResultT]]) -> ResultT:
+def ask(
+    gateway: str, connection: ConnectionOptions, question: Callable[[ArchiveClient], Awaitable[ResultT]]
+) -> ResultT:
     """Runs one conversation with the archive behind `gateway`."""
 
     async def run() -> ResultT:
-        async with open_channel(gateway) as channel:
+        async with open_gateway_channel(gateway, connection) as channel:
             return await question(ArchiveClient(channel))
 
     return run_async(run())
 
 
+@bundled(connection=connection_options)
 def status_command(
+    connection: ConnectionOptions,
     gateway: GatewayOption,
     batch: Annotated[str | None, typer.Argument(help="Id or key of a batch.", show_default="all batches")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show all batches, or one with the first of its jobs that failed."""
     if batch is None:
-        batches = ask(gateway, lambda client: client.list_batches(SHOWN_BATCHES))
+        batches = ask(gateway, connection, lambda client: client.list_batches(SHOWN_BATCHES))
         if as_json:
             typer.echo(json.dumps([batch_dict(one) for one in batches]))
         else:
             Console().print(_table(batches))
         return
-    found, problems = ask(gateway, lambda client: _batch_with_problems(client, batch))
+    found, problems = ask(gateway, connection, lambda client: _batch_with_problems(client, batch))
     if as_json:
         typer.echo(json.dumps(batch_dict(found) | {"problems": [_problem_dict(job) for job in problems]}))
         return
@@ -68,31 +73,41 @@ def status_command(
         typer.echo(f"  {NAMES.get(job.state)} {_one_line(job.custom_id)}: {_one_line(job.error)}")
 
 
-def watch_command(batch: BatchArgument, gateway: GatewayOption, as_json: JsonOption = False) -> None:
+@bundled(connection=connection_options)
+def watch_command(
+    connection: ConnectionOptions, batch: BatchArgument, gateway: GatewayOption, as_json: JsonOption = False
+) -> None:
     """Follow a batch until it ends; exit status 5 if it ends with jobs that have no result."""
     view = choose_view(as_json)
-    raise typer.Exit(exit_status(ask(gateway, lambda client: watch(client, batch, view))))
+    raise typer.Exit(exit_status(ask(gateway, connection, lambda client: watch(client, batch, view))))
 
 
-def cancel_command(batch: BatchArgument, gateway: GatewayOption, as_json: JsonOption = False) -> None:
+@bundled(connection=connection_options)
+def cancel_command(
+    connection: ConnectionOptions, batch: BatchArgument, gateway: GatewayOption, as_json: JsonOption = False
+) -> None:
     """Stop a batch: what waits is dropped, what runs stops soon, results stay."""
-    answer = ask(gateway, lambda client: client.cancel(batch))
+    answer = ask(gateway, connection, lambda client: client.cancel(batch))
     line = f"{printable(answer.batch_id)} {state_name(answer)}: {describe(answer, overall(answer))}"
     typer.echo(json.dumps(batch_dict(answer)) if as_json else line)
 
 
+@bundled(connection=connection_options)
 def retry_command(
+    connection: ConnectionOptions,
     batch: BatchArgument,
     gateway: GatewayOption,
     failed: Annotated[bool, typer.Option("--failed", help="Also jobs whose video or options were at fault.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Give the jobs that were given up another chance."""
-    retried = ask(gateway, lambda client: client.retry(batch, failed))
+    retried = ask(gateway, connection, lambda client: client.retry(batch, failed))
     typer.echo(json.dumps({"retried": retried}) if as_json else f"{retried:,} jobs are queued again")
 
 
+@bundled(connection=connection_options)
 def export_command(
+    connection: ConnectionOptions,
     batch: BatchArgument,
     gateway: GatewayOption,
     output: Annotated[str, typer.Option(help="A file, `-` for stdout, or a folder for vtt and srt.")],
@@ -106,7 +121,7 @@ def export_command(
     """Write the results there are; jobs without one go to OUTPUT.errors.jsonl. Repeating it gives the same files."""
     wanted = Output(output, choose_format(form, output), _states(state or ()))
     check_output(wanted.path, wanted.form)
-    counts = ask(gateway, lambda client: export(client, batch, wanted))
+    counts = ask(gateway, connection, lambda client: export(client, batch, wanted))
     if as_json:
         typer.echo(json.dumps(counts), err=output == STDOUT)
     else:

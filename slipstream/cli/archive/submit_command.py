@@ -24,6 +24,7 @@ from slipstream.cli.archive.watch import batch_dict, choose_view, exit_status
 from slipstream.cli.archive.writers import STDOUT, Format, check_output, choose_format
 from slipstream.cli.bundle import bundled
 from slipstream.cli.caption_options import caption_options
+from slipstream.cli.connection import ConnectionOptions, connection_options
 from slipstream.cli.view import complain, printable
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.rpc.v1 import archive_pb2 as pb
@@ -56,9 +57,10 @@ class _Request:
     as_json: bool
 
 
-@bundled(options=caption_options)
+@bundled(options=caption_options, connection=connection_options)
 def submit_command(
     options: CaptionOptions,
+    connection: ConnectionOptions,
     sources: Annotated[
         list[str],
         typer.Argument(help="Folders, quoted patterns, files, or MANIFEST.jsonl (`-`: stdin).", show_default=False),
@@ -96,7 +98,7 @@ def submit_command(
             file = Path(destination.path) if destination and destination.path != STDOUT else None
             batch.key = batch_key(options, file, found.names())
         request = _Request(found, batch, destination, wait, as_json)
-        raise typer.Exit(ask(gateway, lambda client: _run(client, request)))
+        raise typer.Exit(ask(gateway, connection, lambda client: _run(client, request)))
 
 
 def _destination(output: str, form: Format | None, as_json: bool) -> Output:
