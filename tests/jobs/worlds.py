@@ -83,7 +83,7 @@ async def age(redis: Any, prefix: str, seconds: float) -> None:
     for key in ("delayed", "expiry"):
         for member, _ in await redis.zrange(prefix + key, 0, -1, withscores=True):
             await redis.zincrby(prefix + key, -milliseconds, member)
-    async for key in redis.scan_iter(f"{prefix}w:*"):
+    for key in await redis.keys(f"{prefix}w:*"):
         await _shorten(redis, key, milliseconds)
     await _shorten(redis, f"{prefix}suspect", milliseconds)
     await redis.hdel(f"{prefix}clock", "amnesty")

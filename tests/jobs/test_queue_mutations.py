@@ -1,0 +1,85 @@
+"""The guard of the guards: each rule of the scripts, taken out, turns the check red that is named for it."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from slipstream.jobs.store import load_scripts
+from tests.jobs import test_queue_contract as contract
+from tests.jobs.worlds import World, redis_world
+
+Check = Callable[[World], Awaitable[None]]
+
+MUTATIONS: dict[str, tuple[str, str, Check]] = {
+    "no owner check": (
+        "local same = h[1] == worker and h[2] == epoch",
+        "local same = true",
+        contract.test_a_lost_job_runs_again_and_the_stale_holder_is_refused,
+    ),
+    "no worker in the token": (
+        "local same = h[1] == worker and h[2] == epoch",
+        "local same = h[2] == epoch",
+        contract.test_the_token_is_worker_and_epoch,
+    ),
+    "no renewal": (
+        "redis.call('XCLAIM', stream, GROUP, CONSUMER, 0, id, 'JUSTID')",
+        "",
+        contract.test_a_live_lease_is_kept_whatever_the_jobs_length,
+    ),
+    "no sweep of expired leases": (
+        "do reclaim(name) end",
+        "do end",
+        contract.test_expired_jobs_come_before_all_others,
+    ),
+    "no new epoch": (
+        "redis.call('HINCRBY', job_key(id), 'epoch', 1)",
+        "",
+        contract.test_the_same_worker_gets_another_epoch,
+    ),
+    "no limit of crashes": (
+        "if crashes >= MAX_CRASHES then",
+        "if false then",
+        contract.test_a_poison_job_dies_alone,
+    ),
+    "suspects run together": (
+        "or redis.call('XPENDING', stream, GROUP)[1] > 0",
+        "",
+        contract.test_one_suspect_at_a_time_and_never_for_who_refuses_them,
+    ),
+    "no excuse for neighbours": (
+        "if suspect and suspect ~= id and",
+        "if false and",
+        contract.test_beside_a_suspect_only_the_suspect_is_blamed,
+    ),
+    "an entry outlives its job": (
+        "local waits = h[1] == 'queued' and h[2] == entry",
+        "local waits = h[1] == 'queued'",
+        contract.test_a_job_waits_in_one_place_only,
+    ),
+    "no turns": (
+        "TURNS[turn % #TURNS + 1]",
+        "'high'",
+        contract.test_priorities_are_weighted_and_starve_nobody,
+    ),
+    "no bound of the backlog": (
+        "waiting >= MAX_BACKLOG",
+        "false",
+        contract.test_the_backlog_is_bounded,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+async def test_the_named_check_notices(mutation: str, redis_url: str) -> None:
+    rule, instead, check = MUTATIONS[mutation]
+    scripts = load_scripts()
+    assert any(rule in text for text in scripts.values()), "the rule is written otherwise now"
+    mutated = {name: text.replace(rule, instead) for name, text in scripts.items()}
+    world = redis_world(redis_url, scripts=mutated)
+    try:
+        with pytest.raises((AssertionError, ValueError)):
+            await check(world)
+    finally:
+        assert world.redis is not None
+        await world.redis.aclose()
+        await world.queue.close()
