@@ -10,7 +10,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Protocol
 from urllib.parse import urljoin
 
@@ -36,8 +36,8 @@ _URL = re.compile(
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.A)
 _NUMBER = re.compile(r"(0x[0-9a-f]*|\d+)", re.A)
 _REDIRECTS = {301, 302, 303, 307, 308}
-_NOT_PUBLIC = {ip_address("168.63.129.16")}
-"""Metadata servers at addresses that are public on paper."""
+_INWARD = [IPv4Network(net) for net in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")]
+"""What Python counts as public and is not: metadata servers of clouds, protocol assignments, relays."""
 _HIDES_IPV4 = [IPv6Network(net) for net in ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "2001::/32", "2002::/16")]
 
 Address = IPv4Address | IPv6Address
@@ -80,8 +80,9 @@ def is_public(address: Address) -> bool:
     """Whether an address belongs to the internet at large: not to this machine, its network or its provider."""
     if isinstance(address, IPv6Address) and any(address in network for network in _HIDES_IPV4):
         return False
-    inward = address.is_multicast or address.is_reserved or address.is_unspecified or address in _NOT_PUBLIC
-    return address.is_global and not inward
+    if address.is_multicast or address.is_reserved or any(address in network for network in _INWARD):
+        return False
+    return address.is_global
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -31,6 +31,8 @@ CODECS = {
 """Decoders that may run."""
 
 LACKED_MEMORY = "decoding this video needs more memory than is allowed; scale it down, or raise decode_memory_mb"
+_LACK_OF_MEMORY = (MemoryError, BlockingIOError)
+"""The latter is what libav says when there is no room for the stack of a thread."""
 _SNIFFED_BYTES = 512
 
 
@@ -47,7 +49,7 @@ class DamageCount:
         """Count one packet; raise what `error` returns when it is one too many."""
         self.count += 1
         self.last = str(failure)
-        self.lacked_memory |= isinstance(failure, MemoryError)
+        self.lacked_memory |= isinstance(failure, _LACK_OF_MEMORY)
         if self.count > self.limit:
             raise self.error(
                 f"the video is damaged: more than {self.limit} packets could not be decoded (the last: {self.last}); "
@@ -113,7 +115,7 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
         container = av.open(reader, "r", options=options, metadata_errors="replace", io_open=_refuse_second_file)
     except Exception as failure:
         reader.check()
-        if isinstance(failure, MemoryError):
+        if isinstance(failure, _LACK_OF_MEMORY):
             raise LimitExceeded(LACKED_MEMORY) from failure
         raise UnreadableVideo(_why_not_opened(source)) from failure
     with container:

@@ -220,6 +220,7 @@ def _environment() -> dict[str, str]:
     return {
         "PYTHONPATH": str(Path(slipstream.__file__).parents[1]),
         "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
         "LC_ALL": "C.UTF-8",
         **({"LD_LIBRARY_PATH": libraries} if libraries else {}),
     }

@@ -81,5 +81,5 @@ def _to_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
     """[height, width, 3] as stored, not rotated; `size` is (width, height)."""
     width, height = size
     if (frame.width, frame.height) != size:
-        frame = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC")
-    return np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+        frame = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC", threads=1)
+    return np.asarray(frame.to_ndarray(format="rgb24", threads=1), dtype=np.uint8)

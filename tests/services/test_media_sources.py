@@ -1,0 +1,183 @@
+"""Where videos come from: uploads in memory and on disk, paths below roots, and addresses when hosts are allowed."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.gateway import media_upload
+from services.gateway.config import GatewayConfig
+from services.gateway.fetch import Fetcher, Sink
+from services.gateway.media import Media
+from services.gateway.media_upload import VideoBuffer
+from slipstream.config import parse_config
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    ProtocolViolation,
+    VideoNotFound,
+)
+from slipstream.rpc.v1 import gateway_pb2
+from tests.support.media import ClipSpec, even_times_ms, make_clip
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CLIP = make_clip(ClipSpec(even_times_ms(20)))
+
+
+class FakeFetcher(Fetcher):
+    """A network of one file."""
+
+    def __init__(self) -> None:
+        super().__init__([("videos.example", 443)], 10**6, 5.0)
+        self.sources: list[str] = []
+
+    async def fetch(self, source: str, sink: Sink) -> None:
+        self.sources.append(source)
+        sink.write(CLIP)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def media(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Media]:
+    root = tmp_path_factory.mktemp("root")
+    (root / "clip.mp4").write_bytes(CLIP)
+    (root / "link.mp4").symlink_to(root / "clip.mp4")
+    (root / "folder").mkdir()
+    os.mkfifo(root / "pipe")
+    config = GatewayConfig(listen="", target="t:1", video_roots=f"{root}:/dev", decode_workers=1, max_video_bytes=10**5)
+    made = Media(config, FakeFetcher())
+    made.prepare()
+    yield made
+    made.close()
+
+
+def ignore(done: int, total: int) -> None:
+    """Nobody follows the progress."""
+
+
+async def chunks(data: bytes, size: int = 1000) -> AsyncIterator[gateway_pb2.CaptionRequest]:
+    for start in range(0, len(data), size):
+        yield gateway_pb2.CaptionRequest(video=data[start : start + size])
+
+
+async def test_an_upload_becomes_frames(media: Media) -> None:
+    async with media.open("", chunks(CLIP)) as source:
+        video = await media.sample(source, 4, ignore, digest=True)
+    assert len(video.frames) == 4
+    assert (video.sha256, video.num_bytes) == (hashlib.sha256(CLIP).hexdigest(), len(CLIP))
+
+
+async def test_an_upload_that_is_too_large_or_something_else_is_refused(media: Media) -> None:
+    with pytest.raises(LimitExceeded, match="100000 bytes"):
+        async with media.open("", chunks(bytes(100_001), 50_000)):
+            pass
+
+    async def options() -> AsyncIterator[gateway_pb2.CaptionRequest]:
+        yield gateway_pb2.CaptionRequest(options=gateway_pb2.CaptionOptions())
+
+    with pytest.raises(ProtocolViolation, match="`video` chunks only"):
+        async with media.open("", options()):
+            pass
+
+
+async def test_items_of_the_archive_are_paths_or_addresses(media: Media) -> None:
+    for source in ("clip.mp4", "https://videos.example/clip.mp4"):
+        async with media.open_source(source) as file:
+            assert len((await media.sample(file, 4, ignore)).frames) == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("", InvalidRequest),
+        ("../clip.mp4", InvalidRequest),
+        ("%2e%2e/clip.mp4", VideoNotFound),
+        ("clip.mp4\0", InvalidRequest),
+        ("/etc/passwd", VideoNotFound),
+        ("link.mp4", VideoNotFound),
+        ("folder", InvalidRequest),
+        ("pipe", InvalidRequest),
+        ("/dev/zero", InvalidRequest),
+        ("missing.mp4", VideoNotFound),
+    ],
+)
+async def test_what_is_no_file_below_a_root_is_refused(media: Media, source: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        async with media.open_source(source):
+            pass
+
+
+async def test_by_default_there_are_neither_paths_nor_addresses() -> None:
+    media = Media(GatewayConfig(listen="", target="t:1"))
+    try:
+        with pytest.raises(VideoNotFound, match="opens no paths"):
+            async with media.open_source("clip.mp4"):
+                pass
+        with pytest.raises(InvalidRequest, match="fetches nothing from the network"):
+            async with media.open_source("https://videos.example/clip.mp4"):
+                pass
+    finally:
+        media.close()
+
+
+async def test_sampling_runs_ahead_of_whatever_else_is_done(media: Media) -> None:
+    async def ahead(path: str) -> int:
+        async with media.open_source(path) as file:
+            return len((await media.sample(file, 4, ignore)).frames)
+
+    assert await asyncio.gather(*(ahead("clip.mp4") for _ in range(5))) == [4] * 5
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_upload, "IN_MEMORY_BYTES", 1000)
+
+
+def kind_of(buffer: VideoBuffer) -> str:
+    return os.readlink(f"/proc/self/fd/{buffer.file.fileno()}")
+
+
+@pytest.mark.usefixtures("small_memory")
+async def test_a_video_lies_in_memory_at_first_and_on_disk_when_it_grows() -> None:
+    with VideoBuffer(10_000) as buffer:
+        buffer.write(b"a" * 1000)
+        assert "memfd:video" in kind_of(buffer)
+        buffer.write(b"b" * 1000)
+        assert "memfd" not in kind_of(buffer)
+        assert buffer.finished().read() == b"a" * 1000 + b"b" * 1000
+
+
+@pytest.mark.usefixtures("small_memory")
+async def test_a_full_disk_is_an_overload(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with VideoBuffer(10_000) as buffer, pytest.raises(Overloaded, match="no room"):
+        buffer.write(b"a" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts"),
+    [
+        ("", set()),
+        ("A.example", {("a.example", 443)}),
+        ("a.example,b.example:8443", {("a.example", 443), ("b.example", 8443)}),
+    ],
+)
+async def test_hosts_are_read_from_one_option(given: str, hosts: set[tuple[str, int]]) -> None:
+    argv = ["--listen", "a", "--target", "b", "--url-hosts", given]
+    assert parse_config(GatewayConfig, "gateway", argv, {}).allowed_hosts == hosts
+
+
+@pytest.mark.parametrize("given", ["*", "https://a.example", "a.example:0", "a.example:x", "a b", ":443"])
+async def test_hosts_that_are_none_stop_the_start(given: str) -> None:
+    with pytest.raises(InvalidConfig, match="--url-hosts"):
+        parse_config(GatewayConfig, "gateway", ["--listen", "a", "--target", "b", "--url-hosts", given], {})
