@@ -1,0 +1,254 @@
+"""How one archive job is run, with models and files that are made up: order, reuse, and who is to blame."""
+
+import asyncio
+import contextlib
+import hashlib
+import io
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pytest
+
+from services.gateway.archive.payload import BatchPayload, JobPayload, read_result, write_batch, write_job
+from services.gateway.archive.runner import ArchiveRunner
+from services.gateway.captioner import Captioner
+from services.gateway.config import GatewayConfig
+from services.gateway.ledger import Ledger
+from services.gateway.options import CaptionOptions
+from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.jobs.base import JobState, Lease, Outcome, QueueUnavailable
+from slipstream.jobs.memory import MemoryQueue
+from slipstream.jobs.run import RetryLater, RunnerDied
+from slipstream.metrics import GatewayMetrics
+from slipstream.rpc.v1 import common_pb2, gateway_pb2
+from slipstream.video.decode import SampledVideo
+from tests.support.processes import eventually
+
+CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=1, archive_ahead=2, decode_workers=4)
+TARGET = common_pb2.ModelInfo(model_id="big", revision="r1", dtype="float32", tokens_per_frame=4, max_frames=64)
+
+
+@dataclass
+class FakeTarget:
+    """A peer that answers, or not."""
+
+    is_up: bool = True
+    model: common_pb2.ModelInfo = field(default_factory=lambda: TARGET)
+
+    async def ask(self, timeout_s: float = 2.0, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
+        if not self.is_up:
+            raise ServiceUnavailable("the target is not reachable")
+        return self.model
+
+
+class FakeCaptioner:
+    """Stands in for `Captioner`: the text tells what was asked of which video. `meanwhile` runs within a caption."""
+
+    def __init__(self) -> None:
+        self.target = FakeTarget()
+        self.peers = self
+        self.draft = None
+        self.media = self
+        self.metrics = GatewayMetrics()
+        self.meanwhile: Callable[[CaptionOptions], Any] = lambda options: asyncio.sleep(0)
+        self.num_sampled = self.num_captions = self.num_captioning = self.most_captioning = 0
+
+    async def check(self, options: CaptionOptions, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
+        return await self.target.ask()
+
+    @contextlib.asynccontextmanager
+    async def open_source(self, source: str) -> AsyncIterator[BinaryIO]:
+        yield io.BytesIO(source.encode())
+
+    async def sample(
+        self, options: CaptionOptions, source: BinaryIO, emit: Any, ledger: Ledger, *, digest: bool
+    ) -> SampledVideo:
+        assert digest
+        self.num_sampled += 1
+        data = source.read()
+        ledger.sampled = asyncio.get_running_loop().time()
+        emit(gateway_pb2.CaptionEvent(stage=gateway_pb2.StageChange(stage="decode", done=1, total=1)))
+        frames = np.zeros((1, 2, 2, 3), np.uint8)
+        return SampledVideo(frames, (0.0,), 1.0, 2, 2, "", 0, (), hashlib.sha256(data).hexdigest(), len(data))
+
+    async def caption(
+        self, options: CaptionOptions, video: SampledVideo, emit: Any, ledger: Ledger
+    ) -> gateway_pb2.Summary:
+        self.num_captions += 1
+        self.num_captioning += 1
+        self.most_captioning = max(self.most_captioning, self.num_captioning)
+        try:
+            emit(gateway_pb2.CaptionEvent(text=gateway_pb2.CommittedText(tokens=[gateway_pb2.CommittedToken()] * 3)))
+            await self.meanwhile(options)
+        finally:
+            self.num_captioning -= 1
+        return gateway_pb2.Summary(text=f"{options.prompt} {video.sha256[:6]}", num_tokens=3)
+
+
+class World:
+    """A runner among fakes, and leases of its queue."""
+
+    def __init__(self, config: GatewayConfig = CONFIG) -> None:
+        self.models = FakeCaptioner()
+        self.queue = MemoryQueue()
+        self.runner = ArchiveRunner(config, cast(Captioner, self.models), self.queue)
+        self.progress: list[str] = []
+
+    async def run(self, lease: Lease) -> Outcome:
+        return await self.runner.run(lease, self.progress.append)
+
+    async def text(self, lease: Lease) -> str:
+        return read_result((await self.run(lease)).result)[0].text
+
+
+def lease_of(source: str = "/a", **changes: Any) -> Lease:
+    options = write_batch(BatchPayload("", gateway_pb2.CaptionOptions(prompt="What?")))
+    payload = write_job(JobPayload(source, gateway_pb2.CaptionOptions(), ""))
+    name = hashlib.sha256(source.encode()).hexdigest()[:32]
+    lease = Lease(name, "batch", source, "worker", 1, payload, options, "", 0, 0, is_suspect=False, entry="")
+    return replace(lease, **changes)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_job_becomes_a_result_with_its_receipt(world: World) -> None:
+    own = write_job(JobPayload("/a", gateway_pb2.CaptionOptions(prompt="Why?"), ""))
+    outcome = await world.run(lease_of(payload=own, epoch=3))
+    summary, receipt = read_result(outcome.result)
+    digest = hashlib.sha256(b"/a").hexdigest()
+    assert outcome.state is JobState.DONE and summary.text == f"Why? {digest[:6]}"
+    assert (receipt.video_sha256, receipt.video_bytes, receipt.runs) == (digest, 2, 3)
+    assert (receipt.target.revision, receipt.target.model_id, receipt.reused) == ("r1", "big", False)
+    assert not receipt.HasField("draft") and outcome.tallies["tokens"] == 3
+    assert world.progress == ["decode 1/1", "generate 3"]
+
+
+async def test_the_file_must_be_the_one_that_was_meant(world: World) -> None:
+    digest = hashlib.sha256(b"/a").hexdigest()
+    for given, is_right in ((digest, True), ("0" * 64, False)):
+        lease = lease_of(payload=write_job(JobPayload("/a", gateway_pb2.CaptionOptions(), given)))
+        if is_right:
+            assert await world.text(lease)
+        else:
+            with pytest.raises(InvalidRequest, match=f"has the SHA-256 {digest}"):
+                await world.run(lease)
+
+
+async def test_videos_are_decoded_ahead_of_the_models(world: World) -> None:
+    gate = asyncio.Event()
+    world.models.meanwhile = lambda options: gate.wait()
+    runs = [asyncio.create_task(world.run(lease_of(f"/{number}"))) for number in range(3)]
+    await eventually(lambda: world.models.num_sampled == 3 and world.models.num_captioning)
+    assert world.models.num_captions == 1
+    gate.set()
+    assert [outcome.state for outcome in await asyncio.gather(*runs)] == [JobState.DONE] * 3
+    assert world.models.most_captioning == 1 and world.models.num_captions == 3
+
+
+async def test_the_same_content_is_captioned_once(world: World) -> None:
+    """Also while the first caption is under way, and from another batch later."""
+    first, second = await asyncio.gather(world.run(lease_of()), world.run(lease_of(epoch=2)))
+    assert world.models.num_captions == 1 and first.content_key == second.content_key
+    (made, made_by), (taken, taken_by) = read_result(first.result), read_result(second.result)
+    assert made == taken and (made_by.reused, taken_by.reused, taken_by.runs) == (False, True, 2)
+    assert second.tallies == {"reused": 1}
+    other = World()
+    other.queue.find_result = _found(first)  # type: ignore[method-assign]
+    assert read_result((await other.run(lease_of())).result)[1].reused and not other.models.num_captions
+
+
+async def test_another_model_makes_another_result(world: World) -> None:
+    first = await world.run(lease_of())
+    world.models.target.model = common_pb2.ModelInfo(revision="r2", dtype="float32", tokens_per_frame=4, max_frames=64)
+    second = await world.run(lease_of())
+    assert first.content_key != second.content_key and world.models.num_captions == 2
+
+
+async def test_a_store_that_is_away_does_not_stop_captions(world: World) -> None:
+    async def away(key: str) -> str | None:
+        raise QueueUnavailable("gone")
+
+    world.queue.find_result = away  # type: ignore[method-assign]
+    assert await world.text(lease_of())
+
+
+# -- what went wrong, and whose fault that is -------------------------------------------------------------------------
+
+
+async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
+    for changes in ({"payload": '{"v":2}'}, {"options": '{"v":2}'}):
+        with pytest.raises(RetryLater) as given_back:
+            await world.run(lease_of(**changes))
+        assert not given_back.value.counted and given_back.value.delay_s
+
+
+async def test_models_that_do_not_fit_are_not_the_items_fault(world: World) -> None:
+    async def unfit(*args: Any, **options: Any) -> common_pb2.ModelInfo:
+        raise ModelNotUsable("different tokenizers")
+
+    world.models.check = unfit  # type: ignore[method-assign]
+    with pytest.raises(RetryLater) as given_back:
+        await world.run(lease_of())
+    assert not given_back.value.counted
+
+
+async def test_no_target_is_nobodys_fault(world: World) -> None:
+    world.models.target.is_up = False
+    with pytest.raises(ServiceUnavailable):
+        await world.run(lease_of())
+    assert not world.models.num_sampled
+
+
+@pytest.mark.parametrize("survives", [False, True])
+async def test_a_target_lost_within_a_caption(world: World, survives: bool) -> None:
+    """It died, perhaps of this job; or only the session broke, which is counted, as a limit must end it some time."""
+
+    async def lose(options: CaptionOptions) -> None:
+        world.models.target.is_up = survives
+        raise ServiceUnavailable("the target is not reachable")
+
+    world.models.meanwhile = lose
+    with pytest.raises(RetryLater if survives else RunnerDied) as lost:
+        await world.run(lease_of())
+    assert not survives or cast(RetryLater, lost.value).counted
+
+
+async def test_only_a_suspect_is_blamed_for_the_targets_death() -> None:
+    for suspect_first in (True, False):
+        world = World(replace(CONFIG, archive_slots=3))
+        both = asyncio.Barrier(3)
+
+        async def die(options: CaptionOptions, world: World = world, both: asyncio.Barrier = both) -> None:
+            await both.wait()
+            world.models.target.is_up = False
+            raise ServiceUnavailable("the target is not reachable")
+
+        world.models.meanwhile = die
+        leases = [lease_of("/suspect", is_suspect=True), lease_of("/near")]
+        leases = [*(leases if suspect_first else leases[::-1]), lease_of("/far")]
+        ends = await asyncio.gather(*map(world.run, leases), return_exceptions=True)
+        for lease, end in zip(leases, ends, strict=True):
+            if lease.is_suspect:
+                assert isinstance(end, RunnerDied)
+            else:
+                assert isinstance(end, RetryLater) and not end.counted
+
+
+async def test_a_caption_that_takes_too_long_is_counted() -> None:
+    world = World(replace(CONFIG, request_timeout_s=0.05))
+    world.models.meanwhile = lambda options: asyncio.sleep(60)
+    with pytest.raises(SlipstreamError, match=r"within this server's limit of 0\.05 s") as late:
+        await world.run(lease_of())
+    assert not isinstance(late.value, ServiceUnavailable), "that would be retried for ever"
+
+
+def _found(outcome: Outcome) -> Callable[[str], Any]:
+    async def find_result(key: str) -> str | None:
+        return outcome.result if key == outcome.content_key else None
+
+    return find_result
