@@ -13,8 +13,9 @@ from services.gateway.peers import Peers
 from services.gateway.proposals import Proposals
 from services.gateway.requests import draft_request, target_request
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
-from slipstream.rpc import codec
+from slipstream.rpc import codec, windows
 from slipstream.rpc.client import as_slipstream_error, request_metadata
+from slipstream.rpc.options import ADVERTISED_KEY
 from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
 from slipstream.speculation.actions import (
     Action,
@@ -28,7 +29,7 @@ from slipstream.speculation.actions import (
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import get_policy
-from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from slipstream.video.decode import SampledVideo
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
@@ -75,10 +76,11 @@ class Caption:
             max_window=options.max_window,
             vocab_size=target_model.vocab_size,
             gate=Gate(costs) if options.gate and options.speculative else None,
-            **({} if options.speculative else {"solo_passes": options.max_new_tokens}),
+            solo_passes=SOLO_PASSES if options.speculative else options.max_new_tokens,
         )
         self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
         self._draft_silence_s = draft_silence_s
+        self._call: grpc.aio.StreamStreamCall | None = None
         self._draft_link: DraftLink | None = None
         self._drafting: asyncio.Task[None] | None = None
         self._proposals = Proposals(required=options.sampling.sends_proposals, vocab_size=target_model.vocab_size)
@@ -89,10 +91,10 @@ class Caption:
 
     async def run(self) -> gateway_pb2.Summary:
         """To the end of the text. Cancelled, it stops both services."""
-        self._seek_draft()
-        call = self._peers.target.stub.Session(
+        call = self._call = self._peers.target.stub.Session(
             self._target_messages(), timeout=self._timeout_s, metadata=request_metadata(self._options.request_id)
         )
+        self._seek_draft()
         try:
             async for event in call:
                 self._on_target_event(event)
@@ -179,7 +181,7 @@ class Caption:
             self._ledger.passed(self._window_len, message.pass_s, round_s, held_s)
         self._pass_started, self._window_len = now, 0
         self._ledger.stop_string = message.stop_string
-        actions = self._pipeline.on_verdict(codec.read_verdict(message), round_s, held_s)
+        actions = self._pipeline.on_verdict(windows.read_verdict(message), round_s, held_s)
         self._carry_out(actions, message.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -189,8 +191,7 @@ class Caption:
             match action:
                 case JudgeWindow():
                     proposals = self._proposals.take(len(self._pipeline.committed), action.window)
-                    judge = target_pb2.Judge(window=action.window, num_passes=action.num_passes, proposals=proposals)
-                    self._to_target.put_nowait(target_pb2.TargetRequest(judge=judge))
+                    self._to_target.put_nowait(windows.judge_message(action, proposals))
                     self._window_len, self._pass_started = len(action.window), self._loop.time()
                 case RestartLine() | AdvanceLine():
                     assert self._draft_link is not None
@@ -231,11 +232,22 @@ class Caption:
     def _seek_draft(self) -> None:
         """Has a draft take part. The link is always a new one, as the last may still be ending."""
         if self._drafting is None and self._options.speculative:
-            request, frames = draft_request(self._options, self._video, self._peers.target.address), self._video.frames
             self._draft_link = DraftLink(
-                self._peers, request, frames, self, silence_s=self._draft_silence_s, timeout_s=self._timeout_s
+                self._peers,
+                self._draft_request,
+                self._video.frames,
+                self,
+                silence_s=self._draft_silence_s,
+                timeout_s=self._timeout_s,
             )
             self._drafting = asyncio.create_task(self._draft_link.run())
+
+    async def _draft_request(self) -> codec.DraftRequest:
+        """Known once the target has taken the call: where there are several, only this one has the guidance."""
+        assert self._call is not None, "the target is called before the draft"
+        said = dict(await self._call.initial_metadata() or ())
+        address = str(said.get(ADVERTISED_KEY) or self._peers.target.address)
+        return draft_request(self._options, self._video, address)
 
     def _leave_draft(self) -> None:
         """While this caption waits for the target, one that is served needs the draft's place more."""

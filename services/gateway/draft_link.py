@@ -5,7 +5,7 @@ Nothing that happens here can end the caption or change its text.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 import grpc
@@ -44,7 +44,7 @@ class DraftLink:
     def __init__(
         self,
         peers: Peers,
-        request: codec.DraftRequest,
+        make_request: Callable[[], Awaitable[codec.DraftRequest]],
         frames: codec.Frames,
         listener: DraftListener,
         *,
@@ -52,7 +52,7 @@ class DraftLink:
         timeout_s: float,
     ) -> None:
         self._peers = peers
-        self._request = request
+        self._make_request = make_request
         self._frames = frames
         self._listener = listener
         self._silence_s = silence_s
@@ -92,9 +92,10 @@ class DraftLink:
         """Writes with the draft until it is lost; returns why."""
         assert self._peers.draft is not None
         self._outbox = asyncio.Queue()
+        request = await self._make_request()
         join = self._listener.draft_joining()
         call = self._peers.draft.stub.Session(
-            self._messages(join), timeout=self._timeout_s, metadata=request_metadata(self._request.session_id)
+            self._messages(request, join), timeout=self._timeout_s, metadata=request_metadata(request.session_id)
         )
         try:
             async for event in self._events(call):
@@ -120,8 +121,8 @@ class DraftLink:
         else:
             raise DraftFault("the draft sent an empty message")
 
-    async def _messages(self, join: JoinPoint) -> AsyncIterator[draft_pb2.DraftRequest]:
-        yield codec.draft_start(self._request, join, self._frames)
+    async def _messages(self, request: codec.DraftRequest, join: JoinPoint) -> AsyncIterator[draft_pb2.DraftRequest]:
+        yield codec.draft_start(request, join, self._frames)
         for chunk in codec.frame_chunks(self._frames):
             yield draft_pb2.DraftRequest(frames=chunk)
         outbox = self._outbox

@@ -1,5 +1,6 @@
 """Starts the target service: `python -m services.target --model DIR --listen ADDRESS`."""
 
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -45,6 +46,16 @@ class TargetConfig(ModelServiceConfig):
         default=0,
         check=between(0, 1024),
     )
+    advertise: str = option(
+        "address at which drafts reach this very process, where the gateway's --target leads to several;"
+        " :PORT stands for this machine's name",
+        default="",
+    )
+
+    @property
+    def own_address(self) -> str:
+        """Where drafts are told to pull guidance; empty: where the gateway calls."""
+        return f"{socket.gethostname()}{self.advertise}" if self.advertise.startswith(":") else self.advertise
 
 
 async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
@@ -62,7 +73,7 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
     metrics = ModelMetrics(REGISTRY)
     engine = TargetEngine(observed(model, metrics), thread, limits)
     metrics.watch(engine.admission)
-    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine), server)
+    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine, config.own_address), server)
 
     async def close() -> None:
         thread.close()

@@ -8,11 +8,13 @@ from services.target.engine import TargetEngine
 from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
+from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.guidance import guidance_chunks
+from slipstream.rpc.options import ADVERTISED_KEY
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
 
-MAX_PASSES = 1_000_000
 _STAGES = {
     "queued": target_pb2.STAGE_QUEUED,
     "encode": target_pb2.STAGE_ENCODE,
@@ -24,8 +26,10 @@ _GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()
 class TargetServicer(target_pb2_grpc.TargetServicer):
     """Implements `proto/slipstream/rpc/v1/target.proto`."""
 
-    def __init__(self, engine: TargetEngine) -> None:
+    def __init__(self, engine: TargetEngine, address: str = "") -> None:
+        """`address`: where this very process is reached, for callers whose address leads to several."""
         self.engine = engine
+        self._metadata = ((ADVERTISED_KEY, address),) if address else ()
 
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
@@ -39,6 +43,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
         request = codec.read_target_start(first.start)
+        await context.send_initial_metadata(self._metadata)  # at once: the draft's session waits for it
         frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
         session = await self.engine.open(request, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
@@ -46,7 +51,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             async for progress in self.engine.prefill(session, frames):
                 yield _prefill_event(progress)
             del frames
-            async for judgement in self.engine.judge(session, ()):
+            async for judgement in self.engine.judge(session, JudgeRequest()):
                 yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is None:
                 async for event in self._judge_windows(session, requests):
@@ -62,9 +67,9 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             kind = message.WhichOneof("message")
             if kind == "end":
                 return
-            if kind != "judge" or not 0 < message.judge.num_passes <= MAX_PASSES:
-                raise ProtocolViolation("after the prefill a session takes `judge` with at least one pass, or `end`")
-            async for judgement in self.engine.judge(session, *codec.read_judge(message.judge)):
+            if kind != "judge":
+                raise ProtocolViolation("after the prefill a session takes `judge` or `end`")
+            async for judgement in self.engine.judge(session, read_judge(message.judge)):
                 yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is not None:
                 return
@@ -75,7 +80,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         kind = _GUIDANCE_NAMES.get(request.kind)
         if kind is None:
             raise ProtocolViolation("guidance is of kind hidden_states or scores")
-        guidance = await self.engine.guidance(request.session_id, kind)
+        score = _read_score(request.score)
+        guidance = await self.engine.guidance(request.session_id, kind, score)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
             yield chunk
 
@@ -99,4 +105,10 @@ def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetE
 
 
 def _verdict_event(judgement: Judgement) -> target_pb2.TargetEvent:
-    return codec.verdict_message(judgement.verdict, judgement.pieces, judgement.pass_s)
+    return verdict_message(judgement.verdict, judgement.pieces, judgement.facts)
+
+
+def _read_score(name: str) -> Score:
+    if name not in ("", *Score):
+        raise ProtocolViolation(f"score {name!r} is unknown; known: {', '.join(Score)}")
+    return Score(name or Score.SIMILARITY_VARIATION)

@@ -8,6 +8,8 @@ REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
 RETRY_AFTER_KEY = "retry-after-ms"
 """Trailing metadata of RESOURCE_EXHAUSTED: when the same request may succeed."""
+ADVERTISED_KEY = "x-slipstream-address"
+"""Initial metadata of a target's session: where this one of several targets serves the session's guidance."""
 UNARY_TIMEOUT_S = 60.0
 """Longest time for a call that neither side streams; none of ours does more than ask a store."""
 MAX_CONCURRENT_CALLS = 4096
@@ -20,8 +22,11 @@ _COMMON = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
+CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     *_COMMON,
+    # A name may stand for several: each call goes to the next, and one that is replaced is looked up again soon.
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ("grpc.keepalive_time_ms", 2000),
     # keepalive_timeout alone leaves a frozen peer unnoticed for a minute; the HTTP/2 ping timeout does not.
     ("grpc.http2.ping_timeout_ms", 2000),
