@@ -9,17 +9,22 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
-from slipstream.errors import DeadlineExceeded, Overloaded, SlipstreamError
+from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.options import REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
 
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
 
+MAX_REQUEST_ID_CHARS = 128
+NO_MESSAGE = "what was sent is no message of this method"
+
 
 class Guard(grpc.aio.ServerInterceptor):
-    """An interceptor that surrounds every call but health's with one context manager."""
+    """An interceptor that surrounds every call but health's with one context manager, and takes bytes that are no
+    message for the caller's fault: gRPC would answer UNKNOWN and log an error."""
 
     def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
@@ -31,6 +36,7 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or details.method.startswith("/grpc.health."):
             return handler
+        read = _careful(handler.request_deserializer, is_stream=handler.request_streaming)
         if handler.response_streaming:
             wrapped: Any = self._stream(handler.stream_stream or handler.unary_stream, details)
         else:
@@ -40,12 +46,12 @@ class Guard(grpc.aio.ServerInterceptor):
             "_stream" if handler.response_streaming else "_unary"
         )
         make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+        return make_handler(wrapped, read, handler.response_serializer)
 
     def _stream(self, behaviour: Any, details: grpc.HandlerCallDetails) -> Any:
         async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             guarded = self.around(context, details, is_stream=True)
-            async with guarded, contextlib.aclosing(behaviour(request, context)) as responses:
+            async with guarded, contextlib.aclosing(behaviour(_decoded(request), context)) as responses:
                 async for response in responses:
                     yield response
 
@@ -54,9 +60,31 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, behaviour: Any, details: grpc.HandlerCallDetails, is_stream: bool) -> Any:
         async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
             async with self.around(context, details, is_stream=is_stream):
-                return await behaviour(request, context)
+                return await behaviour(_decoded(request), context)
 
         return answer
+
+
+class _Undecodable:
+    """Stands for the one message of a request that is none, until somebody is there to answer."""
+
+
+def _careful(read: Any, *, is_stream: bool) -> Any:
+    def read_carefully(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            if is_stream:
+                raise ProtocolViolation(NO_MESSAGE) from None
+            return _Undecodable()
+
+    return read_carefully
+
+
+def _decoded(request: Any) -> Any:
+    if isinstance(request, _Undecodable):
+        raise ProtocolViolation(NO_MESSAGE)
+    return request
 
 
 class AnswerErrors(Guard):
@@ -71,7 +99,7 @@ class AnswerErrors(Guard):
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AsyncIterator[None]:
         metadata = dict(details.invocation_metadata or ())
-        structlog.contextvars.bind_contextvars(request_id=metadata.get(REQUEST_ID_KEY), method=details.method)
+        structlog.contextvars.bind_contextvars(request_id=_request_id(metadata), method=details.method)
         try:
             async with _limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
                 yield
@@ -85,6 +113,12 @@ class AnswerErrors(Guard):
         except Exception:
             get_logger().exception("request.failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
+
+
+def _request_id(metadata: dict[str, Any]) -> str | None:
+    """The caller's; it goes into every line of the log, so it must be short."""
+    given = metadata.get(REQUEST_ID_KEY)
+    return given[:MAX_REQUEST_ID_CHARS] if isinstance(given, str) else None
 
 
 @contextlib.asynccontextmanager

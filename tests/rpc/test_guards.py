@@ -1,0 +1,98 @@
+"""What surrounds every call, against a real server: its end in time, bytes that are no message, size, pings."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from slipstream.rpc import guards
+from slipstream.rpc.client import open_channel
+from slipstream.rpc.guards import NO_MESSAGE
+from slipstream.rpc.options import MAX_MESSAGE_BYTES
+from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from tests.rpc.secured import WhoAmI, served
+
+PREFIX = "/slipstream.rpc.v1.Target"
+
+
+class Slow(WhoAmI):
+    """Takes for ever."""
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+    async def Session(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        async for _ in requests:
+            yield target_pb2.TargetEvent()
+
+
+async def status(call: Any) -> tuple[grpc.StatusCode, str]:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while hasattr(call, "read") and await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details() or ""
+
+
+async def test_a_call_ends_although_its_caller_set_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "UNARY_TIMEOUT_S", 0.1)
+    async with served(Slow(seconds=3600), stream_timeout_s=0.1) as address, open_channel(address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        silent = stub.Session()
+        calls: list[Any] = [stub.GetModel(common_pb2.GetModelRequest()), silent]
+        calls.append(stub.PullGuidance(target_pb2.PullGuidanceRequest()))
+        for call in calls:
+            code, details = await status(call)
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "this server's limit of 0.1 s" in details
+
+
+@pytest.mark.parametrize("method", ["GetModel", "PullGuidance", "Session"])
+async def test_bytes_that_are_no_message(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async with served(Slow()) as address, open_channel(address) as channel:
+        call = channel.stream_stream(f"{PREFIX}/{method}")
+        assert await status(call(iter([b"\xff\xff"]))) == (grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
+    assert '"error"' not in "".join(capsys.readouterr())
+
+
+async def test_a_message_that_is_too_large_when_unpacked() -> None:
+    async with served(Slow()) as address, grpc.aio.insecure_channel(address) as channel:
+        bomb = iter([bytes(MAX_MESSAGE_BYTES + 1)])
+        call = channel.stream_stream(f"{PREFIX}/Session")(bomb, compression=grpc.Compression.Gzip)
+        assert (await status(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_reflection_is_off_unless_asked_for() -> None:
+    for wanted in (False, True):
+        async with served(reflection=wanted) as address, open_channel(address) as channel:
+            stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+            call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+            if not wanted:
+                assert (await status(call))[0] is grpc.StatusCode.UNIMPLEMENTED
+                continue
+            (answer,) = [answer async for answer in call]
+            names = {service.name for service in answer.list_services_response.service}
+            assert {"slipstream.rpc.v1.Target", "grpc.health.v1.Health"} <= names
+
+
+async def test_our_pings_are_welcome_and_a_flood_of_them_is_not() -> None:
+    flood = [("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0)]
+    async with (
+        served() as address,
+        open_channel(address) as ours,
+        grpc.aio.insecure_channel(address, options=flood) as flooding,
+    ):
+        watches: list[Any] = []
+        for channel in (ours, flooding):
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            watches.append(stub.Watch(health_pb2.HealthCheckRequest()))
+            await watches[-1].read()
+        code, details = await status(watches[1])
+        assert code is grpc.StatusCode.UNAVAILABLE and "pings" in details.lower()
+        assert not watches[0].done()
+        watches[0].cancel()
