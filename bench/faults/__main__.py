@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bench.faults.drain import run_drain
+from bench.faults.mutated_requests import run_mutated_requests
 from bench.faults.overload import run_overload
 from bench.faults.poison import run_poison
 from bench.faults.redis_faults import run_redis_faults
@@ -35,6 +36,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "poison": run_poison,
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
+        "requests": lambda: run_mutated_requests(given.requests, given.seed),
     }
 
 
@@ -66,6 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Does the archive keep its promises?")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--jobs", type=int, default=200, help="jobs of the part `drain`")
+    parser.add_argument("--requests", type=int, default=10_000, help="messages of the part `requests`")
+    parser.add_argument("--files", type=int, default=2_000, help="videos of the part `files`")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.monotonic()

@@ -3,9 +3,9 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,28 @@ import grpc
 
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.faults.captions import caption_text
-from bench.faults.checker import check
+from bench.faults.checker import Verdict, check
 from bench.faults.cluster import Cluster, ClusterOptions
 from bench.faults.entries import read_entries
 from bench.faults.history import History, count_events
 from bench.faults.nemesis import Nemesis
-from bench.faults.plan import Strike, plan_strikes
-from bench.faults.workload import WorkItem, Workload, make_workload
+from bench.faults.plan import plan_strikes
+from bench.faults.workload import WorkItem, make_workload
 from bench.running import say
+from slipstream.rpc.v1 import archive_pb2
 
 LEASE_S = 5.0
 DRAIN_TIMEOUT_S = 900.0
 CONCURRENCY = 4
+
+
+@dataclass(frozen=True)
+class Harmed:
+    """What came of a batch that was harmed."""
+
+    verdict: Verdict
+    history: History
+    jobs: Sequence[archive_pb2.Job]
 
 
 async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
@@ -38,7 +48,20 @@ async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
             expected = await undisturbed_texts(cluster, workload.items)
             plan = plan_strikes(seed, cluster.gateways)
             say(f"drain: seed {seed}: " + ", ".join(f"{s.kind} {s.victim} at {s.at_share:.0%}" for s in plan))
-            return await disturbed_batch(cluster, workload, expected, plan)
+            began = time.monotonic()
+            harmed = await harm_batch(
+                cluster, "drain", workload.items, expected, lambda nemesis: nemesis.run(plan, num_jobs)
+            )
+            logged = {name: count_events(cluster.log(name), "request.failed") for name in cluster.processes}
+        return asdict(harmed.verdict) | {
+            "passed": harmed.verdict.passed,
+            "wall_s": round(time.monotonic() - began, 1),
+            "distinct_texts": len(set(expected.values())),
+            "attempts": sum(job.attempts for job in harmed.jobs),
+            "crashes": sum(job.crashes for job in harmed.jobs),
+            "internal_errors_logged": logged,
+            "acts": [asdict(act) for act in harmed.history.acts],
+        }
 
 
 async def undisturbed_texts(cluster: Cluster, items: Sequence[WorkItem]) -> dict[str, str]:
@@ -58,28 +81,24 @@ async def undisturbed_texts(cluster: Cluster, items: Sequence[WorkItem]) -> dict
     return texts
 
 
-async def disturbed_batch(
-    cluster: Cluster, workload: Workload, expected: Mapping[str, str], plan: Sequence[Strike]
-) -> dict[str, Any]:
-    """Hands the batch in, harms the cluster as planned, and checks what came of it."""
+async def harm_batch(
+    cluster: Cluster,
+    key: str,
+    items: Sequence[WorkItem],
+    expected: Mapping[str, str],
+    harm: Callable[[Nemesis], Coroutine[Any, Any, None]],
+) -> Harmed:
+    """Hands a batch in, lets the nemesis do its harm, waits until the batch has ended, and checks what came of it."""
     nemesis = Nemesis(cluster, say)
-    began = time.monotonic()
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
-        batch_id = (await submit(channels[0], "drain", workload.items)).batch_id
+        batch_id = (await submit(channels[0], key, items)).batch_id
         async with asyncio.TaskGroup() as group:
-            group.create_task(nemesis.run(plan, len(workload.items)))
+            group.create_task(harm(nemesis))
             group.create_task(wait_ended(channels, batch_id, DRAIN_TIMEOUT_S))
         jobs = await list_jobs(channels[0], batch_id)
         entries = await read_entries(cluster.redis_url, batch_id, jobs)
-    history = History([item.custom_id for item in workload.items], nemesis.events(), nemesis.acts, entries)
-    verdict = check(history, expected, LEASE_S)
-    return asdict(verdict) | {
-        "passed": verdict.passed,
-        "wall_s": round(time.monotonic() - began, 1),
-        "acts": [asdict(act) for act in nemesis.acts],
-        "distinct_texts": len(set(expected.values())),
-        "attempts": sum(job.attempts for job in jobs),
-        "crashes": sum(job.crashes for job in jobs),
-        "errors_logged": {name: count_events(cluster.log(name), "request.failed") for name in cluster.processes},
-    }
+    ids = {entry.job_id for entry in entries}
+    events = [event for event in nemesis.events() if event.job_id in ids]
+    history = History([item.custom_id for item in items], events, nemesis.acts, entries)
+    return Harmed(check(history, expected, cluster.options.lease_s), history, jobs)

@@ -11,6 +11,7 @@ from bench.faults.history import Act, JobEvent, Kind, read_events
 from bench.faults.plan import Strike
 
 POLL_S = 0.2
+BUSY_POLL_S = 0.03
 LEASE_MARGIN_S = 3.0
 UNCOMMITTED_S = 3.0
 """How long the queue is down before a gateway is frozen as a zombie: its captions are done by then."""
@@ -85,15 +86,25 @@ class Nemesis:
         """Jobs that some gateway has logged as committed."""
         return len({event.job_id for event in self.events() if event.kind is Kind.COMMITTED})
 
+    async def wait_busy(self) -> str:
+        """Waits until some gateway has a job in hand; returns the one with most."""
+        while not any(self._in_hand().values()):  # noqa: ASYNC110 (what the logs of others say)
+            await asyncio.sleep(BUSY_POLL_S)
+        return self._busiest()
+
     def _busiest(self) -> str:
-        """The gateway with most jobs in hand."""
+        in_hand = self._in_hand()
+        return max(in_hand, key=lambda name: len(in_hand[name]))
+
+    def _in_hand(self) -> dict[str, set[tuple[str, int]]]:
+        """Jobs and epochs by gateway that it has taken and not ended."""
         in_hand: dict[str, set[tuple[str, int]]] = {name: set() for name in self._cluster.gateways}
         for event in sorted(self.events(), key=lambda event: event.at):
             if event.kind is Kind.TAKEN:
                 in_hand[event.process].add((event.job_id, event.epoch))
             else:
                 in_hand[event.process].discard((event.job_id, event.epoch))
-        return max(in_hand, key=lambda name: len(in_hand[name]))
+        return in_hand
 
     def _remember(self, kind: str, victim: str, began: float) -> None:
         act = Act(began, time.time(), kind, victim)

@@ -1,5 +1,6 @@
 """What a fault run asks for: small clips, a pair of tiny models, and jobs whose captions all differ."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from tests.support.tiny_pair import TinyPair, write_tiny_pair
 
 NUM_CLIPS = 20
 NUM_FRAMES = 12
-NUM_TOKENS = 24
+NUM_TOKENS = 12
 PAIR_SEED = 1
+NO_TOKEN = 100_000
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,15 @@ def make_workload(folder: Path, num_jobs: int, num_clips: int = NUM_CLIPS, num_t
         clips.append(videos / f"clip-{index:02d}.mp4")
         clips[-1].write_bytes(make_colour_clip(seed=index))
     items = tuple(_make_item(number, clips, num_tokens) for number in range(num_jobs))
-    return Workload(folder, write_tiny_pair(folder / "pair", seed=PAIR_SEED), items, tuple(clips))
+    pair = write_tiny_pair(folder / "pair", seed=PAIR_SEED)
+    _never_end(pair.target)
+    return Workload(folder, pair, items, tuple(clips))
+
+
+def _never_end(checkpoint: Path) -> None:
+    """Texts are as long as they are asked to be: short ones might be equal by chance."""
+    path = checkpoint / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": NO_TOKEN}))
 
 
 def _make_item(number: int, clips: list[Path], num_tokens: int) -> WorkItem:
