@@ -189,7 +189,8 @@ class KVCache:
 
     def _num_rows(self, layer: int) -> int:
         """Rows of a layer before the pass that may be running: none in a prompt's first one, whatever it leaves out."""
-        return max(0, self._length - self._missing[layer])
+        num_missing = self._missing[layer]
+        return max(0, self._length - num_missing) if num_missing else self._length
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> _LayerBuffers:
         current = self._layers[layer]

@@ -48,7 +48,7 @@ class Segment:
     def rows(self) -> slice:
         return slice(self.start, self.start + self.length)
 
-    @cached_property
+    @property
     def num_keys(self) -> int:
         """Keys up to the last new row's own."""
         return self.past + (self.length if self.tree is None else len(self.tree))

@@ -113,8 +113,8 @@ def test_rounds_of_drafting_stay_in_step_with_the_dense_state(pair: Pair) -> Non
     fresh, attention = session(model)
     model.step([(fresh, committed[:-1])])
     expected = SparseState(fresh, attention, 5)
-    logits = [model.step([(state, [committed[-1], 8])])[0] for state in (sparse, expected)]
-    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+    rows = [model.step([(state, [committed[-1], 8])])[0] for state in (sparse, expected)]
+    torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-4)
 
 
 def test_both_states_share_a_pass_and_die_apart(pair: Pair) -> None:
