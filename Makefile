@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults simulate compose-check up down clean
+.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults faults archive-bench simulate compose-check up down clean
 
 setup: $(VENV)/.ready
 
@@ -46,6 +46,12 @@ identity: setup
 
 draft-faults: setup
 	$(BIN)/python -m bench.draft_faults
+
+faults: setup
+	$(BIN)/python -m bench.faults
+
+archive-bench: setup
+	$(BIN)/python -m bench.archive
 
 simulate: setup
 	$(BIN)/python -m bench.simulate
