@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from bench.faults.drain import run_drain
+from bench.faults.mutated_files import mutated_files
 from bench.faults.mutated_requests import run_mutated_requests
 from bench.faults.overload import run_overload
 from bench.faults.poison import run_poison
@@ -37,6 +38,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
         "requests": lambda: run_mutated_requests(given.requests, given.seed),
+        "files": lambda: mutated_files(given.files, given.seed),
     }
 
 

@@ -73,7 +73,7 @@ async def _kill_whoever_runs(job_id: str, nemesis: Nemesis, cluster: Cluster) ->
     while True:
         runs = [event for event in nemesis.events() if event.kind is Kind.TAKEN and event.job_id == job_id]
         if len(runs) > killed:
-            killed = len(runs)
-            say(f"poison: run {killed}, on {runs[-1].process}: killing it")
-            cluster.kill(max(runs, key=lambda event: event.at).process)
+            killed, victim = len(runs), max(runs, key=lambda event: event.at).process
+            say(f"poison: run {killed}, on {victim}: killing it")
+            cluster.kill(victim)
         await asyncio.sleep(POLL_S)
