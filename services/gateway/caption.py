@@ -13,7 +13,7 @@ from services.gateway.peers import Peers
 from services.gateway.proposals import Proposals
 from services.gateway.requests import draft_request, target_request
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
-from slipstream.rpc import codec
+from slipstream.rpc import codec, windows
 from slipstream.rpc.client import as_slipstream_error, request_metadata
 from slipstream.rpc.options import ADVERTISED_KEY
 from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
@@ -29,7 +29,7 @@ from slipstream.speculation.actions import (
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import get_policy
-from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from slipstream.video.decode import SampledVideo
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
@@ -76,7 +76,7 @@ class Caption:
             max_window=options.max_window,
             vocab_size=target_model.vocab_size,
             gate=Gate(costs) if options.gate and options.speculative else None,
-            **({} if options.speculative else {"solo_passes": options.max_new_tokens}),
+            solo_passes=SOLO_PASSES if options.speculative else options.max_new_tokens,
         )
         self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
         self._draft_silence_s = draft_silence_s
@@ -181,7 +181,7 @@ class Caption:
             self._ledger.passed(self._window_len, message.pass_s, round_s, held_s)
         self._pass_started, self._window_len = now, 0
         self._ledger.stop_string = message.stop_string
-        actions = self._pipeline.on_verdict(codec.read_verdict(message), round_s, held_s)
+        actions = self._pipeline.on_verdict(windows.read_verdict(message), round_s, held_s)
         self._carry_out(actions, message.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -191,8 +191,7 @@ class Caption:
             match action:
                 case JudgeWindow():
                     proposals = self._proposals.take(len(self._pipeline.committed), action.window)
-                    judge = target_pb2.Judge(window=action.window, num_passes=action.num_passes, proposals=proposals)
-                    self._to_target.put_nowait(target_pb2.TargetRequest(judge=judge))
+                    self._to_target.put_nowait(windows.judge_message(action, proposals))
                     self._window_len, self._pass_started = len(action.window), self._loop.time()
                 case RestartLine() | AdvanceLine():
                     assert self._draft_link is not None

@@ -4,8 +4,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from services.gateway.options import CaptionOptions
-from slipstream.rpc import codec
 from slipstream.rpc.v1 import draft_pb2, gateway_pb2, target_pb2
+from slipstream.rpc.windows import finish_reason_number
 from slipstream.speculation.acceptance import FinishReason
 from slipstream.speculation.pipeline import Pipeline
 from slipstream.video.decode import SampledVideo
@@ -84,7 +84,7 @@ class Ledger:
             request_id=options.request_id,
             text="".join(self.pieces),
             num_tokens=len(pipeline.committed),
-            finish_reason=codec.finish_reason_number(finish_reason),
+            finish_reason=finish_reason_number(finish_reason),
             method=options.method,
             pruner=options.pruner,
             alpha=options.alpha,

@@ -7,24 +7,27 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.target.judging import Judge
 from services.target.prefill import PromptPass
 from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
 from slipstream.models.admission import Admission
-from slipstream.models.base import VideoLM
+from slipstream.models.base import PromptPlan, VideoLM
+from slipstream.models.observe import TextAttention
 from slipstream.models.prefix import PrefixCache, frames_digest
 from slipstream.models.stops import StoppingText
 from slipstream.models.thread import ModelThread
 from slipstream.models.work import SessionWork
-from slipstream.pruning import Guidance
-from slipstream.pruning.uv import similarity_variation
+from slipstream.pruning import Guidance, Score
+from slipstream.pruning.uv import scores_of
 from slipstream.rpc.codec import Frames, TargetRequest
-from slipstream.sampling.params import Proposal
+from slipstream.rpc.windows import JudgeRequest
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule
 
+T = TypeVar("T")
 SESSION_WAIT_S = 30.0
 """How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
 
@@ -87,8 +90,10 @@ class TargetEngine:
             sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
             text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
+            attention=TextAttention(plan) if request.with_attention or request.self_draft_kept else None,
+            prefilled=asyncio.get_running_loop().create_future(),
             work=SessionWork(self.thread),
-            place=self.admission.reserve(self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)),
+            place=self.admission.reserve(self._kv_bytes(request, plan)),
         )
         self._sessions[request.session_id] = session
         try:
@@ -106,6 +111,7 @@ class TargetEngine:
             del self._sessions[session.request.session_id]
         self._judge.forget(session)
         session.guidance.cancel()
+        session.prefilled.cancel()
         return session.work.close(then=session.place.release)
 
     async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | PrefillFacts]:
@@ -123,34 +129,44 @@ class TargetEngine:
                 yield event
             elif not session.guidance.done():
                 session.guidance.set_result(event)
+        if not session.prefilled.done():
+            session.prefilled.set_result(None)
 
-    def judge(
-        self,
-        session: TargetSession,
-        window: tuple[int, ...],
-        num_passes: int = 1,
-        proposals: tuple[Proposal, ...] = (),
-    ) -> AsyncIterator[Judgement]:
+    def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
         """Runs passes over the last committed token and the window; see `Judge.judge`."""
-        return self._judge.judge(session, window, num_passes, proposals)
+        return self._judge.judge(session, request)
 
-    async def guidance(self, session_id: str, kind: str) -> Guidance:
-        """The guidance of a session, as soon as layer L has run. Raises `SessionGone` when there is no such session."""
+    async def guidance(self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION) -> Guidance:
+        """The guidance of a session, as soon as the layers that it is made of have run: layer L, or all for attention
+        as such. Raises `SessionGone` when there is no such session."""
         session = await self._wait_opened(session_id)
         if not session.request.with_guidance:
             raise InvalidRequest(f"session {session_id!r} was opened without guidance")
-        future = session.guidance
-        try:
-            guidance = await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if future.cancelled():
-                raise SessionGone(f"session {session_id!r} has ended") from None
-            raise
+        guidance = await _of_open_session(session, session.guidance)
+        if score.is_attention:
+            return await self._attention(session, kind, score)
         if kind == "hidden_states":
             return guidance
-        states, sums = guidance.video_states, guidance.text_sums
-        assert states is not None and sums is not None
-        return Guidance(scores=await self.thread.run(lambda: similarity_variation(states, sums)))
+        return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
+
+    async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:
+        attention, last = session.attention, self.guidance_layer - 1
+        if attention is None or kind != "scores":
+            raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
+        if score is Score.ATTENTION_VARIATION:
+            return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))
+        await _of_open_session(session, session.prefilled)
+        return Guidance(scores=await self.thread.run(attention.mean))
+
+    def _kv_bytes(self, request: TargetRequest, plan: PromptPlan) -> int:
+        """What the session's caches will hold: its own, and the sparse one that it drafts with."""
+        num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
+        if request.self_draft_kept:
+            num_video = min(request.self_draft_kept, plan.num_video_tokens)
+            num_bytes += self.model.kv_bytes(
+                plan.num_tokens - plan.num_video_tokens + num_video + request.max_new_tokens
+            )
+        return num_bytes
 
     async def _wait_opened(self, session_id: str) -> TargetSession:
         async with self._opened:
@@ -160,6 +176,16 @@ class TargetEngine:
             if session_id not in self._sessions:  # never opened, or closed again at once
                 raise SessionGone(f"no session {session_id!r} is open here")
             return self._sessions[session_id]
+
+
+async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) -> T:
+    """What the future brings; it is cancelled when the session ends."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if future.cancelled():
+            raise SessionGone(f"session {session.request.session_id!r} has ended") from None
+        raise
 
 
 def default_guidance_layer(num_layers: int) -> int:

@@ -66,7 +66,9 @@ class PromptPass:
             num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
             yield StageProgress("encode", num_done, len(frames))
         started = time.perf_counter()
-        prefill = self._model.start_prefill(plan, torch.cat(embeddings), headroom=request.max_new_tokens)
+        prefill = self._model.start_prefill(
+            plan, torch.cat(embeddings), headroom=request.max_new_tokens, observer=self._session.attention
+        )
         embeddings.clear()
         keep_states = request.with_guidance or self._key is not None
         video_0 = _rounded(prefill.video_states()) if keep_states else None
@@ -88,7 +90,7 @@ class PromptPass:
         plan = self._session.plan
         started = time.perf_counter()
         cache = prefix.cache.fork(prefix.num_tokens, plan.num_tokens + self._session.request.max_new_tokens)
-        prefill = self._model.resume_prefill(plan, cache)
+        prefill = self._model.resume_prefill(plan, cache, observer=self._session.attention)
         video_states, text_0 = prefix.video_states, prefill.text_states()
         self._until_guidance_s += time.perf_counter() - started
         for event in self._layers(prefill):

@@ -8,12 +8,13 @@ from services.target.engine import TargetEngine
 from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
+from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.guidance import guidance_chunks
 from slipstream.rpc.options import ADVERTISED_KEY
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
 
-MAX_PASSES = 1_000_000
 _STAGES = {
     "queued": target_pb2.STAGE_QUEUED,
     "encode": target_pb2.STAGE_ENCODE,
@@ -50,7 +51,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             async for progress in self.engine.prefill(session, frames):
                 yield _prefill_event(progress)
             del frames
-            async for judgement in self.engine.judge(session, ()):
+            async for judgement in self.engine.judge(session, JudgeRequest()):
                 yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is None:
                 async for event in self._judge_windows(session, requests):
@@ -66,9 +67,9 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             kind = message.WhichOneof("message")
             if kind == "end":
                 return
-            if kind != "judge" or not 0 < message.judge.num_passes <= MAX_PASSES:
-                raise ProtocolViolation("after the prefill a session takes `judge` with at least one pass, or `end`")
-            async for judgement in self.engine.judge(session, *codec.read_judge(message.judge)):
+            if kind != "judge":
+                raise ProtocolViolation("after the prefill a session takes `judge` or `end`")
+            async for judgement in self.engine.judge(session, read_judge(message.judge)):
                 yield _verdict_event(judgement)
             if judgement.verdict.finish_reason is not None:
                 return
@@ -79,7 +80,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         kind = _GUIDANCE_NAMES.get(request.kind)
         if kind is None:
             raise ProtocolViolation("guidance is of kind hidden_states or scores")
-        guidance = await self.engine.guidance(request.session_id, kind)
+        score = _read_score(request.score)
+        guidance = await self.engine.guidance(request.session_id, kind, score)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
             yield chunk
 
@@ -103,4 +105,10 @@ def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetE
 
 
 def _verdict_event(judgement: Judgement) -> target_pb2.TargetEvent:
-    return codec.verdict_message(judgement.verdict, judgement.pieces, judgement.pass_s)
+    return verdict_message(judgement.verdict, judgement.pieces, judgement.facts)
+
+
+def _read_score(name: str) -> Score:
+    if name not in ("", *Score):
+        raise ProtocolViolation(f"score {name!r} is unknown; known: {', '.join(Score)}")
+    return Score(name or Score.SIMILARITY_VARIATION)

@@ -8,10 +8,13 @@ import torch
 
 from slipstream.models.admission import Reservation
 from slipstream.models.base import PromptPlan
+from slipstream.models.observe import TextAttention
+from slipstream.models.sparse import SparseState
 from slipstream.models.stops import StoppingText
 from slipstream.models.work import SessionWork
 from slipstream.pruning import Guidance
 from slipstream.rpc.codec import TargetRequest
+from slipstream.rpc.windows import PassFacts
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule, Verdict
 
@@ -40,11 +43,11 @@ class PrefillFacts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, the text of its tokens, and the seconds of its pass."""
+    """A verdict, the text of its tokens, and what its pass was."""
 
     verdict: Verdict
     pieces: list[str]
-    pass_s: float
+    facts: PassFacts
 
 
 @dataclass(eq=False)
@@ -57,9 +60,15 @@ class TargetSession:
     sampler: TargetSampler
     text: StoppingText
     guidance: asyncio.Future[Guidance]
+    """Done when layer L has run."""
+    attention: TextAttention | None
+    """The text's to the video, where somebody asked for it."""
+    prefilled: asyncio.Future[None]
     work: SessionWork
     place: Reservation
     committed: list[int] = field(default_factory=list)
     """Touched on the model's thread only, once the prefill is done."""
     first_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
+    sparse: SparseState | None = None
+    """What it drafts for itself with."""

@@ -1,6 +1,6 @@
 """Between wire messages and our dataclasses. Imports no torch: the gateway reads these messages too."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.rpc.client import chunked
-from slipstream.rpc.sampling import read_proposals, read_sampling, sampling_message
+from slipstream.rpc.sampling import read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
-from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.sampling.params import GREEDY, SamplingParams
+from slipstream.speculation.methods import Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ GUIDANCE_KINDS = {
     "hidden_states": target_pb2.GUIDANCE_KIND_HIDDEN_STATES,
     "scores": target_pb2.GUIDANCE_KIND_SCORES,
 }
-_FINISH_REASONS = {
-    FinishReason.STOP: target_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: target_pb2.FINISH_REASON_LENGTH,
-    None: target_pb2.FINISH_REASON_UNSPECIFIED,
-}
 
 
 @dataclass(frozen=True)
@@ -44,6 +39,11 @@ class TargetRequest:
     sampling: SamplingParams = GREEDY
     seconds_per_frame: float | None = None
     """None: not known."""
+    with_attention: bool = False
+    """Record the attention of the text to the video."""
+    lossy: Lossy | None = None
+    self_draft_kept: int = 0
+    """Video tokens that the session's own drafting sees in each layer and KV head; 0: it does not draft."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class DraftRequest:
     seed: int
     sampling: SamplingParams = GREEDY
     seconds_per_frame: float | None = None
+    tree: bool = False
+    """Every line is one tree of candidates."""
 
 
 def model_info_message(info: "ModelInfo") -> common_pb2.ModelInfo:
@@ -126,6 +128,9 @@ def target_start(request: TargetRequest, frames: Frames) -> target_pb2.TargetReq
         max_new_tokens=request.max_new_tokens,
         with_guidance=request.with_guidance,
         sampling=sampling_message(request.sampling),
+        with_attention=request.with_attention,
+        lossy=target_pb2.Lossy(method=request.lossy.method, keep=request.lossy.keep) if request.lossy else None,
+        self_draft=target_pb2.SelfDraft(num_kept=request.self_draft_kept) if request.self_draft_kept else None,
     )
     return target_pb2.TargetRequest(start=start)
 
@@ -141,37 +146,10 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
         with_guidance=message.with_guidance,
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
+        with_attention=message.with_attention,
+        lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
+        self_draft_kept=message.self_draft.num_kept,
     )
-
-
-def read_judge(message: target_pb2.Judge) -> tuple[tuple[int, ...], int, tuple[Proposal, ...]]:
-    """The window, the passes to run, and what the window's tokens were drawn from."""
-    return tuple(message.window), message.num_passes, read_proposals(message.proposals)
-
-
-def verdict_message(verdict: Verdict, pieces: Sequence[str], pass_s: float) -> target_pb2.TargetEvent:
-    """A verdict with the text of its tokens."""
-    message = target_pb2.Verdict(
-        num_accepted=verdict.num_accepted,
-        own_token=verdict.own_token,
-        pieces=pieces,
-        finish_reason=_FINISH_REASONS[verdict.finish_reason],
-        pass_s=pass_s,
-        stop_string=verdict.stop_string,
-    )
-    return target_pb2.TargetEvent(verdict=message)
-
-
-def read_verdict(message: target_pb2.Verdict) -> Verdict:
-    """What the target decided."""
-    own_token = message.own_token if message.HasField("own_token") else None
-    reasons = {number: reason for reason, number in _FINISH_REASONS.items()}
-    return Verdict(message.num_accepted, own_token, reasons.get(message.finish_reason), message.stop_string)
-
-
-def finish_reason_number(reason: FinishReason | None) -> "target_pb2.FinishReason":
-    """The wire's number for why a text ended."""
-    return _FINISH_REASONS[reason]
 
 
 # -- draft ------------------------------------------------------------------------------------------------------------
@@ -194,6 +172,7 @@ def draft_start(request: DraftRequest, join: JoinPoint, frames: Frames) -> draft
         first_chunk=join.first_chunk,
         epoch=join.epoch,
         sampling=sampling_message(request.sampling),
+        tree=request.tree,
     )
     return draft_pb2.DraftRequest(start=start)
 
@@ -214,6 +193,7 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftRequest, JoinP
         seed=message.seed,
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
+        tree=message.tree,
     )
     join = JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
     return request, join

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from slipstream.errors import InvalidRequest
 
+LOSSY_METHODS = ("fastv", "pyramiddrop", "sparsevlm", "dycoke")
 SPARSE_GAMMA = 9
 """Window of STD in the papers (000, table 1; 004, section 4)."""
 
@@ -27,6 +28,23 @@ class Shape(StrEnum):
 
     CHAIN = "chain"
     TREE = "tree"
+
+
+@dataclass(frozen=True)
+class Lossy:
+    """A baseline that prunes the target's own video tokens, so that its text is another one (paper 000, table 2)."""
+
+    method: str
+    keep: float
+    """Share of the video tokens kept, averaged over the layers."""
+
+    def check(self) -> "Lossy":
+        """Itself. Raises `InvalidRequest` for a name or a share that there is not."""
+        if self.method not in LOSSY_METHODS:
+            raise InvalidRequest(f"lossy method {self.method!r} is unknown; choose one of {', '.join(LOSSY_METHODS)}")
+        if not 0.0 < self.keep <= 1.0:
+            raise InvalidRequest(f"lossy_keep is the kept share of the video tokens, above 0 to 1, not {self.keep}")
+        return self
 
 
 @dataclass(frozen=True)

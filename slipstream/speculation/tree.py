@@ -64,6 +64,15 @@ class TokenTree:
             node = self.parents[node]
         return tuple(reversed(nodes))
 
+    def shallow(self, depth: int) -> tuple["TokenTree | None", tuple[int, ...]]:
+        """The tree without nodes at `depth` and below, None if none is left; and which nodes are left."""
+        kept = tuple(node for node in range(len(self)) if self.depths[node] < depth)
+        if not kept:
+            return None, ()
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        tokens = tuple(self.token_ids[node] for node in kept)
+        return TokenTree(tokens, tuple(places[self.parents[node]] for node in kept)), kept
+
     def visible(self) -> tuple[list[int], list[int]]:
         """What each new node sees of the tree, itself and the nodes above it: rows (new nodes) and columns (nodes)."""
         pairs = [

@@ -16,7 +16,7 @@ from slipstream.rpc.options import CHUNK_BYTES
 from slipstream.rpc.sampling import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
-from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -55,13 +55,7 @@ draft_requests = st.builds(
     seed=st.integers(0, 2**64 - 1),
     sampling=sampling,
     seconds_per_frame=spacing,
-)
-verdicts = st.builds(
-    Verdict,
-    num_accepted=uint32,
-    own_token=st.none() | uint32,
-    finish_reason=st.none() | st.sampled_from(FinishReason),
-    stop_string=text,
+    tree=st.booleans(),
 )
 
 
@@ -98,6 +92,9 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         with_guidance=st.booleans(),
         sampling=sampling,
         seconds_per_frame=spacing,
+        with_attention=st.booleans(),
+        lossy=st.none() | st.builds(Lossy, st.sampled_from(LOSSY_METHODS), st.floats(0.01, 1)),
+        self_draft_kept=st.integers(0, 2**32 - 1),
     )
 )
 def test_target_requests(request: codec.TargetRequest) -> None:
@@ -117,14 +114,6 @@ def test_target_requests_without_sense(changes: dict[str, Any]) -> None:
 def test_draft_requests(request: codec.DraftRequest, join: JoinPoint) -> None:
     message = over_the_wire(codec.draft_start(request, join, frames_of(2, 3, 4)))
     assert codec.read_draft_start(message.start) == (request, join)
-
-
-@given(verdicts, st.lists(text, max_size=5), st.floats(0, 100))
-def test_verdicts(verdict: Verdict, pieces: list[str], pass_s: float) -> None:
-    message = over_the_wire(codec.verdict_message(verdict, pieces, pass_s)).verdict
-    assert codec.read_verdict(message) == verdict
-    assert list(message.pieces) == pieces and message.pass_s == pass_s
-    assert message.finish_reason == codec.finish_reason_number(verdict.finish_reason)
 
 
 @given(
@@ -156,7 +145,7 @@ def test_guidance_of_no_kind(number: int) -> None:
 
 def test_what_a_model_service_serves() -> None:
     facts = {field.name: 7 for field in common_pb2.ModelInfo.DESCRIPTOR.fields}
-    names = {"model_id", "model_type", "dtype", "device", "tokenizer_digest"}
+    names = {"model_id", "model_type", "dtype", "device", "tokenizer_digest", "revision"}
     info: Any = SimpleNamespace(**facts | dict.fromkeys(names, "x"), eos_token_ids=(1,))
     message = codec.model_info_message(info)
     assert (message.model_id, message.max_context) == ("x", 7)
@@ -196,12 +185,8 @@ def test_sampling(params: SamplingParams) -> None:
     assert read_sampling(over_the_wire(sampling_message(params))) == params
 
 
-@given(token_ids, uint32, proposals)
-def test_windows_with_what_they_were_drawn_from(
-    window: tuple[int, ...], num_passes: int, drawn_from: tuple[Proposal, ...]
-) -> None:
-    judge = target_pb2.Judge(window=window, num_passes=num_passes, proposals=proposal_messages(drawn_from))
-    assert codec.read_judge(over_the_wire(judge)) == (window, num_passes, drawn_from)
+@given(proposals)
+def test_what_tokens_were_drawn_from(drawn_from: tuple[Proposal, ...]) -> None:
     tokens = over_the_wire(draft_pb2.DraftTokens(proposals=proposal_messages(drawn_from)))
     assert read_proposals(tokens.proposals) == drawn_from
 

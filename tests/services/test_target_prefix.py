@@ -17,6 +17,7 @@ from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.models import Prefill, VideoLM, load_model
 from slipstream.models.thread import ModelThread
 from slipstream.rpc.codec import Frames, TargetRequest
+from slipstream.rpc.windows import JudgeRequest
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -52,9 +53,9 @@ async def prefilled(engine: TargetEngine, session: TargetSession, frames: Frames
 
 
 async def decoded(engine: TargetEngine, session: TargetSession) -> list[int]:
-    async for _ in engine.judge(session, ()):
+    async for _ in engine.judge(session, JudgeRequest()):
         pass
-    async for _ in engine.judge(session, (), NUM_TOKENS):
+    async for _ in engine.judge(session, JudgeRequest(num_passes=NUM_TOKENS)):
         pass
     return session.committed
 

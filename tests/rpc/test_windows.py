@@ -1,0 +1,107 @@
+"""Windows and verdicts survive the wire, and what no peer could mean is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import ProtocolViolation
+from slipstream.rpc.sampling import proposal_messages
+from slipstream.rpc.v1 import target_pb2
+from slipstream.rpc.windows import (
+    MAX_PASSES,
+    JudgeRequest,
+    PassFacts,
+    finish_reason_number,
+    judge_message,
+    read_judge,
+    read_verdict,
+    verdict_message,
+)
+from slipstream.sampling.params import Proposal
+from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.speculation.actions import JudgeWindow
+from slipstream.speculation.tree import TokenTree
+
+uint32 = st.integers(0, 2**32 - 1)
+text = st.text(max_size=20)
+token_ids = st.lists(uint32, max_size=20).map(tuple)
+floats32 = st.floats(0, 1, width=32)
+proposals = st.lists(
+    st.builds(Proposal, token_ids, st.lists(floats32, max_size=20).map(tuple)),
+    max_size=4,
+).map(tuple)
+
+
+def over_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(1, 12)))]
+    return TokenTree(tuple(draw(uint32) for _ in parents), tuple(parents))
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> Verdict:
+    verdict = Verdict(
+        draw(uint32), draw(st.none() | uint32), draw(st.none() | st.sampled_from(FinishReason)), draw(text)
+    )
+    accepted = draw(token_ids)
+    kind = draw(st.sampled_from(("chain", "tree", "drafted")))
+    if kind == "chain":
+        return verdict
+    changes = {"path": accepted} if kind == "tree" else {"drafted": accepted}
+    return Verdict(len(accepted), verdict.own_token, verdict.finish_reason, verdict.stop_string, **changes)
+
+
+@given(token_ids, st.integers(1, MAX_PASSES), proposals)
+def test_chains(window: tuple[int, ...], num_passes: int, drawn_from: tuple[Proposal, ...]) -> None:
+    message = judge_message(JudgeWindow(window, num_passes), proposal_messages(drawn_from))
+    assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, drawn_from)
+
+
+@given(trees())
+def test_trees(tree: TokenTree) -> None:
+    message = judge_message(JudgeWindow(tree.token_ids, 1, tree.parents))
+    assert read_judge(over_the_wire(message).judge) == JudgeRequest(tree.token_ids, tree=tree)
+
+
+@given(st.integers(1, 100), st.integers(1, 9))
+def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
+    message = judge_message(JudgeWindow((), num_passes, self_draft=self_draft))
+    assert read_judge(over_the_wire(message).judge) == JudgeRequest((), num_passes, self_draft=self_draft)
+
+
+@given(verdicts(), st.lists(text, max_size=5), st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100)))
+def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None:
+    message = over_the_wire(verdict_message(verdict, pieces, facts)).verdict
+    assert read_verdict(message) == verdict
+    assert list(message.pieces) == pieces
+    assert PassFacts(message.pass_s, message.num_drafted, message.draft_s) == facts
+    assert message.finish_reason == finish_reason_number(verdict.finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("judge", "complaint"),
+    [
+        ({"num_passes": 0}, "1 to 1000000 passes"),
+        ({"num_passes": MAX_PASSES + 1}, "1 to 1000000 passes"),
+        ({"num_passes": 1, "window": [1, 2], "parents": [-1]}, "no tree"),
+        ({"num_passes": 1, "window": [1, 2], "parents": [-1, 1]}, "no tree"),
+        ({"num_passes": 1, "parents": [-1]}, "no tree"),
+        ({"num_passes": 1, "window": [1], "self_draft": 2}, "takes no window"),
+        ({"num_passes": 1, "self_draft": 2000}, "at most 1024"),
+    ],
+)
+def test_windows_without_sense(judge: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ProtocolViolation, match=complaint):
+        read_judge(target_pb2.Judge(**judge))
+
+
+@pytest.mark.parametrize("tokens", [{"path": [0, 1]}, {"drafted": [5]}])
+def test_verdicts_that_contradict_themselves(tokens: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolViolation, match="another number"):
+        read_verdict(target_pb2.Verdict(num_accepted=3, own_token=1, **tokens))

@@ -1,0 +1,169 @@
+"""What the papers' methods ask of a target, on a tiny model: trees, drafting with its own cache, attention scores."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.target.engine import TargetEngine, TargetLimits
+from services.target.session import Judgement, TargetSession
+from slipstream.errors import InvalidRequest
+from slipstream.models import VideoLM, load_model
+from slipstream.models.thread import ModelThread
+from slipstream.pruning import Score
+from slipstream.rpc.codec import TargetRequest
+from slipstream.rpc.windows import JudgeRequest
+from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.tree import TokenTree
+from tests.services.model_sessions import some_frames
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+NUM_TOKENS = 40
+FRAMES = some_frames(4, seed=1)
+ENDLESS = frozenset({10_000})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    folder: Path = tmp_path_factory.mktemp("target")
+    return load_model(str(write_tiny_llava(folder, seed=5, layers=5)))
+
+
+@asynccontextmanager
+async def running(model: VideoLM) -> AsyncIterator[TargetEngine]:
+    thread = ModelThread(1)
+    limits = TargetLimits(max_sessions=8, kv_budget_bytes=2**26, guidance_layer=2, prefix_cache_bytes=2**24)
+    try:
+        yield TargetEngine(model, thread, limits)
+    finally:
+        await asyncio.to_thread(thread.close)
+
+
+async def started(engine: TargetEngine, name: str, **asked: Any) -> TargetSession:
+    """A session whose first token is committed, and whose text no token ends."""
+    request = TargetRequest(name, "Describe.", NUM_TOKENS, with_guidance=True, **asked)
+    session = await engine.open(request, len(FRAMES))
+    session.rule = type(session.rule)(ENDLESS, NUM_TOKENS)
+    async for _ in engine.prefill(session, FRAMES):
+        pass
+    await judged(engine, session, JudgeRequest())
+    return session
+
+
+async def judged(engine: TargetEngine, session: TargetSession, request: JudgeRequest) -> list[Judgement]:
+    return [judgement async for judgement in engine.judge(session, request)]
+
+
+async def plain_text(engine: TargetEngine, **asked: Any) -> list[int]:
+    session = await started(engine, "plain", **asked)
+    await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS))
+    await engine.close(session)
+    return session.committed
+
+
+def grow(order: random.Random, right: list[int], vocab_size: int) -> TokenTree:
+    """A random tree that holds a part of the right text somewhere."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    spine = -1
+    for token in right[: order.randint(0, 6)]:
+        for _ in range(order.randint(0, 2)):
+            tokens.append(order.randrange(vocab_size))
+            parents.append(order.randint(-1, len(tokens) - 2))
+        tokens.append(token)
+        parents.append(spine)
+        spine = len(tokens) - 1
+    return TokenTree(tuple(tokens) or (0,), tuple(parents) or (-1,))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=3)])
+async def test_trees_commit_the_text_of_plain_decoding(model: VideoLM, sampling: SamplingParams) -> None:
+    order = random.Random(1)
+    async with running(model) as engine:
+        expected = await plain_text(engine, sampling=sampling)
+        session = await started(engine, "tree", sampling=sampling)
+        num_accepted = 0
+        while len(session.committed) < NUM_TOKENS:
+            tree = grow(order, expected[len(session.committed) :], model.info.vocab_size)
+            (judgement,) = await judged(engine, session, JudgeRequest(tree.token_ids, tree=tree))
+            verdict = judgement.verdict
+            assert tuple(session.committed[-len(verdict.committed(tree.token_ids)) :]) == verdict.committed(
+                tree.token_ids
+            )
+            num_accepted += verdict.num_accepted
+        assert session.committed == expected
+        assert num_accepted > NUM_TOKENS / 4
+        assert verdict.finish_reason is FinishReason.LENGTH
+
+
+async def test_a_tree_deeper_than_the_text_may_become_is_cut(model: VideoLM) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "tree")
+        await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS - 3))
+        assert len(session.committed) == NUM_TOKENS - 2
+        wrong = (expected[-2] + 1) % model.info.vocab_size
+        tree = TokenTree((wrong, expected[-2], 5, expected[-1], 7), (-1, -1, 0, 1, 3))
+        (judgement,) = await judged(engine, session, JudgeRequest(tree.token_ids, tree=tree))
+        assert judgement.verdict.path == (1,)
+        assert session.committed == expected
+
+
+@pytest.mark.parametrize("num_kept", [1, 8, 100])
+async def test_drafting_for_itself_commits_the_text_of_plain_decoding(model: VideoLM, num_kept: int) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "own", self_draft_kept=num_kept)
+        judgements = await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS, self_draft=4))
+        assert session.committed == expected
+        assert judgements[0].facts.num_drafted == 4, "less only where the text could not become so long"
+        for judgement in judgements:
+            assert len(judgement.verdict.drafted) == judgement.verdict.num_accepted
+        assert judgements[0].facts.draft_s > 0
+        if num_kept == 100:  # more than there are: the draft is the model itself
+            assert [judgement.verdict.num_accepted for judgement in judgements[:-1]] == [4] * (len(judgements) - 1)
+        sparse = session.sparse
+        assert sparse is not None
+        assert engine.admission.used_bytes >= session.work.state.kv_bytes + sparse.kv_bytes
+        await engine.close(session)
+        assert sparse.kv_bytes == 0
+
+
+async def test_a_session_without_a_sparse_cache_does_not_draft(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, "plain")
+        with pytest.raises(InvalidRequest, match="cache of its own drafting"):
+            await judged(engine, session, JudgeRequest(self_draft=4))
+
+
+@pytest.mark.parametrize("reused", [False, True])
+async def test_guidance_of_attention(model: VideoLM, reused: bool) -> None:
+    async with running(model) as engine:
+        if reused:
+            await engine.close(await started(engine, "before"))
+        session = await started(engine, "attentive", with_attention=True)
+        attention = session.attention
+        assert attention is not None
+        whole = await engine.guidance("attentive", "scores", Score.ATTENTION)
+        growth = await engine.guidance("attentive", "scores", Score.ATTENTION_VARIATION)
+        similarity = await engine.guidance("attentive", "scores", Score.SIMILARITY)
+        assert whole.scores is not None and growth.scores is not None and similarity.scores is not None
+        assert torch.equal(whole.scores, attention.mean())
+        assert torch.equal(growth.scores, attention.mean([1]) - attention.mean([0]))
+        assert len(whole.scores) == len(similarity.scores) == session.plan.num_video_tokens
+
+
+async def test_attention_that_nobody_recorded(model: VideoLM) -> None:
+    async with running(model) as engine:
+        await started(engine, "plain")
+        with pytest.raises(InvalidRequest, match="opened with attention"):
+            await engine.guidance("plain", "scores", Score.ATTENTION)
+        await started(engine, "attentive", with_attention=True)
+        with pytest.raises(InvalidRequest, match="comes as scores"):
+            await engine.guidance("attentive", "hidden_states", Score.ATTENTION)
