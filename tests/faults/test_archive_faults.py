@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -28,14 +29,15 @@ async def test_deaths_around_an_archive(world: World, tmp_path: Path) -> None:
     video.write_bytes(world.clips[0])
     async with EmbeddedServer(tmp_path / "redis") as redis:
         options = world.stack_options("--redis", redis.url, "--archive-ahead", "0", "--lease-s", "3", restart=True)
-        async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+        plain = replace(options, draft_model=None)
+        async with Stack(plain) as stack, open_channel(stack.gateway_address) as channel:
             archive, health = ArchiveClient(channel), health_pb2_grpc.HealthStub(channel)
             await _wait_health(health, ARCHIVE, SERVING)
             items = [
                 archive_pb2.BatchItem(custom_id=str(seed), source=str(video), caption={"prompt": f"What is {seed}?"})
                 for seed in range(4)
             ]
-            batch = (await archive.submit(items, key="k", num_frames=6, max_new_tokens=600)).batch_id
+            batch = (await archive.submit(items, key="k", num_frames=6, max_new_tokens=400)).batch_id
 
             await _wait_generating(archive, batch)
             os.kill(stack.processes["target"].pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 from tests.support.archive_client import ArchiveClient, batch_message, item_message
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
-CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1", max_batch_items=2000)
+CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1", max_batch_items=700)
 ITEMS = [(str(number), f"/videos/{number}.mp4") for number in range(5)]
 
 
@@ -54,7 +54,7 @@ async def refused(call: Any) -> tuple[grpc.StatusCode, str]:
 @pytest_asyncio.fixture
 async def served(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     monkeypatch.setattr(servicer_module, "WATCH_S", 0.02)
-    queue, stopping = MemoryQueue(QueuePolicy(max_backlog=1000)), asyncio.Event()
+    queue, stopping = MemoryQueue(QueuePolicy(max_backlog=600)), asyncio.Event()
     server = grpc.aio.server(interceptors=[AnswerErrors()])
     archive_pb2_grpc.add_ArchiveServicer_to_server(ArchiveServicer(CONFIG, queue, stopping), server)
     address = f"unix:{tmp_path}/archive.sock"
@@ -158,19 +158,19 @@ async def test_what_no_batch_begins_with(
 
 
 async def test_a_full_backlog_says_how_to_go_on(served: Served) -> None:
-    items = [item(custom_id=str(number)) for number in range(1500)]
+    items = [item(custom_id=str(number)) for number in range(650)]
     code, message = await served.refusal(batch(key="k"), *items)
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "1000 items of this call were accepted" in message and "same call again" in message
+    assert "600 items of this call were accepted" in message and "same call again" in message
     assert (await served.archive.get("k")).state == archive_pb2.BATCH_STATE_OPEN
     await served.end_all()
     answer = await served.archive.send([batch(key="k"), *items])
-    assert (answer.num_added, answer.num_known) == (500, 1000)
+    assert (answer.num_added, answer.num_known) == (50, 600)
 
 
 async def test_too_many_items(served: Served) -> None:
-    code, message = await served.refusal(batch(), *[item()] * 2001)
-    assert code == grpc.StatusCode.OUT_OF_RANGE and "a batch may have 2000 items" in message
+    code, message = await served.refusal(batch(), *[item()] * 701)
+    assert code == grpc.StatusCode.OUT_OF_RANGE and "a batch may have 700 items" in message
 
 
 async def test_a_store_that_is_away_is_said_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,140 @@
+"""How an archive begins and ends within a gateway, and what health says of what it cannot do without."""
+
+import asyncio
+from typing import Any, cast
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2
+
+from services.gateway.archive import service as service_module
+from services.gateway.archive.service import HEALTH_NAME, Archive, make_queue
+from services.gateway.captioner import Captioner
+from services.gateway.config import GatewayConfig
+from services.gateway.watch import Watch
+from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.jobs.base import BatchSpec, JobSpec, JobState, QueueUnavailable
+from slipstream.jobs.memory import MemoryQueue
+from slipstream.jobs.worker import Worker
+from slipstream.rpc.lifecycle import Lifecycle
+from tests.services.test_archive_runner import FakeCaptioner, lease_of
+from tests.support.processes import eventually
+
+CONFIG = GatewayConfig(listen="", target="t:1", archive_drain_s=0.1)
+
+
+class Gateway:
+    """An archive on a queue in memory, with made-up models."""
+
+    def __init__(self, config: GatewayConfig = CONFIG) -> None:
+        self.health = health.aio.HealthServicer()
+        self.lifecycle = Lifecycle(self.health)
+        self.queue, self.models = MemoryQueue(), FakeCaptioner()
+        self.target = Watch("target", "", self.models.target.ask, self.lifecycle)
+        captioner = cast(Captioner, self.models)
+        self.archive = Archive(config, captioner, self.target, self.lifecycle, self.queue)
+
+    async def submit(self, number: int) -> None:
+        lease = lease_of()
+        await self.queue.open_batch(BatchSpec("b", options=lease.options))
+        await self.queue.submit("b", [JobSpec(str(index), lease_of(f"/{index}").payload) for index in range(number)])
+
+    async def count(self, state: JobState) -> int:
+        return (await self.queue.get_batch("b")).counts[state]
+
+    async def status(self, name: str) -> int | None:
+        found = await self.health.Check(health_pb2.HealthCheckRequest(service=name), cast(Any, _NoContext()))
+        return found.status if found else None
+
+
+class _NoContext:
+    async def abort(self, *args: Any) -> None:
+        raise LookupError
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        pass
+
+
+async def test_jobs_run_until_the_process_ends_and_the_rest_goes_back() -> None:
+    gateway = Gateway()
+    gateway.models.meanwhile = lambda options: asyncio.sleep(0 if gateway.models.num_captions < 3 else 60)
+    await gateway.submit(6)
+    gateway.archive.start(grpc.aio.server())
+    await eventually(lambda: gateway.models.num_captions == 4)
+    gateway.lifecycle.stopping.set()
+    await gateway.archive.close()
+    assert await gateway.count(JobState.DONE) == 2 and await gateway.count(JobState.RUNNING) == 0
+    records, _ = await gateway.queue.list_jobs("b")
+    assert not any(record.attempts or record.crashes for record in records)
+
+
+async def test_without_slots_batches_are_only_taken_in() -> None:
+    gateway = Gateway(GatewayConfig(listen="", target="t:1", archive_slots=0))
+    await gateway.submit(1)
+    gateway.archive.start(grpc.aio.server())
+    await asyncio.sleep(0.5)
+    assert await gateway.count(JobState.QUEUED) == 1
+    await gateway.archive.close()
+
+
+async def test_nothing_is_taken_while_the_target_is_away() -> None:
+    gateway = Gateway()
+    await gateway.submit(1)
+    gateway.models.target.is_up = False
+    await gateway.target.look()
+    gateway.archive.start(grpc.aio.server())
+    await asyncio.sleep(0.5)
+    assert await gateway.count(JobState.QUEUED) == 1 and not gateway.models.num_sampled
+    gateway.models.target.is_up = True
+    await gateway.target.look()
+    await eventually(lambda: gateway.models.num_captions)
+    await gateway.archive.close()
+
+
+async def test_a_worker_that_fails_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(worker: Worker) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(service_module.Worker, "run", fail)
+    gateway = Gateway()
+    gateway.archive.start(grpc.aio.server())
+    await asyncio.wait_for(gateway.lifecycle.failed.wait(), 10)
+    assert "RuntimeError" in str(gateway.lifecycle.failure)
+    await gateway.archive.close()
+
+
+async def test_health_follows_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = Gateway()
+
+    async def away() -> None:
+        raise QueueUnavailable("gone")
+
+    watch = Watch("redis", HEALTH_NAME, lambda: gateway.queue.ping(), gateway.lifecycle)
+    await watch.look()
+    assert await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.SERVING
+    monkeypatch.setattr(gateway.queue, "ping", away)
+    await watch.look()
+    assert not watch.is_up and await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.SERVING
+    await watch.look()
+    assert await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
+    monkeypatch.undo()
+    await watch.look()
+    assert watch.is_up and await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_of_the_whole_follows_the_target() -> None:
+    gateway = Gateway()
+    gateway.models.target.is_up = False
+    for expected in (health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING):
+        await gateway.target.look()
+        assert await gateway.status("") == expected
+    with pytest.raises(ServiceUnavailable):
+        await gateway.models.target.ask()
+
+
+def test_a_queue_is_made_of_the_options_or_not_at_all() -> None:
+    assert make_queue(CONFIG) is None
+    queue = make_queue(GatewayConfig(listen="", target="t", redis="redis://localhost:1", lease_s=7.0, max_crashes=5))
+    assert queue is not None and (queue.policy.lease_s, queue.policy.max_crashes) == (7.0, 5)
+    with pytest.raises(InvalidConfig, match="URL"):
+        make_queue(GatewayConfig(listen="", target="t", redis="localhost"))
