@@ -1,5 +1,6 @@
 """Both queues behind one handle, with time that passes when a test says so."""
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -99,3 +100,10 @@ async def _shorten(redis: Any, key: str | bytes, milliseconds: int) -> None:
 
 def specs(*custom_ids: str, **fields: Any) -> list[JobSpec]:
     return [JobSpec(custom_id, f'{{"source": "{custom_id}"}}', **fields) for custom_id in custom_ids]
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    """Returns when the condition holds; fails the test when it does not for long."""
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 (it may hold in a server or in another process)
+            await asyncio.sleep(0.01)

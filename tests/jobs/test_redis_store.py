@@ -1,0 +1,254 @@
+"""The queue on a real server that is frozen, killed, full, damaged or strict: durable or refused, never in between."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from slipstream.errors import InvalidConfig
+from slipstream.jobs import store
+from slipstream.jobs.base import BatchSpec, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.jobs.redis_queue import RedisQueue
+from slipstream.jobs.worker import Worker
+from tests.jobs.worlds import DONE, World, redis_world, specs, until
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer(tmp_path / "data") as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def queue_at(url: str, policy: QueuePolicy | None = None) -> AsyncIterator[RedisQueue]:
+    queue = RedisQueue(url, policy=policy)
+    try:
+        yield queue
+    finally:
+        await queue.close()
+
+
+async def retried(call: Any) -> Any:
+    """The call's answer, made again until the store takes it."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(QueueUnavailable):
+                return await call()
+            await asyncio.sleep(0.05)
+
+
+async def total(queue: RedisQueue) -> int:
+    return (await queue.get_batch("batch")).total
+
+
+async def num_done(queue: RedisQueue) -> int:
+    return (await queue.get_batch("batch")).counts[JobState.DONE]
+
+
+async def test_what_was_accepted_survives_kill_and_running_jobs_commit_later(server: EmbeddedServer) -> None:
+    async with queue_at(server.url) as queue:
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs(*map(str, range(50))))
+        (lease,) = await queue.take("w", 1)
+        await server.kill()
+        for call in (
+            queue.ping(),
+            queue.submit("batch", specs("new")),
+            queue.finish(lease, DONE),
+            queue.beat([lease], {}),
+        ):
+            with pytest.raises(QueueUnavailable, match="not reachable"):
+                await call
+        await server.start()
+        assert await queue.finish(lease, DONE)
+        assert await total(queue) == 50
+        assert len(await queue.take("w", 100)) == 49
+
+
+async def test_a_frozen_store_fails_fast_and_a_take_without_answer_is_repeated(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with queue_at(server.url) as queue:
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs("a", "b"))
+        await queue.take("w", 0)  # the server knows the script, so that one message is all it takes
+        monkeypatch.setattr(store, "CALL_S", 0.3)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(QueueUnavailable):
+                await queue.take("w", 1)
+            with pytest.raises(QueueUnavailable):
+                await queue.submit("batch", specs("c"))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        monkeypatch.setattr(store, "CALL_S", 5.0)
+
+        async def was_taken() -> bool:  # what was sent while it was frozen is carried out now
+            return (await queue.depth()).running > 0
+
+        await until(was_taken)
+        (lease,) = await queue.take("w", 1)
+        assert (lease.custom_id, lease.epoch, lease.crashes) == ("a", 1, 0)
+        assert [lease.custom_id for lease in await queue.take("w", 1)] == ["b"]
+        await queue.submit("batch", specs("c"))
+        assert await total(queue) == 3
+
+
+async def test_a_freeze_longer_than_the_lease_makes_no_healthy_job_run_twice(server: EmbeddedServer) -> None:
+    policy = QueuePolicy(lease_s=1.5)
+    runs: list[str] = []
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def handler(lease: Lease, progress: Any) -> Outcome:
+        runs.append(lease.custom_id)
+        started.set()
+        await may_end.wait()
+        return DONE
+
+    async with queue_at(server.url, policy) as one, queue_at(server.url, policy) as other:
+        await one.open_batch(BatchSpec("batch"))
+        await one.submit("batch", specs("a"))
+        workers = [Worker(one, handler, slots=2), Worker(other, handler, slots=2)]
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(worker.run())
+            await started.wait()
+            os.kill(server.pid, signal.SIGSTOP)
+            await asyncio.sleep(2 * policy.lease_s)
+            os.kill(server.pid, signal.SIGCONT)
+            await asyncio.sleep(policy.lease_s)
+            may_end.set()
+            await until(lambda: num_done(one))
+            for worker in workers:
+                worker.stop()
+    assert runs == ["a"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a full disk takes a mount of its own")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_on_a_full_disk_nothing_is_accepted_that_is_not_durable(small_disk: Path) -> None:
+    async with EmbeddedServer(small_disk) as server, queue_at(server.url) as queue:
+        await queue.open_batch(BatchSpec("batch"))
+        accepted = 0
+        with contextlib.suppress(QueueUnavailable):
+            while accepted < 10_000:
+                job = replace(specs(str(accepted))[0], payload='"' + "x" * 5000 + '"')
+                await queue.submit("batch", [job])
+                accepted += 1
+        assert 0 < accepted < 10_000
+        resize = await asyncio.create_subprocess_exec("mount", "-o", "remount,size=64m", str(small_disk))
+        assert await resize.wait() == 0
+        if server.is_running:
+            await server.kill()
+        await retried(server.start)
+        assert await retried(lambda: total(queue)) in (accepted, accepted + 1)
+        assert await queue.submit("batch", specs("more")) == ["added"]
+
+
+@pytest.fixture
+async def damaged(redis_url: str) -> AsyncIterator[World]:
+    world = redis_world(redis_url)
+    await world.queue.open_batch(BatchSpec("batch"))
+    await world.queue.submit("batch", specs("a", "b"))
+    yield world
+    assert world.redis is not None
+    await world.redis.aclose()
+    await world.queue.close()
+
+
+async def damage(world: World, custom_id: str, field: str) -> None:
+    redis: Any = world.redis
+    key = f"{world.prefix}j:{(await world.jobs())[custom_id].job_id}"
+    await redis.hset(key, field, b"\xff\xfe" + (await redis.hget(key, field))[2:])
+
+
+async def test_a_damaged_payload_is_never_run(damaged: World) -> None:
+    await damage(damaged, "a", "payload")
+    (lease,) = await damaged.queue.take("w", 5)
+    assert lease.custom_id == "b"
+    job = (await damaged.jobs())["a"]
+    assert (job.state, job.error_code) == (JobState.DEAD, "DATA_LOSS")
+    assert "payload was damaged" in job.error
+
+
+async def test_a_damaged_result_is_told_and_never_reused(damaged: World) -> None:
+    for lease in await damaged.queue.take("w", 5):
+        await damaged.queue.finish(lease, replace(DONE, content_key=lease.custom_id))
+    await damage(damaged, "a", "result")
+    job = (await damaged.jobs())["a"]
+    assert (job.state, job.result, job.error_code) == (JobState.DONE, "", "DATA_LOSS")
+    assert await damaged.queue.find_result("a") is None
+    assert await damaged.queue.find_result("b") == DONE.result
+
+
+async def test_a_server_that_would_not_write_is_unavailable_and_says_why(server: EmbeddedServer) -> None:
+    async with queue_at(server.url) as queue, Redis.from_url(server.url) as redis:
+        await queue.open_batch(BatchSpec("batch"))
+        await redis.config_set("min-replicas-to-write", 1)
+        with pytest.raises(QueueUnavailable, match="replicas"):
+            await queue.ping()
+        await redis.config_set("min-replicas-to-write", 0)
+        await redis.config_set("maxmemory", 1000)
+        with pytest.raises(QueueUnavailable, match="memory"):
+            await queue.submit("batch", specs("a"))
+        await redis.config_set("maxmemory", 0)
+        assert await queue.submit("batch", specs("a")) == ["added"]
+
+
+COMMANDS = (
+    "+evalsha +eval +script|load +time +exists +hget +hset +hdel +hmget +hgetall +hincrby +hincrbyfloat +get +set +del "
+    "+pexpire +lrange +rpush +ltrim +llen +zadd +zrem +zcard +zrange +zrangebyscore +zrevrange +xadd +xlen +xack +xdel "
+    "+xclaim +xpending +xrange +xreadgroup +xgroup|create +ping"
+)
+
+
+async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(server: EmbeddedServer) -> None:
+    async with Redis.from_url(server.url) as admin:
+        await admin.execute_command(
+            *("ACL", "SETUSER", "slipstream", "on", ">secret", "~{slipstream}:*", "nocommands", *COMMANDS.split())
+        )
+    async with queue_at(server.url.replace("unix://", "unix://slipstream:secret@")) as queue:
+        await queue.open_batch(BatchSpec("batch", owner="me"))
+        await queue.submit("batch", specs("a", "b", "c"))
+        first, second, third = await queue.take("w", 3)
+        await queue.beat([first], {first.job_id: "x"})
+        assert await queue.save(first, "x") and await queue.retry(first, "x", 5.0) and await queue.crash(second, "x")
+        assert await queue.finish(third, replace(DONE, content_key="k", tallies={"t": 1.0}))
+        assert await queue.find_result("k") == DONE.result
+        assert await queue.cancel_batch("batch") == 2 and await queue.retry_dead(
+            "batch", frozenset({JobState.CANCELLED})
+        )
+        await queue.list_batches("me"), await queue.list_jobs("batch"), await queue.depth(), await queue.sweep()
+        await queue.seal_batch("batch")
+        await queue.ping()
+    async with queue_at(server.url.replace("unix://", "unix://slipstream:wrong@")) as queue:
+        with pytest.raises(QueueUnavailable, match=r"(?i)password"):
+            await queue.ping()
+
+
+async def test_nobody_there_and_nonsense(tmp_path: Path) -> None:
+    async with queue_at(f"unix://{tmp_path}/no.sock") as queue:
+        with pytest.raises(QueueUnavailable, match="not reachable"):
+            await queue.ping()
+    with pytest.raises(InvalidConfig, match="redis://"):
+        RedisQueue("http://localhost")
