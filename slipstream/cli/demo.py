@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from slipstream.cli.client import caption
+from slipstream.cli.demo_archive import ArchiveResult, archive_clips, has_queue_server
 from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
 from slipstream.cli.launch import FRESH, POCKET_DIR, PRIVATE_GRACE_S
 from slipstream.cli.runtime import run_async
@@ -36,17 +37,20 @@ def demo_command(
     frames: Annotated[int, typer.Option(min=1, max=4096, help="Frames to sample of each.")] = 128,
     json_only: Annotated[bool, typer.Option("--json-only", help="Print only the JSON document.")] = False,
 ) -> None:
-    """Caption rendered sample clips with both methods and compare speed and text; the last line is JSON."""
+    """Caption sample clips with both methods, compare speed and text, and run an archive; the last line is JSON."""
     console = Console(stderr=True)
     with console.status("rendering sample clips") as status:
         videos = _sample_clips(clips)
-        results = run_async(_caption_clips(videos, frames, status.update))
+        results, archived = run_async(_caption_clips(videos, frames, status.update))
     if not json_only:
         terminal = Console()
-        (terminal if terminal.is_terminal else Console(width=PIPE_WIDTH)).print(demo_table(results))
-    document = demo_document(results, frames)
+        terminal = terminal if terminal.is_terminal else Console(width=PIPE_WIDTH)
+        terminal.print(demo_table(results))
+        if archived is not None:
+            terminal.print(archived.table())
+    document = demo_document(results, frames) | {"archive": None if archived is None else archived.document()}
     typer.echo(json.dumps(document))
-    if not document["identical"]:
+    if not document["identical"] or (archived is not None and not archived.identical):
         raise typer.Exit(1)
 
 
@@ -68,10 +72,15 @@ def _training(module: str) -> Any:
         ) from None
 
 
-async def _caption_clips(videos: list[Path], frames: int, say: Say) -> list[ClipResult]:
+async def _caption_clips(videos: list[Path], frames: int, say: Say) -> tuple[list[ClipResult], ArchiveResult | None]:
     say("loading the models")
     stack_options = StackOptions(
-        threads=1, pin=len(os.sched_getaffinity(0)) > 1, stop_grace_s=PRIVATE_GRACE_S, extra_flags=FRESH
+        threads=1,
+        pin=len(os.sched_getaffinity(0)) > 1,
+        stop_grace_s=PRIVATE_GRACE_S,
+        extra_flags=FRESH,
+        archive=has_queue_server(),
+        video_roots=(CLIP_FOLDER,),
     )
     async with Stack(stack_options) as stack, open_channel(stack.gateway_address) as channel:
         say("warming up")
@@ -87,7 +96,10 @@ async def _caption_clips(videos: list[Path], frames: int, say: Say) -> list[Clip
                 runs[method] = await _run(channel, video, options)
             right, total = _score(runs["parallel"].summary.text, video)
             results.append(ClipResult(video.stem, right, total, runs["autoregressive"], runs["parallel"]))
-    return results
+        if not stack_options.archive:
+            return results, None
+        say("the archive")
+        return results, await archive_clips(channel, videos, frames, MAX_NEW_TOKENS)
 
 
 def _score(text: str, video: Path) -> tuple[int, int]:

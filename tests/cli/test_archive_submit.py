@@ -97,6 +97,8 @@ def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPat
         ('{"path": "\\ud800"}', "path must be a text"),
         ('{"path": "a\\u0000"}', "path must be a text"),
         ('{"path": "a", "custom_id": 7}', "custom_id must be a text"),
+        ('{"path": "a", "custom_id": "\\u0007"}', "256 printable characters"),
+        ('{"path": "' + "a" * 257 + '"}', "path is no custom_id"),
         ('{"url": "http://a"}', "https://"),
         ('{"path": "a", "prmpt": "x"}', "unknown key 'prmpt'"),
         ('{"path": "a", "request_id": "x"}', "unknown key 'request_id'"),
@@ -147,6 +149,19 @@ def test_a_name_that_is_no_text_is_left_out(
     assert submit(archive, folder) == 0
     assert len(only_batch(archive)) == 3
     assert "its name is not UTF-8" in capsys.readouterr().err
+
+
+def test_names_that_are_no_custom_id_get_one(archive: FakeArchive, tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*(["x" * 100] * 3))
+    folder.mkdir(parents=True)
+    for name in ("long.mp4", "other.mp4"):
+        (folder / name).write_bytes(b"x")
+    (tmp_path / "at 10\u202fAM.mov").write_bytes(b"x")
+    assert submit(archive, tmp_path) == 0
+    first, *others = only_batch(archive)
+    assert first.startswith("at 10_AM.mov~")
+    assert len({*others}) == 2
+    assert all(len(name) <= 256 and name.isprintable() for name in others)
 
 
 def test_equal_names_of_two_folders_are_told(

@@ -9,7 +9,9 @@ from rich.console import Console
 
 from slipstream.cli import demo
 from slipstream.cli.app import run
+from slipstream.cli.demo_archive import ArchiveResult
 from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
+from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_gateway import make_summary
 
 CAPTION = "A large red circle moves to the left."
@@ -18,6 +20,21 @@ CAPTION = "A large red circle moves to the left."
 def result(name: str = "clip-1", plain_ids: tuple[int, ...] = (1, 2)) -> ClipResult:
     plain = Run(plain_ids, make_summary("autoregressive", generate_s=1.5, text=CAPTION))
     return ClipResult(name, 3, 4, plain, Run((1, 2), make_summary("parallel", generate_s=0.5, text=CAPTION)))
+
+
+def archive_result() -> ArchiveResult:
+    batch = pb.Batch(counts=pb.JobCounts(total=1, done=1), created_s=1.0, ended_s=37.0)
+    job = pb.Job(custom_id="clip-1", state=pb.JOB_STATE_DONE, summary=make_summary(text=CAPTION))
+    return ArchiveResult(batch, (job,), {"clip-1": CAPTION})
+
+
+def test_the_archives_part(capsys: pytest.CaptureFixture[str]) -> None:
+    archived = archive_result()
+    assert archived.document() == {"jobs": 1, "done": 1, "identical": True, "videos_per_hour": 100.0}
+    Console(width=140).print(archived.table())
+    assert "clip-1  done" in capsys.readouterr().out
+    archived.jobs[0].ClearField("summary")
+    assert not archived.identical
 
 
 def test_document() -> None:
@@ -46,9 +63,10 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     results = [result()]
+    archived = archive_result()
 
-    async def caption_clips(*arguments: object) -> list[ClipResult]:
-        return results
+    async def caption_clips(*arguments: object) -> tuple[list[ClipResult], ArchiveResult | None]:
+        return results, archived
 
     monkeypatch.setattr(demo, "_sample_clips", lambda count: [Path("clip-1.mp4")])
     monkeypatch.setattr(demo, "_caption_clips", caption_clips)
@@ -58,6 +76,13 @@ def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["clips"] == 1
     results[0] = result(plain_ids=(1, 3))
     assert run(["demo"]) == 1
+    results[0] = result()
+    archived.direct["clip-1"] = "Another text."
+    assert run(["demo"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["archive"]["identical"] is False
+    archived = None
+    assert run(["demo"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["archive"] is None
 
 
 def test_without_the_trainers_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

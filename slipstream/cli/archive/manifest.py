@@ -13,6 +13,8 @@ from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 LONGEST_LINE = 1024 * 1024
 """Bytes."""
+LONGEST_NAME = 256
+"""Characters of a custom id; they are printable."""
 SOURCE_KEYS = ("source", "path", "url")
 OPTION_KEYS = frozenset(CaptionOptions.DESCRIPTOR.fields_by_name) - {"path", "request_id"}
 KNOWN_KEYS = OPTION_KEYS | {"custom_id", "sha256", *SOURCE_KEYS}
@@ -44,7 +46,7 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
         raise InvalidRequest("give exactly one of source, path and url")
     source = _text(fields, sources[0])
     item = BatchItem(
-        custom_id=_text(fields, "custom_id") if "custom_id" in fields else source,
+        custom_id=_custom_id(fields, sources[0]),
         source=source if is_url(source) else str(folder / source),
     )
     if sources[0] == "url" and not is_url(source):
@@ -60,6 +62,14 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
 def is_url(source: str) -> bool:
     """Whether it names something to fetch instead of a file."""
     return source.startswith("https://")
+
+
+def _custom_id(fields: dict[str, Any], source_key: str) -> str:
+    key = "custom_id" if "custom_id" in fields else source_key
+    text = _text(fields, key)
+    if len(text) > LONGEST_NAME or not text.isprintable():
+        raise InvalidRequest(f"{key} is no custom_id, which has at most {LONGEST_NAME} printable characters; give one")
+    return text
 
 
 def _json_object(line: bytes) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
-from slipstream.cli.archive.manifest import is_sendable, is_url, read_manifest
+from slipstream.cli.archive.manifest import LONGEST_NAME, is_sendable, is_url, read_manifest
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.rpc.v1.archive_pb2 import BatchItem
 
@@ -21,6 +21,7 @@ VIDEO_EXTENSIONS = (
 MANIFEST_EXTENSION = ".jsonl"
 STDIN = "-"
 COPY_BYTES = 1024 * 1024
+DIGEST_CHARS = 12
 
 Skip = Callable[[str, str], None]
 
@@ -77,7 +78,7 @@ class Sources:
             with open(word, "rb") as lines:
                 yield from read_manifest(lines, word, (self.root or Path(word).parent).resolve())
         elif is_url(word):
-            yield BatchItem(custom_id=word, source=word)
+            yield BatchItem(custom_id=item_name(word), source=word)
         else:
             yield from self._files(word)
 
@@ -109,7 +110,7 @@ class Sources:
             if custom_id.startswith(os.pardir + os.sep):
                 raise InvalidRequest(f"{path} is not below --root {base}")
             if is_sendable(path):
-                yield BatchItem(custom_id=custom_id, source=path)
+                yield BatchItem(custom_id=item_name(custom_id), source=path)
             else:
                 self.skip(path, "skipped: its name is not UTF-8")
 
@@ -122,6 +123,14 @@ class Sources:
                 digest.update(chunk)
                 self._stdin.write(chunk)
             self._stdin_digest = digest.hexdigest()
+
+
+def item_name(path: str) -> str:
+    """The path as a custom id: as it is, where the gateway takes it, else shortened and with a digest."""
+    if len(path) <= LONGEST_NAME and path.isprintable():
+        return path
+    shown = "".join(char if char.isprintable() else "_" for char in path)[-LONGEST_NAME // 2 :]
+    return f"{shown}~{hashlib.sha256(path.encode()).hexdigest()[:DIGEST_CHARS]}"
 
 
 def _walk(folder: str, skip: Skip) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from slipstream.cli.archive.client import ArchiveClient
+from slipstream.cli.archive.client import ENDED, ArchiveClient
 from slipstream.cli.archive.figures import Meter, describe, has_failures, num_ended, overall
 from slipstream.cli.summary import message_dict
 from slipstream.rpc.v1 import archive_pb2 as pb
@@ -107,7 +107,7 @@ def _every(period_s: float) -> Callable[[pb.Batch], bool]:
 
     def due(batch: pb.Batch) -> bool:
         nonlocal next_s
-        if time.monotonic() < next_s and not batch.ended_s:
+        if time.monotonic() < next_s and batch.state not in ENDED:
             return False
         next_s = time.monotonic() + period_s
         return True
