@@ -35,6 +35,16 @@ IN_TIME_S = 60.0
 IMPATIENCE_S = 1.0
 """For calls that may wait by design: guidance of a session that is not open yet, a batch that is watched."""
 MAX_GROWTH_BYTES = 1024**3
+_GATEWAY_LIMITS = {
+    "max-batch-items": 1000,
+    "max-backlog": 20_000,
+    "max-frames": 8,
+    "default-frames": 2,
+    "max-new-tokens": 32,
+    "default-new-tokens": 8,
+    "default-window": 8,
+}
+"""Small limits: no call may take long just because it asks for much."""
 DOCUMENTED = {
     "OK",
     "INVALID_ARGUMENT",
@@ -248,7 +258,7 @@ async def run_mutated_requests(count: int = 10_000, seed: int = 0) -> dict[str, 
             video_root=workload.video_root,
             gateways=1,
             slots=1,
-            flags={"gateway": ("--max-batch-items", "1000", "--max-backlog", "20000")},
+            flags={"gateway": [f"--{name}={limit}" for name, limit in _GATEWAY_LIMITS.items()]},
         )
         async with Cluster(options, say) as cluster:
             return await _attack(cluster, workload.clips[0], count, seed, Path(scratch) / "canary")

@@ -100,6 +100,8 @@ class Captioner:
         summary = await caption.run()
         self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
         self.metrics.captioned(summary)
+        if self._config.log_text:
+            get_logger().debug("caption.text", prompt=options.prompt, text=summary.text)
         get_logger().info(
             "caption.finished",
             num_tokens=summary.num_tokens,

@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,8 +24,11 @@ NO_MESSAGE = "what was sent is no message of this method"
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """An interceptor that surrounds every call but health's with one context manager, and takes bytes that are no
-    message for the caller's fault: gRPC would answer UNKNOWN and log an error."""
+    """An interceptor that surrounds every call but health's with one context manager."""
+
+    reads_single_requests = False
+    """Whether it reads the one message of a method that takes one, instead of gRPC: that would answer bytes which are
+    no message with UNKNOWN and log an error, and would leave a caller who sends nothing without any answer."""
 
     def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
@@ -36,60 +40,61 @@ class Guard(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None or details.method.startswith("/grpc.health."):
             return handler
-        read = _careful(handler.request_deserializer, is_stream=handler.request_streaming)
+        reads = self.reads_single_requests and not handler.request_streaming
+        is_stream = handler.request_streaming or handler.response_streaming
+        surrounded = partial(self.around, details=details, is_stream=is_stream)
         if handler.response_streaming:
-            wrapped: Any = self._stream(handler.stream_stream or handler.unary_stream, details)
+            wrapped: Any = _stream(handler.stream_stream or handler.unary_stream, surrounded, reads)
         else:
-            is_stream = handler.request_streaming
-            wrapped = self._unary(handler.stream_unary or handler.unary_unary, details, is_stream)
-        kind = ("stream" if handler.request_streaming else "unary") + (
-            "_stream" if handler.response_streaming else "_unary"
-        )
-        make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make_handler(wrapped, read, handler.response_serializer)
+            wrapped = _unary(handler.stream_unary or handler.unary_unary, surrounded, reads)
+        request_kind = "stream" if handler.request_streaming or reads else "unary"
+        response_kind = "stream" if handler.response_streaming else "unary"
+        make_handler = getattr(grpc, f"{request_kind}_{response_kind}_rpc_method_handler")
+        return make_handler(wrapped, _careful(handler.request_deserializer), handler.response_serializer)
 
-    def _stream(self, behaviour: Any, details: grpc.HandlerCallDetails) -> Any:
-        async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            guarded = self.around(context, details, is_stream=True)
-            async with guarded, contextlib.aclosing(behaviour(_decoded(request), context)) as responses:
+
+def _stream(behaviour: Any, surrounded: Any, reads: bool) -> Any:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async with surrounded(context):
+            given = await _only(request) if reads else request
+            async with contextlib.aclosing(behaviour(given, context)) as responses:
                 async for response in responses:
                     yield response
 
-        return answer
-
-    def _unary(self, behaviour: Any, details: grpc.HandlerCallDetails, is_stream: bool) -> Any:
-        async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            async with self.around(context, details, is_stream=is_stream):
-                return await behaviour(_decoded(request), context)
-
-        return answer
+    return answer
 
 
-class _Undecodable:
-    """Stands for the one message of a request that is none, until somebody is there to answer."""
+def _unary(behaviour: Any, surrounded: Any, reads: bool) -> Any:
+    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async with surrounded(context):
+            return await behaviour(await _only(request) if reads else request, context)
+
+    return answer
 
 
-def _careful(read: Any, *, is_stream: bool) -> Any:
+async def _only(requests: AsyncIterator[Any]) -> Any:
+    """The message of a method that takes one."""
+    request = await anext(aiter(requests), None)
+    if request is None:
+        raise ProtocolViolation("this method takes a message, and none came")
+    return request
+
+
+def _careful(read: Any) -> Any:
     def read_carefully(data: bytes) -> Any:
         try:
             return read(data)
         except DecodeError:
-            if is_stream:
-                raise ProtocolViolation(NO_MESSAGE) from None
-            return _Undecodable()
+            raise ProtocolViolation(NO_MESSAGE) from None
 
     return read_carefully
-
-
-def _decoded(request: Any) -> Any:
-    if isinstance(request, _Undecodable):
-        raise ProtocolViolation(NO_MESSAGE)
-    return request
 
 
 class AnswerErrors(Guard):
     """Binds the request id to the logs, ends a call that takes too long, logs a failure once, and answers it once
     with its own status."""
+
+    reads_single_requests = True
 
     def __init__(self, stream_timeout_s: float | None = None) -> None:
         self._stream_timeout_s = stream_timeout_s

@@ -43,6 +43,10 @@ class WireOptions:
     peer_name: str = option("name in the certificates of those, where it is not the host of their address", default="")
     reflection: bool = option("whether strangers may list the methods: true or false", default=False)
     metrics: str = option("serve metrics at HOST:PORT; a PORT alone is on loopback; empty for none", default="")
+    log_text: bool = option(
+        "whether events of level debug may hold prompts and captions: true or false; for finding faults only",
+        default=False,
+    )
     stream_timeout_s: float = option("longest time for one streaming call", default=86_400.0, check=between(1, 1e7))
 
     def server_credentials(self) -> grpc.ServerCredentials | None:

@@ -34,7 +34,7 @@ def open_video_path(path: str, roots: Sequence[Path]) -> BinaryIO:
         if descriptor is not None:
             return os.fdopen(descriptor, "rb")
     raise VideoNotFound(
-        f"no readable video at {path!r} below the allowed folders; check the path, and that it is no symbolic link"
+        "no readable video at that path below the allowed folders; check it, and that it is no symbolic link"
     )
 
 
