@@ -20,8 +20,8 @@ from typing import Any
 import grpc
 
 from bench.compose_check.batch import Batch, render_videos
-from bench.compose_check.checks import check_batch, check_hardening
-from bench.compose_check.engine import has_daemon, private_engine
+from bench.compose_check.checks import check_batch, check_command_line, check_hardening, check_scaled
+from bench.compose_check.engine import has_daemon, mounts_below, private_engine
 from bench.compose_check.images import (
     PYTHON_BASE,
     REDIS_BASE,
@@ -89,6 +89,11 @@ def check(steps: Steps, work: Path, num_videos: int) -> dict[str, Any]:
         with steps.step("look at the containers"):
             users = check_hardening(stack)
         counts = check_batch(steps, stack, batch, num_videos)
+        with steps.step("the command line, in a container") as row:
+            row |= check_command_line(stack, num_videos)
+        with steps.step("two targets and two drafts") as row:
+            shorter = exits.enter_context(contextlib.closing(Batch(stack.address, "scaled", names[:6], 64)))
+            row["sessions"] = check_scaled(stack, shorter, 6)
         images = image_sizes((PYTHON_BASE, REDIS_BASE, IMAGE), environ)
     return {"batch": counts, "images_mb": images, "users": users, "own_engine": own_engine, "stand_ins": stand_ins}
 
@@ -100,7 +105,10 @@ def _tear_down(steps: Steps, stack: Stack) -> None:
 
 
 def _remove(work: Path, *, logs: bool) -> None:
-    """The work folder; with `logs`, all but those."""
+    """The work folder; with `logs`, all but those. Never what is mounted there."""
+    if mounts_below(work):
+        say(f"{work} is left as it is: something is still mounted there")
+        return
     if not logs:
         shutil.rmtree(work, ignore_errors=True)
         return

@@ -33,8 +33,9 @@ def render_videos(folder: Path, count: int) -> list[str]:
 class Batch:
     """One batch at the archive of the gateway at `address`."""
 
-    def __init__(self, address: str, key: str, names: Sequence[str]) -> None:
+    def __init__(self, address: str, key: str, names: Sequence[str], max_new_tokens: int = MAX_NEW_TOKENS) -> None:
         self._key = key
+        self._max_new_tokens = max_new_tokens
         self._names = names
         self._channel = grpc.insecure_channel(address)
         self._stub = archive_pb2_grpc.ArchiveStub(self._channel)
@@ -88,7 +89,7 @@ class Batch:
         self._channel.close()
 
     def _messages(self) -> Iterator[pb.SubmitBatchRequest]:
-        caption = CaptionOptions(num_frames=NUM_FRAMES, max_new_tokens=MAX_NEW_TOKENS)
+        caption = CaptionOptions(num_frames=NUM_FRAMES, max_new_tokens=self._max_new_tokens)
         yield pb.SubmitBatchRequest(batch=pb.BatchOptions(key=self._key, caption=caption))
         for name in self._names:
             yield pb.SubmitBatchRequest(item=pb.BatchItem(custom_id=name, source=f"{MOUNT}/{name}"))

@@ -1,9 +1,10 @@
 """What the stack must show: hardened containers, a batch that survives, nothing done twice. Raises `CheckFailed`."""
 
+import json
 import time
 from typing import Any
 
-from bench.compose_check.batch import Batch
+from bench.compose_check.batch import MAX_NEW_TOKENS, MOUNT, NUM_FRAMES, Batch
 from bench.compose_check.stack import PROJECT, SERVICES, Stack
 from bench.compose_check.steps import CheckFailed, Steps, run
 
@@ -81,9 +82,41 @@ def _check_results(batch: Batch, num_videos: int) -> dict[str, Any]:
         "done": counts.done,
         "lost": counts.failed + counts.dead + counts.cancelled,
         "run_again": sum(job.attempts > 1 for job in jobs),
-        "with_draft": sum(job.summary.method == "parallel" for job in jobs),
+        "with_draft": sum(job.summary.timings.draft_ready_s > 0 for job in jobs),
         "tokens": sum(job.summary.num_tokens for job in jobs),
     }
+
+
+def check_command_line(stack: Stack, num_videos: int) -> dict[str, Any]:
+    """The same videos handed in by the command line in the gateway's container; their results are at hand."""
+    gateway = ("--gateway", "127.0.0.1:50050")
+    asked = ("--frames", str(NUM_FRAMES), "--max-new-tokens", str(MAX_NEW_TOKENS), "--output", "-")
+    words = ("exec", "-T", "gateway", "slipstream", "archive", "submit", MOUNT, *gateway, *asked)
+    lines = [json.loads(line) for line in stack.compose(*words, timeout_s=BATCH_TIMEOUT_S).splitlines()]
+    with_text = sum(bool(line["text"]) for line in lines)
+    _require(
+        len(lines) == with_text == num_videos, f"{len(lines)} lines, {with_text} with text, for {num_videos} videos"
+    )
+    return {"lines": len(lines), "reused": sum(bool(line["receipt"].get("reused")) for line in lines)}
+
+
+def check_scaled(stack: Stack, batch: Batch, num_videos: int) -> dict[str, Any]:
+    """Two targets and two drafts: all take part, and each draft finds its target. Returns each container's sessions."""
+    scale = ("--no-recreate", "--scale", "target=2", "--scale", "draft=2")
+    stack.up(*scale)
+    stack.compose("restart", "gateway")  # it looks the names up at its start
+    stack.up(*scale)
+    before = {service: stack.count_logged(service, "session.opened") for service in ("target", "draft")}
+    batch.submit()
+    batch.wait_done(num_videos, BATCH_TIMEOUT_S)
+    _require("no guidance" not in stack.compose("logs", "gateway"), "a draft asked the wrong target for guidance")
+    sessions = {}
+    for service, counts in before.items():
+        now = stack.count_logged(service, "session.opened")
+        sessions[service] = [after - counts[name] for name, after in now.items()]
+        all_served = len(sessions[service]) == 2 and min(sessions[service]) > 0
+        _require(all_served, f"of two {service}s, the sessions were {sessions[service]}")
+    return sessions
 
 
 def _require(holds: object, complaint: str) -> None:

@@ -50,10 +50,11 @@ def private_engine(steps: Steps, work: Path) -> Iterator[Mapping[str, str]]:
             row["compose"] = run(["docker", "compose", "version", "--short"], timeout_s=20, environ=environ).strip()
         yield environ
     finally:
-        with steps.step("stop the engine"):
+        with steps.step("stop the engine") as row:
             if daemon is not None:
                 _stop_daemon(daemon, work)
             kernel.restore()
+            row["left"] = kernel.leftovers()
 
 
 def _start_daemon(work: Path, environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -92,12 +93,13 @@ def _stop_daemon(daemon: "subprocess.Popen[bytes]", work: Path) -> None:
         daemon.wait()
     with suppress(ProcessLookupError):
         os.killpg(daemon.pid, signal.SIGKILL)
-    for mount in sorted(_mounts_below(work), key=len, reverse=True):
+    for mount in sorted(mounts_below(work), key=len, reverse=True):
         with suppress(CheckFailed):
             run(["umount", "--lazy", mount], timeout_s=20)
 
 
-def _mounts_below(work: Path) -> list[str]:
+def mounts_below(work: Path) -> list[str]:
+    """Mount points in the folder."""
     points = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     return [point for point in points if Path(point).is_relative_to(work)]
 

@@ -75,6 +75,15 @@ class Stack:
         found = json.loads(run(["docker", "inspect", container], timeout_s=30, environ=self.environ))
         return dict(found[0])
 
+    def count_logged(self, service: str, event: str) -> dict[str, int]:
+        """How often each of the service's containers has logged the event."""
+        containers = self.compose("ps", "--quiet", service).split()
+        counts = {}
+        for name in containers:
+            log = run(["docker", "logs", name], timeout_s=30, environ=self.environ, merge=True)
+            counts[name] = log.count(f'"event": "{event}"')
+        return counts
+
     def is_healthy(self, service: str) -> bool:
         """Whether it runs and its health check has passed."""
         state = self.inspect(service)["State"]

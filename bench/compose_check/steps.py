@@ -47,9 +47,10 @@ def run(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
     log: Path | None = None,
+    merge: bool = False,
 ) -> str:
-    """What the command printed; errors go to `log` where one is given. Raises `CheckFailed` when it fails or takes
-    longer than `timeout_s`; then all that it started is ended."""
+    """What the command printed; with `merge`, its errors too. All of it goes to `log` where one is given. Raises
+    `CheckFailed` when it fails or takes longer than `timeout_s`; then all that it started is ended."""
     words = [str(word) for word in command]
     process = subprocess.Popen(
         words,
@@ -75,7 +76,7 @@ def run(
     if process.returncode:
         hint = f"; all of it is in {log}" if log else ""
         raise CheckFailed(f"{_shown(words)} ended with {process.returncode}{hint}\n{_tail(output + errors)}")
-    return output
+    return output + errors if merge else output
 
 
 def works(command: Sequence[str | Path], *, timeout_s: float, environ: Mapping[str, str] | None = None) -> bool:
