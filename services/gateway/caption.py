@@ -28,6 +28,7 @@ from slipstream.speculation.actions import (
 )
 from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
+from slipstream.speculation.methods import SPARSE_GAMMA
 from slipstream.speculation.pacing import get_policy
 from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from slipstream.video.decode import SampledVideo
@@ -64,6 +65,7 @@ class Caption:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
         self._options = options
+        self._tokens_per_frame = target_model.tokens_per_frame
         self._video = video
         self._peers = peers
         self._ledger = ledger
@@ -71,19 +73,21 @@ class Caption:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._pipeline = Pipeline(
-            get_policy(options.policy),
+            get_policy(options.policy, options.gamma),
             costs,
             max_window=options.max_window,
             vocab_size=target_model.vocab_size,
             gate=Gate(costs) if options.gate and options.speculative else None,
             solo_passes=SOLO_PASSES if options.speculative else options.max_new_tokens,
+            shape=options.shape,
+            self_draft=options.gamma or SPARSE_GAMMA if options.drafts_itself else 0,
         )
         self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
         self._draft_silence_s = draft_silence_s
         self._call: grpc.aio.StreamStreamCall | None = None
         self._draft_link: DraftLink | None = None
         self._drafting: asyncio.Task[None] | None = None
-        self._proposals = Proposals(required=options.sampling.sends_proposals, vocab_size=target_model.vocab_size)
+        self._proposals = Proposals(required=options.sends_proposals, vocab_size=target_model.vocab_size)
         self._hold = HoldTimer(self._on_hold_expired)
         self._window_len = 0
         self._pass_started = 0.0
@@ -136,7 +140,7 @@ class Caption:
             costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
             self._restarted_at = None
         self._ledger.drafted(tokens)
-        actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids)
+        actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids, tokens.parents)
         if self._pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == self._pipeline.epoch:
             self._proposals.remember(tokens)
         self._carry_out(actions)
@@ -177,8 +181,10 @@ class Caption:
         now = self._loop.time()
         round_s, held_s = now - self._pass_started, self._hold.take_held_s()
         if self._pipeline.committed:
-            self._pipeline.costs.target_pass_s.observe(self._window_len, round_s)
-            self._ledger.passed(self._window_len, message.pass_s, round_s, held_s)
+            window_len = self._window_len or message.num_drafted
+            self._pipeline.costs.target_pass_s.observe(window_len, round_s)
+            self._ledger.passed(window_len, message.pass_s, round_s, held_s)
+            self._ledger.self_drafted(message)
         self._pass_started, self._window_len = now, 0
         self._ledger.stop_string = message.stop_string
         actions = self._pipeline.on_verdict(windows.read_verdict(message), round_s, held_s)
@@ -222,7 +228,8 @@ class Caption:
 
     async def _target_messages(self) -> AsyncIterator[target_pb2.TargetRequest]:
         frames = self._video.frames
-        yield codec.target_start(target_request(self._options, self._video), frames)
+        request = target_request(self._options, self._video, self._tokens_per_frame)
+        yield codec.target_start(request, frames)
         for chunk in codec.frame_chunks(frames):
             yield target_pb2.TargetRequest(frames=chunk)
         while (message := await self._to_target.get()) is not None:

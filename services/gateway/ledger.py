@@ -1,6 +1,7 @@
 """What one caption measured of itself, and the summary made of it. Knows no stream and no protocol."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.gateway.options import CaptionOptions
@@ -64,8 +65,14 @@ class Ledger:
 
     def drafted(self, tokens: draft_pb2.DraftTokens) -> None:
         """The draft wrote tokens."""
-        self.draft_tokens += len(tokens.token_ids)
-        self.draft_pass_s += tokens.pass_s * len(tokens.token_ids)
+        num_passes = _depth(tokens.parents) or len(tokens.token_ids)
+        self.draft_tokens += num_passes
+        self.draft_pass_s += tokens.pass_s * num_passes
+
+    def self_drafted(self, verdict: target_pb2.Verdict) -> None:
+        """The target drafted a window itself."""
+        self.draft_tokens += verdict.num_drafted
+        self.draft_pass_s += verdict.draft_s
 
     def joined(self, now: float, ready: draft_pb2.DraftReady) -> None:
         """A draft became ready; the first one's figures are kept."""
@@ -165,3 +172,11 @@ class Ledger:
                 for window_len, tally in tallies
             ],
         )
+
+
+def _depth(parents: Iterable[int]) -> int:
+    """Levels of a tree, each of which was one pass of the draft. Nobody has checked it yet."""
+    levels = {-1: 0}
+    for node, parent in enumerate(parents):
+        levels[node] = levels.get(parent, 0) + 1
+    return max(levels.values())

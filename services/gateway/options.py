@@ -9,12 +9,12 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.rpc.codec import GUIDANCE_KINDS
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.methods import ATTENTION_PRUNERS, PRUNERS, Drafter, Lossy, Method, Shape, get_method
 from slipstream.speculation.pacing import POLICIES
 
-METHODS = ("parallel", "autoregressive")
-PRUNERS = ("uv_spread", "uv", "random", "uniform", "none")
 POSITIONS = ("original", "compact")
 MAX_ID_CHARS = 128
+DEFAULT_LOSSY_KEEP = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,30 @@ class CaptionOptions:
     seed: int
     sampling: SamplingParams
     gate: bool
+    drafter: Drafter
+    shape: Shape
+    gamma: int | None
+    lossy: Lossy | None
 
     @property
     def speculative(self) -> bool:
         """A draft takes part."""
-        return self.method == "parallel"
+        return self.drafter is Drafter.DRAFT
+
+    @property
+    def drafts_itself(self) -> bool:
+        """The target drafts with a part of its own cache."""
+        return self.drafter is Drafter.SELF
+
+    @property
+    def sends_proposals(self) -> bool:
+        """The draft tells what it drew from. Trees are judged by equality with the target's own choice."""
+        return self.sampling.sends_proposals and self.shape is Shape.CHAIN
+
+    @property
+    def with_attention(self) -> bool:
+        """The draft's pruner ranks by the target's attention."""
+        return self.speculative and self.pruner in ATTENTION_PRUNERS
 
 
 def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) -> CaptionOptions:
@@ -49,12 +68,16 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
     def given(name: str, default: object) -> object:
         return getattr(message, name) if message.HasField(name) else default
 
-    default_method = "parallel" if config.draft else "autoregressive"
+    default_method = "slipstream" if config.draft else "autoregressive"
+    method = _method(message, get_method(str(given("method", default_method))), config)
     options = CaptionOptions(
         request_id=message.request_id or uuid.uuid4().hex,
         path=message.path,
         prompt=str(given("prompt", config.default_prompt)),
-        method=_choice("method", given("method", default_method), METHODS),
+        method=method.name,
+        drafter=method.drafter,
+        shape=method.shape,
+        gamma=method.gamma,
         num_frames=_count(
             "num_frames", given("num_frames", min(config.default_frames, config.max_frames)), config.max_frames
         ),
@@ -63,17 +86,18 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
             given("max_new_tokens", min(config.default_new_tokens, config.max_new_tokens)),
             config.max_new_tokens,
         ),
-        pruner=_choice("pruner", given("pruner", PRUNERS[0]), PRUNERS),
+        pruner=_choice("pruner", method.pruner, PRUNERS),
         alpha=_share("alpha", given("alpha", config.default_alpha)),
-        policy=_choice("policy", given("policy", "self_clocked"), tuple(POLICIES)),
+        policy=_choice("policy", method.policy, POLICIES),
         max_window=_count(
             "max_window", given("max_window", min(config.default_window, config.max_window)), config.max_window
         ),
-        guidance=_choice("guidance", given("guidance", "hidden_states"), tuple(GUIDANCE_KINDS)),
+        guidance=_guidance(message, method.pruner),
         positions=_choice("positions", given("positions", "original"), POSITIONS),
         seed=message.seed,
         sampling=_sampling(message),
-        gate=bool(given("gate", True)),
+        gate=method.gate,
+        lossy=_lossy(message, method),
     )
     if (
         len(options.request_id) > MAX_ID_CHARS
@@ -86,8 +110,35 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
     if len(options.prompt) > config.max_prompt_chars:
         raise LimitExceeded(f"the prompt has {len(options.prompt)} characters; at most {config.max_prompt_chars} fit")
     if options.speculative and not config.draft:
-        raise InvalidConfig("method 'parallel' needs a draft, and this gateway has none; ask for 'autoregressive'")
+        raise InvalidConfig(
+            f"method {options.method!r} needs a draft, and this gateway has none; ask for 'autoregressive'"
+        )
     return options
+
+
+def _method(message: gateway_pb2.CaptionOptions, method: Method, config: GatewayConfig) -> Method:
+    """The method with the parts that the request changes."""
+    gamma = _count("gamma", message.gamma, config.max_window) if message.HasField("gamma") else None
+    pruner, policy, shape, gate = (
+        getattr(message, name) if message.HasField(name) else None for name in ("pruner", "policy", "shape", "gate")
+    )
+    return method.changed(pruner, policy, shape, gate, gamma)
+
+
+def _guidance(message: gateway_pb2.CaptionOptions, pruner: str) -> str:
+    default = "scores" if pruner in ATTENTION_PRUNERS else "hidden_states"
+    guidance = _choice("guidance", message.guidance or default, tuple(GUIDANCE_KINDS))
+    if pruner in ATTENTION_PRUNERS and guidance != "scores":
+        raise InvalidRequest(f"pruner {pruner!r} ranks by attention, which comes as guidance 'scores'")
+    return guidance
+
+
+def _lossy(message: gateway_pb2.CaptionOptions, method: Method) -> Lossy | None:
+    if not message.lossy:
+        return None
+    if method.drafter is not Drafter.NONE:
+        raise InvalidRequest("lossy pruning is a baseline of plain decoding: ask for method 'autoregressive' with it")
+    return Lossy(message.lossy, message.lossy_keep if message.HasField("lossy_keep") else DEFAULT_LOSSY_KEEP).check()
 
 
 def _sampling(message: gateway_pb2.CaptionOptions) -> SamplingParams:

@@ -2,11 +2,13 @@
 
 from services.gateway.options import CaptionOptions
 from slipstream.rpc import codec
+from slipstream.speculation.methods import Shape
 from slipstream.video.decode import SampledVideo
 
 
-def target_request(options: CaptionOptions, video: SampledVideo) -> codec.TargetRequest:
-    """To the target."""
+def target_request(options: CaptionOptions, video: SampledVideo, tokens_per_frame: int) -> codec.TargetRequest:
+    """To the target. The share `alpha` of the video is also what a target that drafts for itself leaves out."""
+    num_kept = max(round((1 - options.alpha) * len(video.frames) * tokens_per_frame), 1)
     return codec.TargetRequest(
         session_id=options.request_id,
         prompt=options.prompt,
@@ -14,6 +16,9 @@ def target_request(options: CaptionOptions, video: SampledVideo) -> codec.Target
         with_guidance=options.speculative,
         sampling=options.sampling,
         seconds_per_frame=_seconds_per_frame(video),
+        with_attention=options.with_attention,
+        lossy=options.lossy,
+        self_draft_kept=num_kept if options.drafts_itself else 0,
     )
 
 
@@ -30,6 +35,7 @@ def draft_request(options: CaptionOptions, video: SampledVideo, guidance_address
         seed=options.seed,
         sampling=options.sampling,
         seconds_per_frame=_seconds_per_frame(video),
+        tree=options.shape is Shape.TREE,
     )
 
 

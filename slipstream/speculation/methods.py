@@ -8,6 +8,23 @@ from enum import StrEnum
 
 from slipstream.errors import InvalidRequest
 
+ATTENTION_PRUNERS = ("attention", "attention_variation", "specvlm")
+"""Those that rank by attention, which the target must record while the prompt runs."""
+PRUNERS = (
+    "uv_spread",
+    "uv",
+    "uv_cosine",
+    *ATTENTION_PRUNERS,
+    "random",
+    "uniform",
+    "frame",
+    "window",
+    "dycoke",
+    "fastvid",
+    "none",
+    "all",
+)
+"""The names of `slipstream.pruning`, for processes without torch."""
 LOSSY_METHODS = ("fastv", "pyramiddrop", "sparsevlm", "dycoke")
 SPARSE_GAMMA = 9
 """Window of STD in the papers (000, table 1; 004, section 4)."""
@@ -68,15 +85,14 @@ class Method:
     def changed(
         self, pruner: str | None, policy: str | None, shape: str | None, gate: bool | None, gamma: int | None
     ) -> "Method":
-        """The method with these parts in place of its own; None leaves a part.
+        """The method with these parts in place of its own; None leaves a part. What a method without a draft does not
+        have is not looked at.
 
         Raises:
-            InvalidRequest: parts that do not go together, or that a method without a draft does not have.
+            InvalidRequest: parts that there are not, or that do not go together.
         """
         given = {"pruner": pruner, "policy": policy, "shape": shape, "gate": gate, "gamma": gamma}
         changes = {name: value for name, value in given.items() if value is not None}
-        if self.drafter is Drafter.SELF and changes.keys() - {"gamma"}:
-            raise InvalidRequest(f"method {self.name!r} drafts with its own cache; only gamma can be changed")
         if shape is not None and shape not in tuple(Shape):
             raise InvalidRequest(f"shape {shape!r} is unknown; choose one of {', '.join(Shape)}")
         if shape is not None:

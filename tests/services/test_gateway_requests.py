@@ -50,7 +50,11 @@ async def strict(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         ({"prompt": ""}, INVALID, "the prompt is empty"),
         ({"prompt": " \n\t"}, INVALID, "the prompt is empty"),
         ({"prompt": "x" * 8193}, OUT_OF_RANGE, "the prompt has 8193 characters; at most 8192 fit"),
-        ({"method": "telepathy"}, INVALID, "method 'telepathy' is unknown; choose one of parallel, autoregressive"),
+        (
+            {"method": "telepathy"},
+            INVALID,
+            "method 'telepathy' is unknown; choose one of slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, autoregressive",
+        ),
         ({"pruner": "best"}, INVALID, "pruner 'best' is unknown; choose one of "),
         ({"policy": "fast"}, INVALID, "policy 'fast' is unknown; choose one of self_clocked, fixed"),
         ({"guidance": "rumours"}, INVALID, "guidance 'rumours' is unknown; choose one of hidden_states, scores"),

@@ -3,9 +3,17 @@
 import pytest
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import PRUNER_NAMES
-from slipstream.speculation.methods import METHODS, Drafter, Method, Shape, get_method
+from slipstream.pruning import PRUNER_NAMES, get_pruner
+from slipstream.speculation.methods import ATTENTION_PRUNERS, METHODS, PRUNERS, Drafter, Method, Shape, get_method
 from slipstream.speculation.pacing import get_policy
+
+
+def test_names_for_processes_without_torch() -> None:
+    assert sorted(PRUNERS) == sorted(PRUNER_NAMES)
+    scores = {name: get_pruner(name).score for name in PRUNER_NAMES}
+    assert set(ATTENTION_PRUNERS) == {
+        name for name, score in scores.items() if score is not None and score.is_attention
+    }
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -39,7 +47,6 @@ def test_parts_can_be_changed_alone() -> None:
         ("slipstream", (None, None, "tree", None, None), "in turns"),
         ("parallelvlm", (None, None, "tree", None, None), "in turns"),
         ("sd", (None, None, "star", None, None), "chain, tree"),
-        ("std", ("uv", None, None, None, None), "own cache"),
     ],
 )
 def test_parts_that_do_not_go_together(name: str, changes: tuple[None, None, str, None, None], complaint: str) -> None:
