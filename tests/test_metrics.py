@@ -5,6 +5,7 @@ import socket
 import urllib.request
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.errors import InvalidConfig, Overloaded
@@ -117,6 +118,7 @@ async def test_the_queue_is_watched() -> None:
 
 
 def test_they_are_shown_on_loopback_unless_told_otherwise() -> None:
+    structlog.reset_defaults()
     with shown_at("0") as address:
         assert address.startswith("127.0.0.1:")
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 import trustme
 from grpc_health.v1 import health, health_pb2_grpc
 
@@ -44,6 +45,7 @@ class WhoAmI(target_pb2_grpc.TargetServicer):
 @contextlib.asynccontextmanager
 async def served(servicer: target_pb2_grpc.TargetServicer | None = None, **options: Any) -> AsyncIterator[str]:
     """The address of a server with these options."""
+    structlog.reset_defaults()  # a test before may have left its own stream, which is closed now
     config = WiredConfig(**options)
     server, credentials = make_server(config, ["slipstream.rpc.v1.Target"])
     target_pb2_grpc.add_TargetServicer_to_server(servicer or WhoAmI(), server)
