@@ -1,6 +1,7 @@
 """Does harm to a cluster as planned, and remembers what it did and when. Knows no job but what the logs say."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,8 @@ from bench.faults.plan import Strike
 
 POLL_S = 0.2
 BUSY_POLL_S = 0.03
-LEASE_MARGIN_S = 3.0
+TAKEN_OVER_LEASES, TAKEN_OVER_S = 3, 20.0
+"""How long to wait until others have taken all jobs of a gateway: so many leases, and so long."""
 UNCOMMITTED_S = 3.0
 """How long the queue is down before a gateway is frozen as a zombie: its captions are done by then."""
 
@@ -73,10 +75,19 @@ class Nemesis:
         try:
             await cluster.wait_serving("redis", starts + 1)
             self._remember("kill", "redis", began)
-            await asyncio.sleep(cluster.options.lease_s + LEASE_MARGIN_S)
+            await self._wait_taken_over(victim)
         finally:
             cluster.thaw(victim)
         self._remember("freeze", victim, froze)
+
+    async def _wait_taken_over(self, victim: str) -> None:
+        left = self._in_hand()[victim]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_OVER_LEASES * self._cluster.options.lease_s + TAKEN_OVER_S):
+                while left:
+                    await asyncio.sleep(POLL_S)
+                    latest = {e.job_id: e.epoch for e in sorted(self.events(), key=lambda e: e.epoch)}
+                    left = {(job_id, epoch) for job_id, epoch in left if latest[job_id] <= epoch}
 
     def events(self) -> list[JobEvent]:
         """What all gateways have logged of jobs."""
@@ -97,13 +108,12 @@ class Nemesis:
         return max(in_hand, key=lambda name: len(in_hand[name]))
 
     def _in_hand(self) -> dict[str, set[tuple[str, int]]]:
-        """Jobs and epochs by gateway that it has taken and not ended."""
+        """Jobs and epochs by gateway that it took last and has not ended."""
+        last = {event.job_id: event for event in sorted(self.events(), key=lambda event: (event.epoch, event.at))}
         in_hand: dict[str, set[tuple[str, int]]] = {name: set() for name in self._cluster.gateways}
-        for event in sorted(self.events(), key=lambda event: event.at):
+        for event in last.values():
             if event.kind is Kind.TAKEN:
                 in_hand[event.process].add((event.job_id, event.epoch))
-            else:
-                in_hand[event.process].discard((event.job_id, event.epoch))
         return in_hand
 
     def _remember(self, kind: str, victim: str, began: float) -> None:
