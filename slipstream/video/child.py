@@ -32,6 +32,7 @@ from slipstream.video.messages import (
     Started,
     encode_answer,
 )
+from slipstream.video.rehearsal import rehearse
 from slipstream.video.sampled import SampledVideo
 
 CPU_SLACK_S = 2
@@ -41,6 +42,7 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, parent_pid: int) -> Non
     """Serves until the parent hangs up."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends its decoders; a terminal or a supervisor does not
         signal.signal(number, signal.SIG_IGN)
+    rehearse()
     with socket.socket(fileno=descriptor) as connection:
         confined = confine(memory_bytes, cpu_s, parent_pid)
         connection.send(encode_answer(Ready(confined)))

@@ -1,7 +1,7 @@
 """Takes from a decoder process what decoding does not need. Linux; knows nothing of videos.
 
 What the kernel must grant (limits, no new privileges, death with the parent) is an error when refused. What depends on
-the machine (an empty network namespace) is best effort and named in the result.
+the machine (an empty network namespace, denied system calls) is best effort and named in the result.
 """
 
 import ctypes
@@ -10,6 +10,8 @@ import resource
 import signal
 import struct
 from pathlib import Path
+
+from slipstream.video.seccomp import deny_system_calls
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
@@ -39,7 +41,10 @@ def confine(memory_bytes: int, cpu_s: int, parent_pid: int) -> tuple[str, ...]:
     _control(libc, _PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         raise ProcessLookupError("the parent is gone already")
-    return (*done, "privileges")
+    done.append("privileges")
+    if deny_system_calls(libc):
+        done.append("system calls")
+    return tuple(done)
 
 
 def limit_cpu(seconds: int) -> None:

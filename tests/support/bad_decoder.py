@@ -4,6 +4,7 @@ What to do is read from the video's bytes, so that one pool meets every kind: `c
 `print TEXT`, `flood`, `probe`, `answer BYTES`. Anything else is decoded as it should be.
 """
 
+import errno
 import json
 import os
 import resource
@@ -12,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from slipstream.video import child
 from slipstream.video.messages import Answer, DecodeRequest, Refused
@@ -42,7 +42,7 @@ def misbehave(connection: socket.socket, request: DecodeRequest, video: int, fra
 
 
 def crash(name: str) -> str:
-    os.kill(os.getpid(), getattr(signal, name))
+    signal.raise_signal(getattr(signal, name))
     return hang()
 
 
@@ -69,44 +69,40 @@ def say(connection: socket.socket, answer: bytes) -> str:
 
 def probe(video: int) -> str:
     """What a captured decoder can still do, as JSON."""
-
-    def write_video() -> None:
-        os.write(video, b"x")
-
-    def write_file() -> None:
-        with open("/tmp/captured", "wb", buffering=0) as file:
-            file.write(b"x")
-
-    def connect() -> None:
-        socket.create_connection(("127.0.0.1", 1), timeout=1)
-
-    def raise_limits() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-    def take_memory() -> None:
-        bytearray(8 * 1024**3)
-
-    def open_many() -> None:
-        copies = []
-        try:
-            for _ in range(64):
-                copies.append(os.dup(video))
-        finally:
-            for copy in copies:
-                os.close(copy)
-
-    attempts = (write_video, write_file, connect, raise_limits, take_memory, open_many)
-    outcomes = {attempt.__name__: outcome(attempt) for attempt in attempts}
-    with suppress(OSError):
-        os.unlink("/tmp/captured")
-    return json.dumps(outcomes | {"environment": sorted(os.environ)})
+    free = resource.RLIM_INFINITY
+    attempts: dict[str, Callable[[], object]] = {
+        "read a file": lambda: os.open("/etc/passwd", os.O_RDONLY),
+        "write a file": lambda: os.open("/tmp/captured", os.O_WRONLY | os.O_CREAT),
+        "remove a file": lambda: os.unlink("/tmp/captured"),
+        "write the video": lambda: os.write(video, b"x"),
+        "run a program": lambda: os.execv("/bin/true", ["true"]),
+        "fork": os.fork,
+        "signal its parent": lambda: os.kill(os.getppid(), 0),
+        "limit its parent": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
+        "connect": lambda: socket.create_connection(("127.0.0.1", 1), timeout=1),
+        "raise its limits": lambda: resource.setrlimit(resource.RLIMIT_AS, (free, free)),
+        "take memory": lambda: bytearray(8 * 1024**3),
+        "open many": lambda: open_many(video),
+    }
+    return json.dumps({name: outcome(attempt) for name, attempt in attempts.items()} | {"knows": sorted(os.environ)})
 
 
-def outcome(attempt: Callable[[], None]) -> str:
+def open_many(video: int) -> None:
+    copies: list[int] = []
+    try:
+        for _ in range(64):
+            copies.append(os.dup(video))
+    finally:
+        for copy in copies:
+            os.close(copy)
+
+
+def outcome(attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except (OSError, MemoryError, ValueError) as failure:
-        return f"{type(failure).__name__} {getattr(failure, 'errno', None)}"
+        number = getattr(failure, "errno", None)
+        return errno.errorcode[number] if number else type(failure).__name__
     return "done"
 
 
