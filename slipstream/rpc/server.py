@@ -6,6 +6,7 @@ A service module gives `serve` a coroutine that registers its servicer; everythi
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import signal
 import sys
@@ -41,7 +42,13 @@ def run_service(name: str, config_type: type[ConfigT], setup: Setup[ConfigT], se
     """The body of `python -m services.<name>`: exits 0 after SIGTERM, 2 on a configuration that cannot work. `serves`:
     full names of its gRPC services, for reflection."""
     log_all_output()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
     sys.exit(_run(name, config_type, setup, sys.argv[1:], os.environ, serves))
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """grpc.aio takes a caller who vanished while the answer was written for an error of the server."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 def _run(
