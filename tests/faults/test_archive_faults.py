@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.support.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+NUM_VIDEOS = 10
+DONE = archive_pb2.JOB_STATE_DONE
 ARCHIVE = "slipstream.rpc.v1.Archive"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -35,16 +38,16 @@ async def test_deaths_around_an_archive(world: World, tmp_path: Path) -> None:
             await _wait_health(health, ARCHIVE, SERVING)
             items = [
                 archive_pb2.BatchItem(custom_id=str(seed), source=str(video), caption={"prompt": f"What is {seed}?"})
-                for seed in range(4)
+                for seed in range(NUM_VIDEOS)
             ]
-            batch = (await archive.submit(items, key="k", num_frames=6, max_new_tokens=400)).batch_id
+            batch = (await archive.submit(items, key="k", num_frames=6, max_new_tokens=300)).batch_id
 
-            await _wait_generating(archive, batch)
+            await _wait(archive, batch, lambda jobs: any(job.progress.startswith("generate") for job in jobs))
             os.kill(stack.processes["target"].pid, signal.SIGKILL)
             await _wait_health(health, "", NOT_SERVING)
             await _wait_health(health, "", SERVING)
 
-            await _wait_generating(archive, batch)
+            await _wait(archive, batch, lambda jobs: any(job.state == DONE for job in jobs))
             gateway = stack.processes["gateway"]
             os.kill(gateway.pid, signal.SIGTERM)
             await stack.wait_started("gateway", 2)
@@ -58,21 +61,21 @@ async def test_deaths_around_an_archive(world: World, tmp_path: Path) -> None:
             await _wait_health(health, ARCHIVE, SERVING)
 
             *_, ended = await archive.watch(batch)
-            assert ended.counts.done == 4
+            assert ended.counts.done == NUM_VIDEOS
             jobs = (await archive.jobs(batch)).values()
             assert 1 <= sum(job.crashes for job in jobs) <= 2 and not any(job.attempts for job in jobs)
             assert any(job.receipt.runs > 1 for job in jobs)
             log = gateway.log_path
             assert logged(log, "job.crashed") and len(logged(log, "archive.started")) == 2
-            assert len(logged(log, "job.committed", state="done")) == 4
+            assert len(logged(log, "job.committed", state="done")) == NUM_VIDEOS
 
 
-async def _wait_generating(archive: ArchiveClient, batch: str) -> None:
-    """Until a caption of the batch is at the models."""
-    progress: list[str] = []
-    while not any(line.startswith("generate") for line in progress):
-        await asyncio.sleep(0.1)
-        progress = [job.progress for job in (await archive.jobs(batch)).values()]
+async def _wait(archive: ArchiveClient, batch: str, is_reached: Callable[[list[archive_pb2.Job]], bool]) -> None:
+    jobs: list[archive_pb2.Job] = []
+    async with asyncio.timeout(60):
+        while not is_reached(jobs):
+            await asyncio.sleep(0.1)
+            jobs = list((await archive.jobs(batch)).values())
 
 
 async def _wait_health(health: health_pb2_grpc.HealthStub, service: str, wanted: int) -> None:

@@ -93,11 +93,27 @@ def test_what_the_content_key_depends_on() -> None:
     assert len({key, *others}) == len(others) + 1
 
 
-def test_a_receipts_options_ask_for_the_same_again() -> None:
-    asked = gateway_pb2.CaptionOptions(temperature=0.5, top_k=4, stop=["."], seed=9, gate=False, method="parallel")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        gateway_pb2.CaptionOptions(temperature=0.5, top_k=4, stop=["."], seed=9, gate=False, gamma=3),
+        gateway_pb2.CaptionOptions(method="specvlm", alpha=0.5),
+        gateway_pb2.CaptionOptions(method="autoregressive", lossy="fastv", lossy_keep=0.25),
+    ],
+)
+def test_a_receipts_options_ask_for_the_same_again(asked: gateway_pb2.CaptionOptions) -> None:
     options = resolve_options(asked, CONFIG)
     again = resolve_options(options_message(options), CONFIG)
     assert replace(again, request_id=options.request_id) == options
+
+
+def test_no_option_is_forgotten_in_receipts() -> None:
+    """A new option that were missing would be missing from the content key, too."""
+    fields = {field.name for field in gateway_pb2.CaptionOptions.DESCRIPTOR.fields} - {"path", "request_id"}
+    chain = resolve_options(gateway_pb2.CaptionOptions(gamma=3, stop=["."]), CONFIG)
+    lossy = resolve_options(gateway_pb2.CaptionOptions(method="autoregressive", lossy="fastv"), CONFIG)
+    told = {field.name for options in (chain, lossy) for field, _ in options_message(options).ListFields()}
+    assert told == fields
 
 
 def test_tallies_are_fields_of_the_totals_and_plain_time_is_what_was_measured() -> None:

@@ -120,7 +120,7 @@ def _check_receipt(job: archive_pb2.Job, clip: bytes) -> None:
     assert receipt.text_sha256 == hashlib.sha256(summary.text.encode()).hexdigest()
     assert receipt.runs >= 1 and receipt.slipstream_version and receipt.target.dtype == "float32"
     options = receipt.options
-    assert (options.prompt, options.num_frames, options.method) == (PROMPT, 6, "parallel")
+    assert (options.prompt, options.num_frames, options.method) == (PROMPT, 6, "slipstream")
     assert not options.path and not options.request_id
     assert len(summary.video.timestamps_s) == 6
     if summary.speculation.kept_digest:

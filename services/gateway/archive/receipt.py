@@ -47,7 +47,7 @@ def make_receipt(
 
 def options_message(options: CaptionOptions) -> gateway_pb2.CaptionOptions:
     """All options after defaults, but for the path and the request's name."""
-    sampling = options.sampling
+    sampling, lossy = options.sampling, options.lossy
     return gateway_pb2.CaptionOptions(
         prompt=options.prompt,
         method=options.method,
@@ -67,6 +67,10 @@ def options_message(options: CaptionOptions) -> gateway_pb2.CaptionOptions:
         sampling_rule=sampling.rule,
         stop=sampling.stop,
         gate=options.gate,
+        gamma=options.gamma,
+        shape=options.shape.value,
+        lossy=lossy.method if lossy else None,
+        lossy_keep=lossy.keep if lossy else None,
     )
 
 
