@@ -240,8 +240,9 @@ class JobQueue(Protocol):
         """No more items for now: the batch is complete once its jobs are. `submit` opens it again."""
 
     async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
-        """At most `limit` jobs, never waiting for one: expired leases first, then by priority. `suspects`: whether
-        one suspect may be among them; a worker that runs one says False."""
+        """At most `limit` jobs, never waiting for one: expired leases first, then by priority; 0 is a sign of life.
+        `suspects`: whether one suspect may be among them; a worker that runs one says False. Only one suspect runs at
+        a time over all workers, for what it kills they may share."""
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         """Renews leases; one answer each. `progress` by job id."""

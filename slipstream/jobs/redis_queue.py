@@ -89,7 +89,8 @@ class RedisQueue:
         # The number stays the same until a call is answered: the store repeats what an unanswered one was given.
         number = self._takes.setdefault(worker, time.time_ns() // 1_000_000)
         rows, expired = await self._run("take", worker, number, limit, int(suspects))
-        self._takes[worker] = number + 1
+        if limit > 0:
+            self._takes[worker] = number + 1
         for row in expired:
             _log_expired(*texts(row))
         leases = []

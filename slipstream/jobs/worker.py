@@ -214,7 +214,9 @@ class Worker:
             for run, answer in zip(runs, await self._queue.beat([run.lease for run in runs], progress), strict=True):
                 if answer is not BeatAnswer.KEEP:
                     run.stop(Stop.LOST if answer is BeatAnswer.LOST else Stop.CANCEL)
-            self._back()
+        else:
+            await self._queue.take(self.name, 0)  # a store that hears of nobody takes itself for the one that was away
+        self._back()
         self._beaten = time.monotonic()
 
     async def _drain(self) -> None:

@@ -1,6 +1,9 @@
 """One durable server for all tests of the folder that do not harm it."""
 
+import os
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,9 +13,12 @@ from tests.jobs.worlds import World, memory_world, redis_world
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def redis_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    async with EmbeddedServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
+async def redis_url() -> AsyncIterator[str]:
+    """Its folder is in memory where there is one: thousands of writes, none of which need to survive."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        async with EmbeddedServer(Path(folder)) as server:
+            yield server.url
 
 
 @pytest_asyncio.fixture(params=["memory", "redis"])
