@@ -148,12 +148,10 @@ class KVCache:
         assert end <= self._length, "only what is there can be kept"
         if list(rows) != list(range(len(rows))):
             with torch.inference_mode():  # as when the buffers were made
-                for layer, buffers in enumerate(self._layers):
-                    if buffers is not None:
-                        first = num_before - self._missing[layer]
-                        index = torch.tensor(rows, device=buffers.keys.device) + first
-                        for buffer in (buffers.keys, buffers.values):
-                            buffer[:, first : first + len(rows)] = buffer.index_select(1, index)
+                for layer in range(self.num_layers):
+                    for held in self.read(layer):
+                        new = held[:, num_before - self._missing[layer] :]
+                        new[:, : len(rows)] = new[:, torch.tensor(rows, device=new.device)]
         self._length = end
 
     def empty_like(self, capacity: int) -> "KVCache":
