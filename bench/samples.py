@@ -74,7 +74,7 @@ def stack_sample(method: str, clip: str, captioned: Captioned) -> Sample:
     }
     if speculation.plain_pass_s:
         figures["plain_pass_s"] = speculation.plain_pass_s
-    if summary.method == "parallel":
+    if summary.method != "autoregressive":
         figures |= {
             "mean_accepted_length": speculation.mean_accepted_length,
             "tau": speculation.tau,
