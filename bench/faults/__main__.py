@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -48,9 +49,18 @@ async def _run(given: argparse.Namespace) -> dict[str, Any]:
         if name not in given.only:
             continue
         began = time.monotonic()
-        found[name] = await part()
+        found[name] = await _outcome(part)
         say(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} in {time.monotonic() - began:.0f} s")
     return found
+
+
+async def _outcome(part: Part) -> dict[str, Any]:
+    """What the part found. One that could not be carried through has failed; the others go on."""
+    try:
+        return await part()
+    except Exception as error:
+        traceback.print_exception(error)
+        return {"passed": False, "error": f"{type(error).__name__}: {error}"}
 
 
 def _summary(found: dict[str, Any]) -> dict[str, Any]:
