@@ -81,7 +81,7 @@ def _check_results(batch: Batch, num_videos: int) -> dict[str, Any]:
         "total": counts.total,
         "done": counts.done,
         "lost": counts.failed + counts.dead + counts.cancelled,
-        "run_again": sum(job.attempts > 1 for job in jobs),
+        "run_again": sum(job.receipt.runs > 1 for job in jobs),
         "with_draft": sum(job.summary.timings.draft_ready_s > 0 for job in jobs),
         "tokens": sum(job.summary.num_tokens for job in jobs),
     }
