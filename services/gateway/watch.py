@@ -25,6 +25,10 @@ class Watch:
         self._lifecycle = lifecycle
         self._misses = 0
 
+    def doubt(self) -> None:
+        """Somebody else found it gone: it is not up until the next question is answered."""
+        self.is_up = False
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

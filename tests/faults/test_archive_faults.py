@@ -21,7 +21,7 @@ from tests.support.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_VIDEOS = 10
+NUM_VIDEOS = 8
 DONE = archive_pb2.JOB_STATE_DONE
 ARCHIVE = "slipstream.rpc.v1.Archive"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

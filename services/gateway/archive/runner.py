@@ -33,10 +33,17 @@ Progress = Callable[[str], None]
 class ArchiveRunner:
     """Turns leases into outcomes, several at once. One per gateway."""
 
-    def __init__(self, config: GatewayConfig, captioner: Captioner, queue: JobQueue) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        captioner: Captioner,
+        queue: JobQueue,
+        on_target_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config = config
         self._captioner = captioner
         self._queue = queue
+        self._on_target_lost = on_target_lost
         self._slots = asyncio.Semaphore(max(config.archive_slots, 1))
         # One decoder is left to people, if there are two.
         self._decoders = asyncio.Semaphore(max(config.decode_workers - 1, 1))
@@ -57,6 +64,9 @@ class ArchiveRunner:
         options = resolve_options(message, self._config)
         try:
             await self._captioner.check(options)
+        except ServiceUnavailable:
+            self._on_target_lost()
+            raise
         except ModelNotUsable as error:  # the operator's fault, not the item's
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         reporter = Reporter(progress)
@@ -124,6 +134,7 @@ class ArchiveRunner:
         try:
             await self._captioner.peers.target.ask()
         except SlipstreamError:
+            self._on_target_lost()
             return False
         return True
 

@@ -54,7 +54,7 @@ class Archive:
             self._begin(watch_depth(queue, self._captioner.metrics))
         name = ""
         if config.archive_slots:
-            runner = ArchiveRunner(config, self._captioner, queue)
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.doubt)
             self._worker = Worker(
                 queue,
                 runner.run,
