@@ -19,7 +19,7 @@ from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 from slipstream.errors import InvalidConfig
 from slipstream.jobs.base import QueueUnavailable
 
-CONNECT_S, SOCKET_S, CALL_S = 2.0, 5.0, 6.0
+CONNECT_S, SOCKET_S, CALL_S = 2.0, 2.5, 3.0
 
 NOT_NOW = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNKILLABLE|NOPERM|NOAUTH|"
