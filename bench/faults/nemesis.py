@@ -37,6 +37,7 @@ class Nemesis:
 
     async def strike(self, strike: Strike) -> None:
         """Returns when what was struck serves again."""
+        await self.wait_busy()
         if strike.kind == "kill":
             await self.kill(strike.victim)
         elif strike.kind == "freeze":

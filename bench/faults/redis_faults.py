@@ -27,7 +27,7 @@ from slipstream.rpc.v1 import archive_pb2
 
 FAULTS = ("disk_full", "kill", "freeze")
 FREEZE_S, DISK_FULL_S, KILL_DOWN_S = 20.0, 12.0, 4.0
-REFUSED_WITHIN_S = 5.0
+REFUSED_WITHIN_S = 4.0
 SUBMIT_EVERY_S = 0.2
 SUBMIT_TIMEOUT_S = 15.0
 NUM_JOBS = 16

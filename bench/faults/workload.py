@@ -10,7 +10,7 @@ from tests.support.tiny_pair import TinyPair, write_tiny_pair
 
 NUM_CLIPS = 20
 NUM_FRAMES = 12
-NUM_TOKENS = 12
+NUM_TOKENS = 40
 PAIR_SEED = 1
 NO_TOKEN = 100_000
 
