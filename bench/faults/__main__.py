@@ -50,6 +50,7 @@ async def _run(given: argparse.Namespace) -> dict[str, Any]:
             continue
         began = time.monotonic()
         found[name] = await _outcome(part)
+        say(json.dumps(found[name]))
         say(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} in {time.monotonic() - began:.0f} s")
     return found
 
