@@ -83,9 +83,10 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
     async def _pull_guidance(self, session: DraftSession) -> tuple[Guidance | None, int]:
         request = session.request
-        if get_pruner(request.pruner).score is None:
+        score = get_pruner(request.pruner).score
+        if score is None:
             return None, 0
-        return await self._targets.pull(request.guidance_address, request.session_id, request.guidance)
+        return await self._targets.pull(request.guidance_address, request.session_id, request.guidance, score)
 
     async def _read(self, session: DraftSession, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         """Hands restarts and advances to the engine until `end` or the end of the stream."""
@@ -111,6 +112,7 @@ def _tokens_event(chunk: Chunk) -> draft_pb2.DraftEvent:
         token_ids=chunk.token_ids,
         pass_s=chunk.pass_s,
         proposals=proposal_messages(chunk.proposals),
+        parents=chunk.parents,
     )
     return draft_pb2.DraftEvent(tokens=tokens)
 

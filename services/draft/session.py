@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from services.draft.trees import TreeGrowth
 from slipstream.models.admission import Reservation
 from slipstream.models.base import PromptPlan
 from slipstream.models.work import SessionWork
@@ -25,6 +26,8 @@ class Chunk:
     pass_s: float
     proposals: tuple[Proposal, ...] = ()
     """What each token was drawn from, where the sampling rule needs it."""
+    parents: tuple[int, ...] = ()
+    """Of a tree, see `TokenTree`."""
 
 
 @dataclass
@@ -59,3 +62,5 @@ class DraftSession:
     """Of the tokens that are not sent yet, where the sampling rule needs them."""
     chunk_started_s: float = 0.0
     """When the first pass of the chunk began that is being written."""
+    growth: TreeGrowth | None = None
+    """The line's tree, where trees are asked for; None until there is room for one."""

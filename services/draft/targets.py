@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from slipstream.errors import InvalidRequest, ServiceUnavailable
-from slipstream.pruning import Guidance
+from slipstream.pruning import Guidance, Score
 from slipstream.rpc import codec
 from slipstream.rpc.client import open_channel, request_metadata
 from slipstream.rpc.guidance import read_guidance
@@ -35,7 +35,9 @@ class Targets:
         self._security = security
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
-    async def pull(self, address: str, session_id: str, kind: str) -> tuple[Guidance, int]:
+    async def pull(
+        self, address: str, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION
+    ) -> tuple[Guidance, int]:
         """The guidance of a session, and the bytes of its payload.
 
         Raises:
@@ -44,7 +46,7 @@ class Targets:
         """
         if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
             raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
-        request = target_pb2.PullGuidanceRequest(session_id=session_id, kind=codec.GUIDANCE_KINDS[kind])
+        request = target_pb2.PullGuidanceRequest(session_id=session_id, kind=codec.GUIDANCE_KINDS[kind], score=score)
         await self._make_room()
         with self._using(address) as channel:
             stub = target_pb2_grpc.TargetStub(channel)

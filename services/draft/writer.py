@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from services.draft.session import Chunk, DraftSession, Line
+from services.draft.trees import TreeGrowth
 from slipstream.errors import ProtocolViolation
-from slipstream.models.base import VideoLM
+from slipstream.models.base import VideoLM, Window
 from slipstream.models.batcher import step_each
 from slipstream.models.thread import Lane, ModelThread
 from slipstream.speculation.pipeline import RestartLine
+from slipstream.speculation.tree import TokenTree
 
 FLUSH_S = 0.005
 """A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
@@ -77,6 +79,8 @@ class LineWriter:
             line = session.line
             if session.num_sent == len(line.output):
                 session.chunk_started_s = time.perf_counter()
+            if session.request.tree:
+                return self._may_grow(session)
             if len(line.output) < min(line.write_until, self._room(session)):
                 return True
             self._send(session)
@@ -99,7 +103,12 @@ class LineWriter:
         session.num_sent = len(output)
         session.proposals.clear()
         state = session.work.state
-        state.rollback(min(state.num_tokens, state.num_prompt_tokens + order.keep))
+        num_kept = min(state.num_tokens, state.num_prompt_tokens + order.keep)
+        growth, session.growth = session.growth, None
+        if growth is None or len(growth.text) != order.keep:
+            state.rollback(num_kept)
+        else:
+            state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
 
     def _room(self, session: DraftSession) -> int:
         """Output tokens that the context allows; the last one is written and never read."""
@@ -107,20 +116,41 @@ class LineWriter:
         num_read = state.num_tokens - state.num_prompt_tokens
         return self._model.info.max_context - (state.next_position - num_read) + 1
 
+    def _may_grow(self, session: DraftSession) -> bool:
+        """A line is one tree, and ends when it is complete."""
+        line = session.line
+        if session.growth is None:
+            depth = min(line.write_until, self._room(session)) - len(line.output)
+            if depth <= 0:
+                return False
+            session.growth = TreeGrowth(tuple(line.output), depth, started_s=time.perf_counter())
+        return not session.growth.is_complete
+
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits."""
-        batch = []
-        for session in sessions:
-            state = session.work.state
-            batch.append((session, state, session.line.output[state.num_tokens - state.num_prompt_tokens :]))
+        batch = [(session, session.work.state, _unseen(session)) for session in sessions]
         stepping = [(state, unseen) for _, state, unseen in batch if unseen]
         outcomes = iter(step_each(self._model, stepping) if stepping else ())
         for session, _, unseen in batch:
             outcome = next(outcomes) if unseen else session.prompt_logits
-            if isinstance(outcome, torch.Tensor):
-                self._append(session, outcome[-1] if unseen else outcome)
-            else:
+            if not isinstance(outcome, torch.Tensor):
                 self._fail(session, outcome)
+            elif session.growth is not None:
+                rows = outcome if isinstance(unseen, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
+                self._grow(session, session.growth, rows)
+            else:
+                self._append(session, outcome[-1] if unseen else outcome)
+
+    def _grow(self, session: DraftSession, growth: TreeGrowth, rows: torch.Tensor) -> None:
+        try:
+            growth.grow(rows, session.sampler.rank)
+        except Exception as error:
+            self._fail(session, error)
+            return
+        if growth.is_complete:
+            tree, pass_s = growth.tree, (time.perf_counter() - growth.started_s) / growth.num_levels
+            chunk = Chunk(session.line.epoch, len(growth.text), list(tree.token_ids), pass_s, parents=tree.parents)
+            self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
     def _append(self, session: DraftSession, logits: torch.Tensor) -> None:
         line = session.line
@@ -152,3 +182,11 @@ class LineWriter:
         assert error is not None, "a line starts from the logits of the prompt"
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
+
+
+def _unseen(session: DraftSession) -> Window:
+    """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come next."""
+    if session.growth is not None and session.growth.fed is not None:
+        return session.growth.fed
+    state = session.work.state
+    return session.line.output[state.num_tokens - state.num_prompt_tokens :]

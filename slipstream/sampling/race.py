@@ -52,6 +52,16 @@ class Races:
             noise = exponentials(random_bits(self._keys(Stream.CHOICE, position, weights[None]), token_ids))
         return _first_to_arrive(weights[None], noise[None])[0]
 
+    def ranked(self, weights: Tensor, position: int, count: int) -> list[int]:
+        """The first `count` tokens to arrive at `position`, with `weights` [vocab]; the first of them is `choose`'s."""
+        if self._rows_per_table:
+            noise = self._table_row(position, weights.device)
+        else:
+            token_ids = torch.arange(len(weights), device=weights.device)
+            noise = exponentials(random_bits(self._keys(Stream.CHOICE, position, weights[None]), token_ids)).view(-1)
+        first: list[int] = (weights / noise).topk(min(count, len(weights))).indices.tolist()
+        return first
+
     def replace(self, weights: Tensor, position: int) -> int:
         """The token, drawn by `weights` [vocab], that takes the place of a rejected one: stream RESIDUAL."""
         key = self._keys(Stream.RESIDUAL, position, weights[None])

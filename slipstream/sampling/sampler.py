@@ -149,6 +149,25 @@ class DraftSampler:
         ids = token_ids.tolist()
         return ids[winner], Proposal(tuple(ids), tuple(sent.tolist()))
 
+    def rank(self, logits: Tensor, output: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that most likely follow `output` in the target's text, the best first.
+
+        When sampling, in the order in which they arrive in the race whose winner `choose` takes: the target's own
+        choice comes from the same numbers.
+
+        Args:
+            logits: fp32 [vocab], those after the whole `output`.
+
+        Raises:
+            SlipstreamError: logits that are not finite.
+        """
+        rows = logits[None]
+        if not self.params.greedy:
+            return self._races.ranked(self._warp.probabilities(rows, output)[0], len(output), count)
+        self._warp.likeliest(rows, output)
+        best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, logits.shape[-1])).indices.tolist()
+        return best
+
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:
     """Weights [vocab] of the token that replaces a rejected one: max(0, p - q), float64.

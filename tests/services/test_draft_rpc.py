@@ -162,7 +162,7 @@ async def test_a_session_begins_with_start(draft: draft_pb2_grpc.DraftStub) -> N
         ({"prompt": "word " * 5000}, OUT_OF_RANGE, "context"),
         ({"join": JoinPoint(1, (3, 320), 9, 1)}, INVALID, "outside the vocabulary"),
         ({"pruner": "uv"}, grpc.StatusCode.UNAVAILABLE, "no guidance from the target"),
-        ({"pruner": "uv", "guidance_address": ""}, grpc.StatusCode.UNAVAILABLE, "no guidance from the target"),
+        ({"pruner": "uv", "guidance_address": ""}, INVALID, "pulls no guidance from that address"),
     ],
 )
 async def test_starts_that_cannot_work(

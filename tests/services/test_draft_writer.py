@@ -58,7 +58,7 @@ async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
 
 async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
     embeddings, _ = await engine.encode(session, frames)
-    keep, _ = await engine.choose_tokens(session, None)
+    keep, _ = await engine.choose_tokens(session, embeddings, None)
     await engine.prefill(session, embeddings, keep)
     return session
 

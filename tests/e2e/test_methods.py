@@ -1,0 +1,57 @@
+"""Every method, and every pruner, through the running stack: the text is that of plain transformers."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from slipstream.speculation.methods import METHODS, PRUNERS
+from tests.support.gateway_client import Captioned, caption
+from tests.support.world import NUM_FRAMES, PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def check(gateway: grpc.aio.Channel, world: World, num_tokens: int, **options: Any) -> Captioned:
+    asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": num_tokens} | options
+    captioned = await caption(gateway, world.clips[0], **asked)
+    assert captioned.token_ids == world.answer(0, num_tokens)
+    assert captioned.summary.speculation.drafts_lost == 0
+    return captioned
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("alpha", [0.1, 0.9])
+async def test_methods(gateway: grpc.aio.Channel, world: World, method: str, alpha: float) -> None:
+    captioned = await check(gateway, world, 64, method=method, alpha=alpha, gate=False)
+    assert captioned.summary.method == method
+    if method != "autoregressive":
+        assert captioned.summary.speculation.judged > 0
+        assert captioned.summary.speculation.draft_pass_s > 0
+
+
+@pytest.mark.parametrize("pruner", PRUNERS)
+async def test_pruners(gateway: grpc.aio.Channel, world: World, pruner: str) -> None:
+    captioned = await check(gateway, world, 24, pruner=pruner, alpha=0.7, gate=False)
+    assert captioned.summary.pruner == pruner
+    assert captioned.summary.speculation.kept_tokens == {"none": 48, "all": 0}.get(pruner, 14)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+@pytest.mark.parametrize("method", ["sd", "std", "parallelvlm", "sd_tree"])
+async def test_windows_of_a_given_length(gateway: grpc.aio.Channel, world: World, method: str, gamma: int) -> None:
+    captioned = await check(gateway, world, 48, method=method, gamma=gamma, alpha=0.1)
+    windows = [cost.window for cost in captioned.summary.speculation.pass_costs]
+    assert max(windows) <= (25 if method == "sd_tree" else gamma)
+
+
+@pytest.mark.parametrize("method", ["sd_tree", "std", "sd", "parallelvlm"])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str, rule: str) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 40, "temperature": 0.7}
+    asked |= {"seed": 11, "sampling_rule": rule, "alpha": 0.1}
+    plain = await caption(gateway, world.clips[0], **asked, method="autoregressive")
+    sampled = await caption(gateway, world.clips[0], **asked, method=method)
+    assert sampled.summary.num_tokens > 0
+    if rule == "coupled" or method in ("sd_tree", "std"):
+        assert sampled.token_ids == plain.token_ids
