@@ -13,8 +13,9 @@ import torch
 
 from services.draft.__main__ import DraftConfig, serve
 from slipstream.config import between, one_of, option
-from slipstream.models.base import DecodeState, VideoLM
+from slipstream.models.base import DecodeState, VideoLM, Window
 from slipstream.models.warmup import start_model
+from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
 
 VICES = ("none", "nonsense", "slow", "turns bad")
@@ -39,7 +40,7 @@ class BadModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(self, batch: Sequence[tuple[DecodeState, Sequence[int]]]) -> Sequence[torch.Tensor]:
+    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> Sequence[torch.Tensor]:
         """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
         if self._config.vice == "slow":
             time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
@@ -55,11 +56,11 @@ class BadModel:
         return turned or self._config.vice == "nonsense"
 
 
-async def setup(server: grpc.aio.Server, config: BadDraftConfig) -> Callable[[], Awaitable[None]]:
+async def setup(server: grpc.aio.Server, config: BadDraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """As the draft service's own."""
     model, thread = await start_model(config)
     return serve(server, config, cast(VideoLM, BadModel(model, config)), thread)
 
 
 if __name__ == "__main__":
-    run_service("draft", BadDraftConfig, setup)
+    run_service("draft", BadDraftConfig, setup, ["slipstream.rpc.v1.Draft"])
