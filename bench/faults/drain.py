@@ -25,6 +25,8 @@ from bench.running import say
 from slipstream.rpc.v1 import archive_pb2
 
 LEASE_S = 5.0
+NUM_TOKENS = 100
+"""Long enough that the batch outlasts the strikes that do not stop it, short enough that places become free."""
 FLAGS = {"gateway": ("--archive-ahead", "0")}
 """A gateway holds what it captions and no more, so that one that takes over has a place soon."""
 DRAIN_TIMEOUT_S = 900.0
@@ -45,7 +47,7 @@ class Harmed:
 async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
     """The whole part: texts of an undisturbed run, the disturbed batch, the verdict."""
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
-        workload = make_workload(Path(folder) / "work", num_jobs)
+        workload = make_workload(Path(folder) / "work", num_jobs, num_tokens=NUM_TOKENS)
         options = ClusterOptions(
             workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, flags=FLAGS
         )

@@ -1,8 +1,10 @@
 """What a fault run asks for: small clips, a pair of tiny models, and jobs whose captions all differ."""
 
 import json
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import ascii_lowercase
 
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from tests.support.clips import make_colour_clip
@@ -11,6 +13,7 @@ from tests.support.tiny_pair import TinyPair, write_tiny_pair
 NUM_CLIPS = 20
 NUM_FRAMES = 12
 NUM_TOKENS = 40
+NUM_WORDS = 6
 PAIR_SEED = 1
 NO_TOKEN = 100_000
 
@@ -58,11 +61,17 @@ def _never_end(checkpoint: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": NO_TOKEN}))
 
 
+def _words(number: int) -> str:
+    """So different from number to number that these models say something else."""
+    rng = random.Random(number)
+    return " ".join("".join(rng.choices(ascii_lowercase, k=4)) for _ in range(NUM_WORDS))
+
+
 def _make_item(number: int, clips: list[Path], num_tokens: int) -> WorkItem:
     clip, prompt = clips[number % len(clips)], number // len(clips)
     sampled = number % 2 == 1
     caption = CaptionOptions(
-        prompt=f"Describe the video, part {prompt} of many.",
+        prompt=f"Describe the video. {_words(number)}",
         num_frames=NUM_FRAMES,
         max_new_tokens=num_tokens,
         temperature=0.8 if sampled else 0.0,
