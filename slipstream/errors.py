@@ -72,7 +72,7 @@ class Unauthenticated(SlipstreamError):
     """The caller did not say who it is, or could not prove it."""
 
     status = "UNAUTHENTICATED"
-    exit_code = 5
+    exit_code = 2
 
 
 class DeadlineExceeded(SlipstreamError):
@@ -83,10 +83,14 @@ class DeadlineExceeded(SlipstreamError):
 
 
 class ServiceUnavailable(SlipstreamError):
-    """A peer that this request cannot do without is not reachable."""
+    """A peer that this request cannot do without is not to be had now."""
 
     status = "UNAVAILABLE"
     exit_code = 4
+
+
+class ServiceUnreachable(ServiceUnavailable):
+    """The peer gave no answer at all."""
 
 
 class DraftFault(SlipstreamError):

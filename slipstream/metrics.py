@@ -22,11 +22,11 @@ from prometheus_client import (
 from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.v1 import gateway_pb2
+from slipstream.speculation.methods import METHODS
 
 LOOPBACK = "127.0.0.1"
 REGISTRY = CollectorRegistry()
 """What this process shows. Objects that are made without a registry count for nobody, as in tests."""
-_METHODS = ("parallel", "autoregressive")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _PASS_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 _SHARES = tuple(tenth / 10 for tenth in range(11))
@@ -58,7 +58,6 @@ class GatewayMetrics:
             "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
         )
         self._queue = Gauge("slipstream_queue_jobs", "Jobs in the archive's queue", ["state"], registry=to)
-        self._oldest_s = Gauge("slipstream_queue_oldest_seconds", "Age of the oldest job that waits", registry=to)
         self._jobs = Counter("slipstream_jobs", "Runs of jobs that ended here", ["outcome"], registry=to)
         self._stale = Counter("slipstream_stale_commits", "Results refused as their lease was lost", registry=to)
 
@@ -77,7 +76,7 @@ class GatewayMetrics:
                 outcome = "INTERNAL"
                 raise
             finally:
-                self._captions.labels(method if method in _METHODS else "other", outcome).inc()
+                self._captions.labels(method if method in METHODS else "other", outcome).inc()
 
     def captioned(self, summary: gateway_pb2.Summary) -> None:
         """A caption was finished."""
@@ -108,12 +107,10 @@ class GatewayMetrics:
             self._decode_failures.labels(type(error).__name__).inc()
             raise
 
-    def queue_depth(self, jobs: Mapping[str, int], oldest_s: float | None = None) -> None:
-        """Jobs by state, and how long the oldest has waited."""
+    def queue_depth(self, jobs: Mapping[str, int]) -> None:
+        """Jobs by state."""
         for state, number in jobs.items():
             self._queue.labels(state).set(number)
-        if oldest_s is not None:
-            self._oldest_s.set(oldest_s)
 
     def job_ended(self, outcome: str) -> None:
         """A run ended: done, failed, cancelled, retried, crashed or lost."""

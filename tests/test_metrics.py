@@ -33,11 +33,11 @@ def test_captions_are_counted_by_method_and_outcome() -> None:
     summary = gateway_pb2.Summary(num_tokens=10)
     summary.speculation.accepted, summary.speculation.judged, summary.speculation.tau = 6, 8, 0.75
     summary.timings.total_s = 2.0
-    finish_caption(metrics, "parallel", summary)
+    finish_caption(metrics, "slipstream", summary)
     finish_caption(metrics, "a method of tomorrow", gateway_pb2.Summary(num_tokens=3))
     for _ in range(2):
         with pytest.raises(Overloaded):
-            finish_caption(metrics, "parallel", None)
+            finish_caption(metrics, "slipstream", None)
     with metrics.captioning("autoregressive"):
         assert value(registry, "slipstream_captions_in_work", door="interactive") == 1
     counted = {
@@ -47,8 +47,8 @@ def test_captions_are_counted_by_method_and_outcome() -> None:
         if sample.name == "slipstream_captions_total"
     }
     assert counted == {
-        ("parallel", "OK"): 1,
-        ("parallel", "RESOURCE_EXHAUSTED"): 2,
+        ("slipstream", "OK"): 1,
+        ("slipstream", "RESOURCE_EXHAUSTED"): 2,
         ("other", "OK"): 1,
         ("autoregressive", "OK"): 1,
     }

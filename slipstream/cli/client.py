@@ -73,7 +73,7 @@ class FirstStatus:
 
     def __init__(self, call: Any) -> None:
         self._call = call
-        self._status: tuple[grpc.StatusCode, str | None] | None = None
+        self._status: tuple[grpc.StatusCode, str | None, grpc.aio.Metadata] | None = None
         call.add_done_callback(self._keep)
 
     async def correct(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
@@ -82,12 +82,18 @@ class FirstStatus:
             return error
         if self._status is None or self._status[1] == WRITE_FAILED:
             await asyncio.sleep(STATUS_GRACE_S)
-            self._status = await self._call.code(), await self._call.details()
-        code, details = self._status
-        return grpc.aio.AioRpcError(code, error.initial_metadata(), error.trailing_metadata(), details)
+            self._status = (
+                await self._call.code(),
+                await self._call.details(),
+                await self._call.trailing_metadata(),
+            )
+        code, details, trailing_metadata = self._status
+        return grpc.aio.AioRpcError(code, error.initial_metadata(), trailing_metadata, details)
 
     def _keep(self, call: Any) -> None:
-        self._status = _result_of(call.code()), _result_of(call.details())
+        asked = call.code(), call.details(), call.trailing_metadata()
+        code, details, trailing_metadata = map(_result_of, asked)
+        self._status = code, details, trailing_metadata
 
 
 def _result_of(ready: Coroutine[Any, Any, Any]) -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from slipstream.errors import InvalidConfig, ModelNotUsable
 
 POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
+TLS_FLAG = "--tls-cert"
 PRIVATE_GRACE_S = 0.5
 """Seconds to stop in, for a stack whose only client is done."""
 FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
@@ -83,6 +84,9 @@ def check_options(options: StackOptions) -> None:
     for root in options.video_roots:
         if not root.is_dir():
             raise InvalidConfig(f"the video root {root} is not a folder")
+    environ = os.environ | options.env
+    if TLS_FLAG in options.extra_flags.get("gateway", ()) or environ.get("SLIPSTREAM_GATEWAY_TLS_CERT"):
+        raise InvalidConfig(f"{TLS_FLAG} is not for a local stack, which is plaintext; start the services one by one")
     if options.pin and options.threads not in (None, 1):
         raise InvalidConfig("a pinned model process has one core, so --pin needs --threads 1")
 

@@ -65,6 +65,12 @@ class UnknownBatch(SlipstreamError):
     exit_code = 3
 
 
+class BatchAbandoned(SlipstreamError):
+    """The batch was never sealed, and nothing of it waits or runs any more: it does not end by itself."""
+
+    status = "FAILED_PRECONDITION"
+
+
 @dataclass(frozen=True)
 class QueuePolicy:
     """How patient a queue is. All workers and submitters of one queue are told the same."""

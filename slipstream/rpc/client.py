@@ -10,11 +10,12 @@ from slipstream.errors import (
     LimitExceeded,
     Overloaded,
     ServiceUnavailable,
+    ServiceUnreachable,
     SlipstreamError,
     Unauthenticated,
     VideoNotFound,
 )
-from slipstream.rpc.options import CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY, RETRY_AFTER_KEY
+from slipstream.rpc.options import ANSWERED_KEY, CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY, RETRY_AFTER_KEY
 from slipstream.rpc.security import PeerSecurity
 
 WRITE_FAILED = "Internal error from Core"
@@ -51,12 +52,18 @@ def request_metadata(request_id: str) -> grpc.aio.Metadata:
 def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:
     """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had."""
     code = error.code()
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or error.details() == WRITE_FAILED:
-        return ServiceUnavailable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
+    is_gone = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) and not _is_answer(error)
+    if is_gone or error.details() == WRITE_FAILED:
+        return ServiceUnreachable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
     details = error.details() or f"the {peer} failed with {code.name}"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(details, retry_after_s=_retry_after_s(error))
     return _ERRORS.get(code, SlipstreamError)(details)
+
+
+def _is_answer(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the peer said so itself: one that is up may be without its own store, or stopping."""
+    return any(key == ANSWERED_KEY for key, _ in error.trailing_metadata() or ())
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:

@@ -14,12 +14,13 @@ from google.protobuf.message import DecodeError
 
 from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.rpc.options import REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
+from slipstream.rpc.options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
 
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""
 
 MAX_REQUEST_ID_CHARS = 128
+ANSWERED = ((ANSWERED_KEY, "1"),)
 NO_MESSAGE = "what was sent is no message of this method"
 
 
@@ -112,12 +113,12 @@ class AnswerErrors(Guard):
             get_logger().warning("request.refused", status=error.status, error=str(error))
             retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
             hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
-            await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS], hint)
+            await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS], (*ANSWERED, *hint))
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
             get_logger().exception("request.failed")
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details", ANSWERED)
 
 
 def _request_id(metadata: dict[str, Any]) -> str | None:

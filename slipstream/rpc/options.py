@@ -8,6 +8,8 @@ REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
 RETRY_AFTER_KEY = "retry-after-ms"
 """Trailing metadata of RESOURCE_EXHAUSTED: when the same request may succeed."""
+ANSWERED_KEY = "x-slipstream-answered"
+"""Trailing metadata of every failure that a service of ours says itself; without it the failure is the connection's."""
 ADVERTISED_KEY = "x-slipstream-address"
 """Initial metadata of a target's session: where this one of several targets serves the session's guidance."""
 UNARY_TIMEOUT_S = 60.0

@@ -33,13 +33,16 @@ class FakeBatch:
 
 
 class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
-    """`refusals` holds statuses with which the next submits end after having taken `room` items each."""
+    """`refusals` holds statuses with which the next submits end after having taken `room` items each, with the metadata
+    `refused_with`.
+    """
 
     def __init__(self, address: str = "127.0.0.1:0") -> None:
         super().__init__(address)
         self.batches: dict[str, FakeBatch] = {}
         self.submits = 0
         self.refusals: list[grpc.StatusCode] = []
+        self.refused_with: tuple[tuple[str, str], ...] = ()
         self.room = 1
         self.lost_watches = 0
         self.page_states: list[list[int]] = []
@@ -58,7 +61,7 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         answer = pb.SubmitBatchResponse(batch_id=f"batch-{list(self.batches).index(opened.key)}")
         async for request in request_iterator:
             if refusal is not None and answer.num_added == self.room:
-                await context.abort(refusal, "as many jobs wait as may", (("retry-after-ms", "10"),))
+                await context.abort(refusal, "as many jobs wait as may", (("retry-after-ms", "10"), *self.refused_with))
             self._take(batch, request.item, answer)
         return answer
 

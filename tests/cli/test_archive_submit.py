@@ -14,6 +14,7 @@ import pytest
 
 from slipstream.cli.app import run
 from slipstream.cli.archive import submit as submit_module
+from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_archive import TEXT, FakeArchive
 from tests.cli.fake_gateway import FakeGateway
@@ -197,6 +198,16 @@ def test_a_gateway_that_goes_away_is_waited_for(
     assert len(only_batch(archive)) == 3
     archive.refusals = [grpc.StatusCode.UNAVAILABLE]
     assert submit(archive, folder / "b.mp4") == 4
+
+
+def test_a_gateway_without_its_queue_is_waited_for_from_the_first_item(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there and says itself that it cannot now; one that is not there at all may be a wrong address."""
+    monkeypatch.setattr(submit_module, "FIRST_PAUSE_S", 0.01)
+    archive.refusals, archive.refused_with = [grpc.StatusCode.UNAVAILABLE] * 2, ANSWERED
+    assert submit(archive, folder) == 0
+    assert len(only_batch(archive)) == 3
 
 
 def test_waits_and_writes_results_and_errors(

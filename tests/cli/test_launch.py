@@ -51,6 +51,12 @@ def test_bad_options_are_found_before_the_start(tmp_path: Path) -> None:
         check_options(replace(good, video_roots=(tmp_path / "none",)))
     with pytest.raises(InvalidConfig, match="--threads 1"):
         check_options(replace(good, pin=True, threads=2))
+    for tls in (
+        {"extra_flags": {"gateway": ("--tls-cert", "c.pem")}},
+        {"env": {"SLIPSTREAM_GATEWAY_TLS_CERT": "c.pem"}},
+    ):
+        with pytest.raises(InvalidConfig, match="--tls-cert is not for a local stack"):
+            check_options(replace(good, **tls))  # type: ignore[arg-type]
 
 
 def test_flags_of_the_services(tmp_path: Path) -> None:

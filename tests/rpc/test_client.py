@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import errors
-from slipstream.errors import ServiceUnavailable, SlipstreamError
+from slipstream.errors import ServiceUnavailable, ServiceUnreachable, SlipstreamError
 from slipstream.rpc.client import WRITE_FAILED, as_slipstream_error, chunked, open_channel, request_metadata
+from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 
 
-def failure(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+def failure(code: grpc.StatusCode, details: str | None, *trailing: tuple[str, str]) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailing), details)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,13 @@ def test_a_peers_complaint_keeps_its_class_and_words(kind: type[SlipstreamError]
 )
 def test_a_peer_that_is_gone(code: grpc.StatusCode, details: str) -> None:
     error = as_slipstream_error(failure(code, details), "target")
-    assert isinstance(error, ServiceUnavailable) and str(error).startswith("the target is not reachable")
+    assert isinstance(error, ServiceUnreachable) and str(error).startswith("the target is not reachable")
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
+def test_a_peer_that_is_up_says_itself_what_is_away(code: grpc.StatusCode) -> None:
+    error = as_slipstream_error(failure(code, "the queue is away", *ANSWERED), "gateway")
+    assert type(error) is ServiceUnavailable and str(error) == "the queue is away"
 
 
 def test_anything_else() -> None:

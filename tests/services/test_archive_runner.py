@@ -204,6 +204,29 @@ async def test_no_target_is_nobodys_fault(world: World) -> None:
     assert not world.models.num_sampled
 
 
+async def test_a_host_that_fails_is_counted_and_a_decoder_that_is_away_is_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may never come back; decoders do, and the worker gives their jobs back uncounted."""
+
+    @contextlib.asynccontextmanager
+    async def away(source: str) -> AsyncIterator[BinaryIO]:
+        raise ServiceUnavailable("fetching from videos.example failed")
+        yield
+
+    async def no_decoder(*args: Any, **options: Any) -> SampledVideo:
+        raise ServiceUnavailable("no video decoder can be started now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.models, "open_source", away)
+        with pytest.raises(RetryLater, match="fetching from") as given_back:
+            await world.run(lease_of())
+        assert given_back.value.counted
+    monkeypatch.setattr(world.models, "sample", no_decoder)
+    with pytest.raises(ServiceUnavailable, match="decoder"):
+        await world.run(lease_of())
+
+
 @pytest.mark.parametrize("survives", [False, True])
 async def test_a_target_lost_within_a_caption(world: World, survives: bool) -> None:
     """It died, perhaps of this job; or only the session broke, which is counted, as a limit must end it some time."""

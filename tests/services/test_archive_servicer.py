@@ -203,6 +203,19 @@ async def test_a_watch_tells_changes_only_and_ends(served: Served) -> None:
     assert (last.counts.done, last.counts.failed, last.totals.tokens, last.totals.video_s) == (3, 2, 9, 4.5)
 
 
+async def test_a_watch_of_a_batch_that_was_left_open_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A submit that breaks off leaves its batch open; when all of it is done nothing will ever end it."""
+    monkeypatch.setattr(servicer_module, "ABANDONED_S", 0.3)
+    monkeypatch.setattr(served.queue, "seal_batch", lambda batch_id: asyncio.sleep(0))
+    await served.archive.submit(ITEMS, key="k")
+    watching = asyncio.create_task(served.archive.watch("k"))
+    await asyncio.sleep(0.6)
+    assert not watching.done(), "it has jobs that wait"
+    await served.end_all()
+    code, message = await refused(watching)
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "submit it again" in message
+
+
 async def test_a_gateway_that_ends_lets_its_watchers_go(served: Served) -> None:
     await served.archive.submit(ITEMS, key="k")
     watching = asyncio.create_task(served.archive.watch("k"))

@@ -84,6 +84,12 @@ def is_ended(batch: archive_pb2.Batch) -> bool:
     return batch.state in (archive_pb2.BATCH_STATE_COMPLETED, archive_pb2.BATCH_STATE_CANCELLED)
 
 
+def is_idle(batch: archive_pb2.Batch) -> bool:
+    """It is open, and nothing that was handed in waits or runs."""
+    is_open = batch.state == archive_pb2.BATCH_STATE_OPEN
+    return is_open and not batch.counts.queued + batch.counts.running
+
+
 def _key(options: str) -> str:
     try:
         return read_batch(options).key

@@ -7,7 +7,8 @@ anew and nothing is saved on the way. Decoding runs ahead: it needs no slot, the
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import structlog
@@ -86,9 +87,18 @@ class ArchiveRunner:
     async def _decode(self, source: str, options: CaptionOptions, reporter: "Reporter") -> tuple[SampledVideo, Ledger]:
         async with self._decoders:
             ledger = Ledger(arrived=asyncio.get_running_loop().time())
-            async with self._captioner.media.open_source(source) as file:
+            async with self._open(source) as file:
                 video = await self._captioner.sample(options, file, reporter.emit, ledger, digest=True)
         return video, ledger
+
+    @contextlib.asynccontextmanager
+    async def _open(self, source: str) -> AsyncIterator[BinaryIO]:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                file = await stack.enter_async_context(self._captioner.media.open_source(source))
+            except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
+                raise RetryLater(str(error), counted=True) from error
+            yield file
 
     async def _known(self, key: str) -> tuple[gateway_pb2.Summary, archive_pb2.Receipt] | None:
         try:

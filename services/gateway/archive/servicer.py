@@ -7,15 +7,17 @@ from collections.abc import AsyncIterator
 import grpc
 
 from services.gateway.archive.admission import batch_id_of, check_batch, find_batch_id, read_priority
-from services.gateway.archive.messages import batch_message, is_ended, job_message, wanted_states
+from services.gateway.archive.messages import batch_message, is_ended, is_idle, job_message, wanted_states
 from services.gateway.archive.submission import Submission
 from services.gateway.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
-from slipstream.jobs.base import BatchRecord, JobQueue, JobState
+from slipstream.jobs.base import BatchAbandoned, BatchRecord, JobQueue, JobState
 from slipstream.rpc.tokens import current_owner
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 WATCH_S = 0.5
+ABANDONED_S = 60.0
+"""An open batch in which nothing waits, runs or comes in for so long was left by whoever handed it in."""
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 PART, MAX_PARTS = 25, 100
 """Jobs read at once, so that a page can end before it is too large for a message; and reads of one page."""
@@ -55,12 +57,17 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     async def WatchBatch(
         self, request: archive_pb2.WatchBatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[archive_pb2.Batch]:
+        clock = asyncio.get_running_loop().time
         last: archive_pb2.Batch | None = None
+        changed = clock()
         while last is None or not is_ended(last):
             batch = batch_message(await self._find(request.batch))
             if batch != last:
                 yield batch
+                changed = clock()
             last = batch
+            if is_idle(last) and clock() - changed > ABANDONED_S:
+                raise BatchAbandoned("its submit broke off and nothing of it waits or runs; submit it again to end it")
             if not is_ended(last):
                 await self._pause()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.cli.archive.client import PATIENCE_S, ArchiveClient
-from slipstream.errors import Overloaded, ServiceUnavailable, SlipstreamError, VideoNotFound
+from slipstream.errors import Overloaded, ServiceUnavailable, ServiceUnreachable, SlipstreamError, VideoNotFound
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
@@ -100,7 +100,8 @@ async def _submit_piece(
             await asyncio.sleep(error.retry_after_s or pause_s * random.uniform(0.5, 1))
         except ServiceUnavailable as error:
             away_since = away_since or time.monotonic()
-            if not submitted.batch_id or time.monotonic() - away_since > PATIENCE_S:
+            never_there = isinstance(error, ServiceUnreachable) and not submitted.batch_id
+            if never_there or time.monotonic() - away_since > PATIENCE_S:
                 raise _with_progress(error, submitted) from error
             await asyncio.sleep(FIRST_PAUSE_S)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
