@@ -27,7 +27,7 @@ from slipstream.rpc.v1 import gateway_pb2_grpc
 MAX_CAPTIONS = 8
 ROUNDS = 3
 NUM_ITEMS = 100
-WARM_UP_S, PEAK_S, RAMP_S, LOAD_S = 8.0, 15.0, 4.0, 19.0
+WARM_UP_S, RAMP_S, PEAK_S, LOAD_S = 8.0, 4.0, 19.0, 19.0
 LAG_S, LAGS_PER_LOOK = 0.01, 100
 LOADS = (1.0, 3.0)
 DECIDED_WITHIN_S = 0.05
@@ -95,7 +95,7 @@ class _Load:
         await self._closed_loop(WARM_UP_S)
         peak, phases = _Phase(), {load: _Phase() for load in LOADS}
         for number in range(ROUNDS):
-            await self._measure(peak, self._closed_loop(PEAK_S), 0.0, PEAK_S)
+            await self._measure(peak, self._closed_loop(PEAK_S), RAMP_S, PEAK_S)
             for load, phase in phases.items():
                 await self._measure(phase, self._open_loop(load * peak.goodput, LOAD_S), RAMP_S, LOAD_S)
             say(
