@@ -74,7 +74,7 @@ async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]
     seeds = itertools.count()
     for number_, workers in itertools.product(range(given.rounds), WORKERS):
         options = ClusterOptions(
-            given.target, given.draft, CLIP_FOLDER, gateways=workers, slots=1, lease_s=15.0, flags=FRESH
+            given.target, given.draft, CLIP_FOLDER, gateways=workers, slots=1, ahead=1, lease_s=15.0, flags=FRESH
         )
         async with Cluster(options, say) as cluster, cluster.channel() as channel:
             for method in METHODS if number_ % 2 == 0 else reversed(METHODS):

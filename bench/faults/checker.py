@@ -8,11 +8,12 @@ The rules:
   and its log line has no line: then it must be the run that the queue names.
 - `reruns`: a job is run again only if the nemesis struck what its last run needed, or that run gave it back.
 - `recovery`: what ran on a gateway that was killed or frozen runs again within the lease and a margin, unless the
-  queue itself was struck meanwhile.
+  queue itself was struck meanwhile, or after that time all gateways that were well were full until it was taken.
 - `identical`: every text is that of the undisturbed run.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from slipstream.jobs.base import JobState
 
 MARGIN_S = 2.0
 """On top of the lease: until a lost job runs again."""
+STEP_S, NOTICED_S = 0.1, 0.6
+"""A gateway that has had a place for so long has had time to look for a job."""
 SHARED = frozenset({"redis", "target"})
 """What every run needs. A draft is needed by none."""
 COMMITTED_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
@@ -41,6 +44,8 @@ class Verdict:
     """Runs that a killed or frozen gateway never ended itself."""
     rerun_within_s: float
     """The longest that such a job waited for its next run, from the moment of the strike."""
+    waited_for_a_place: int
+    """Lost jobs that ran again late because no gateway had room for them."""
     waits_s: Sequence[float]
     violations: Sequence[str] = field(default_factory=tuple)
 
@@ -50,14 +55,20 @@ class Verdict:
 
 
 def check(
-    history: History, expected: Mapping[str, str], lease_s: float, states: frozenset[JobState] = COMMITTED_STATES
+    history: History,
+    expected: Mapping[str, str],
+    lease_s: float,
+    *,
+    places: int = 0,
+    states: frozenset[JobState] = COMMITTED_STATES,
 ) -> Verdict:
-    """`expected`: texts by custom id; a job that is not in it has none. `states`: those that jobs may end in."""
+    """`expected`: texts by custom id; a job that is not in it has none. `places`: jobs that a gateway holds at most; 0:
+    there is always room. `states`: those that jobs may end in."""
     runs = history.runs()
     terminal = _check_terminal(history, states)
     commits = _check_commits(history, runs)
     texts = [_text_fault(entry, expected) for entry in history.entries]
-    waits, late = _check_recovery(history, runs, lease_s)
+    waits, late, crowded = _check_recovery(history, runs, lease_s, places)
     return Verdict(
         jobs=len(history.submitted),
         terminal_once=len(history.submitted) - len(terminal),
@@ -67,6 +78,7 @@ def check(
         reruns=sum(len(own) - 1 for own in runs.values()),
         lost_jobs=len(waits),
         rerun_within_s=round(max(waits, default=0.0), 3),
+        waited_for_a_place=crowded,
         waits_s=[round(wait, 3) for wait in sorted(waits)],
         violations=(*terminal, *commits, *_check_reruns(history, runs), *late, *filter(None, texts)),
     )
@@ -143,22 +155,48 @@ def _has_excuse(before: Run, after: Run, acts: Sequence[Act]) -> bool:
 
 
 def _check_recovery(
-    history: History, runs: Mapping[str, Sequence[Run]], lease_s: float
-) -> tuple[list[float], list[str]]:
-    """Waits of all lost jobs, and complaints about those that waited too long."""
-    waits, late = [], []
+    history: History, runs: Mapping[str, Sequence[Run]], lease_s: float, places: int
+) -> tuple[list[float], list[str], int]:
+    """Waits of all lost jobs; complaints about those that waited too long; how many did for want of a place."""
+    waits, late, crowded = [], [], 0
     queue_acts = [act for act in history.acts if act.victim == "redis"]
     for act in history.acts:
-        if act.victim in SHARED or act.victim == "draft" or act.kind == "stop":
+        if act.victim in SHARED or act.victim == "draft":
             continue
         for own in runs.values():
             wait = _wait_after(act, own)
             if wait is None or overlapping(queue_acts, act.at - lease_s, act.at + wait):
                 continue
             waits.append(wait)
-            if wait > lease_s + MARGIN_S:
+            if wait <= lease_s + MARGIN_S:
+                continue
+            if places and not _had_place(history, runs, act.at + lease_s + MARGIN_S, act.at + wait, places):
+                crowded += 1
+            else:
                 late.append(f"{own[0].job_id}: recovery: ran again {wait:.1f} s after {act.kind} of {act.victim}")
-    return waits, late
+    return waits, late, crowded
+
+
+def _had_place(history: History, runs: Mapping[str, Sequence[Run]], since: float, until: float, places: int) -> bool:
+    """Whether some gateway that was well could have taken a job between the two, and did not for a while."""
+    every = [run for own in runs.values() for run in own]
+    for process in {run.process for run in every}:
+        own_acts = [act for act in history.acts if act.victim == process]
+        moment, free_s = since, 0.0
+        while moment < until:
+            held = sum(run.process == process and run.began <= moment < _end_of(run, runs, own_acts) for run in every)
+            is_free = held < places and not overlapping(own_acts, moment, moment)
+            free_s = free_s + STEP_S if is_free else 0.0
+            if free_s > NOTICED_S:
+                return True
+            moment += STEP_S
+    return False
+
+
+def _end_of(run: Run, runs: Mapping[str, Sequence[Run]], acts: Sequence[Act]) -> float:
+    """When its gateway was rid of it: said so, or was killed."""
+    killed = [act.at for act in acts if act.kind == "kill" and act.at >= run.began]
+    return run.ended if run.ended is not None else min(killed, default=math.inf)
 
 
 def _wait_after(act: Act, runs: Sequence[Run]) -> float | None:

@@ -39,11 +39,18 @@ class ClusterOptions:
     gateways: int = 2
     slots: int = 2
     """Jobs that a gateway runs at once; 0: no queue and no Redis."""
+    ahead: int = 0
+    """Videos that it decodes ahead. A gateway that holds few jobs loses few, and has a place for a lost one soon."""
     lease_s: float = 5.0
     redis_dir: Path | None = None
     """Where the queue's store keeps its files; None: in the run folder."""
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """More flags, by service."""
+
+    @property
+    def places(self) -> int:
+        """Jobs that a gateway holds at most."""
+        return self.slots + self.ahead
 
 
 class Cluster:
@@ -136,7 +143,7 @@ class Cluster:
             redis = self.processes["redis"] = RedisProcess(folder)
             self.redis_url = redis.url
             gateway_flags += ["--redis", redis.url, "--lease-s", str(options.lease_s)]
-            gateway_flags += ["--archive-slots", str(options.slots)]
+            gateway_flags += ["--archive-slots", str(options.slots), "--archive-ahead", str(options.ahead)]
         flags = {name: ["--model", str(model), "--threads", "1"] for name, model in models.items() if model}
         flags |= {name: gateway_flags for name in self.gateways}
         for name, own in flags.items():

@@ -27,8 +27,6 @@ from slipstream.rpc.v1 import archive_pb2
 LEASE_S = 5.0
 NUM_TOKENS = 100
 """Long enough that the batch outlasts the strikes that do not stop it, short enough that places become free."""
-FLAGS = {"gateway": ("--archive-ahead", "0")}
-"""A gateway holds what it captions and no more, so that one that takes over has a place soon."""
 DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the nemesis may go on with what it had begun when the batch ended; then there is nothing more to harm."""
@@ -49,7 +47,7 @@ async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
         workload = make_workload(Path(folder) / "work", num_jobs, num_tokens=NUM_TOKENS)
         options = ClusterOptions(
-            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, flags=FLAGS
+            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, ahead=0
         )
         async with Cluster(options, say) as cluster:
             say(f"drain: {num_jobs} captions undisturbed, for comparison")
@@ -121,4 +119,4 @@ async def harm_batch(
     ids = {entry.job_id for entry in entries}
     events = [event for event in nemesis.events() if event.job_id in ids]
     history = History([item.custom_id for item in items], events, nemesis.acts, entries)
-    return Harmed(check(history, expected, cluster.options.lease_s), history, jobs)
+    return Harmed(check(history, expected, cluster.options.lease_s, places=cluster.options.places), history, jobs)

@@ -44,7 +44,7 @@ class Act:
     at: float
     until: float
     kind: str
-    """"kill", "freeze" or "stop"."""
+    """"kill" or "freeze"."""
     victim: str
 
 

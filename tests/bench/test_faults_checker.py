@@ -78,6 +78,16 @@ def test_a_lost_job_that_waits_too_long() -> None:
     assert "recovery: ran again 7.3 s after kill of gateway-0" in violations(replace(STRUCK, events=late))
 
 
+@pytest.mark.parametrize(("busy_until", "excused"), [(11.4, 1), (10.0, 0)])
+def test_a_lost_job_that_waits_for_a_place(busy_until: float, excused: int) -> None:
+    late = (*STRUCK.events[:3], event(11.5, Kind.TAKEN, "a", "w1", 2), event(12.0, Kind.COMMITTED, "a", "w1", 2))
+    other = (event(3.0, Kind.TAKEN, "c", "w1"), event(busy_until, Kind.RETRIED, "c", "w1"))
+    killed = Act(1.7, 13.0, "kill", "gateway-0")
+    found = check(replace(STRUCK, events=late + other, acts=(killed,)), TEXTS, LEASE_S, places=1)
+    assert found.waited_for_a_place == excused
+    assert any("recovery" in violation for violation in found.violations) == (not excused)
+
+
 def test_a_wait_that_the_queue_is_to_blame_for() -> None:
     late = (*STRUCK.events[:3], event(29.0, Kind.TAKEN, "a", "w1", 2), event(29.5, Kind.COMMITTED, "a", "w1", 2))
     frozen = Act(4.0, 24.0, "freeze", "redis")
