@@ -1,135 +1,201 @@
-"""What the event simulator says that the measured stack should reach, clip by clip. Pure: no clock, no service.
+"""What theory says that the measured stack should reach, by method and clip, and where the rest went. Pure.
 
-The simulator gets what was measured: the seconds of a target pass by window (of the model pass alone; all captions
-of a policy together, scaled to the pace of the one at hand), T_q, and for every output position whether the draft
-agrees. Without message times this is the ideal stack; with them it is one whose every round costs what was measured
-beside the pass. (A measured caption begins with a window that was written under the prefill; a simulated one does not,
-which in a short caption is worth up to one plain pass to the measured side.)
+Theory gets what was measured: the seconds of a target pass by window (of the model pass alone; all captions of a
+method together, scaled to the pace of the one at hand), T_q, what a round takes beside its pass, and for every output
+position whether the draft agrees. (A measured caption begins with a window that was written under the prefill; a
+simulated one does not, which in a short caption is worth up to one plain pass to the measured side.)
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
-from bench.samples import Sample, WindowCost, median
-from bench.simulate import SimulationInput, pass_cost_table, simulate
+from bench.pass_costs import pace, pooled_costs, rising, round_overhead_s
+from bench.predicted_time import CaptionPrediction, TimeSplit, predict_caption
+from bench.samples import Sample, median
 from bench.tasks import Agreement
-from slipstream.speculation.pacing import get_policy
+from slipstream.speculation.methods import Drafter, Method
 
-REPEATS = 8
-"""The recorded text is simulated so many times in a row: the policy's estimates, which a service has from its
-earlier captions, then hardly count their first guesses."""
+TOLERATED = 0.9
+"""A method that is slower than this share of what was predicted gets a cause."""
+PARTS = tuple(part.name for part in fields(TimeSplit))
 
 
 @dataclass(frozen=True)
-class ClipPrediction:
-    """Tokens a second of one clip: measured, and simulated without and with what a round costs beside the pass."""
+class _Predicted:
+    """One caption of a method."""
 
-    measured: float
-    ideal: float
-    with_overhead: float
+    sample: Sample
+    seconds: CaptionPrediction
+    recorded: bool
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted tokens a second."""
+        return self.sample.tokens_per_s * self.seconds.predicted_s
+
+    @property
+    def ratio_ideal(self) -> float:
+        """The same where rounds cost their passes alone."""
+        return self.sample.tokens_per_s * self.seconds.ideal.total
 
 
-def predict(
-    policy: str, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
-) -> list[ClipPrediction]:
-    """One prediction for each of one policy's `samples` in which the draft wrote, by the agreement of its clip."""
-    samples = [sample for sample in samples if sample.figures["draft_pass_s"] > 0]
-    if not samples:
-        return []
+def predictions(
+    samples: Sequence[Sample],
+    methods: Mapping[str, Method],
+    agreements: Mapping[str, Mapping[str, Agreement]],
+    *,
+    max_window: int,
+) -> dict[str, object]:
+    """Every caption of every method against theory.
+
+    Args:
+        samples: all that was measured; those of rows that are not in `methods` are left out.
+        methods: by the name of their row, as the stack ran them.
+        agreements: by row and clip. What is missing is predicted from the tau that the caption measured itself.
+
+    Returns:
+        `prediction_error`, the median of |measured / predicted - 1| over all captions, or None for no captions;
+        `methods`, a row each; `clips`, tokens a second of each caption: measured, predicted, and ideal.
+    """
+    by_method = {
+        name: _predicted(method, [s for s in samples if s.method == name], agreements.get(name, {}), max_window)
+        for name, method in methods.items()
+    }
+    every = [caption for captions in by_method.values() for caption in captions]
+    return {
+        "prediction_error": median(abs(caption.ratio - 1) for caption in every),
+        "methods": [_row(name, captions) for name, captions in by_method.items() if captions],
+        "clips": [
+            {
+                "method": caption.sample.method,
+                "clip": caption.sample.clip,
+                "measured": caption.sample.tokens_per_s,
+                "predicted": 1 / caption.seconds.predicted_s,
+                "ideal": 1 / caption.seconds.ideal.total,
+            }
+            for caption in every
+        ],
+    }
+
+
+def _predicted(
+    method: Method, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
+) -> list[_Predicted]:
+    """The captions that can be predicted: those with tokens to time, in which the draft wrote if there is one."""
+    samples = [
+        sample
+        for sample in samples
+        if len(sample.token_ids) > 1 and sample.tokens_per_s > 0 and any(c.count for c in sample.costs.values())
+        if method.drafter is Drafter.NONE or sample.figures.get("draft_pass_s", 0.0) > 0
+    ]
     costs = pooled_costs(sample.costs for sample in samples)
     table = rising(costs)
-    predictions = []
+    predicted = []
     for sample in samples:
-        agrees = agreements[sample.clip].agrees
-        pace = _pace(sample.costs, costs)
-        target_pass_s = pass_cost_table({window: pace * seconds for window, seconds in table.items()})
-        rates = [
-            simulate(
-                SimulationInput(
-                    target_pass_s,
-                    sample.figures["draft_pass_s"],
-                    get_policy(policy),
-                    agreement=agrees,
-                    message_s=message_s,
-                    max_window=max_window,
-                    num_tokens=REPEATS * len(agrees),
-                )
-            ).tokens_per_s
-            for message_s in (0.0, round_overhead_s(sample.costs) / 2)
-        ]
-        predictions.append(ClipPrediction(sample.tokens_per_s, *rates))
-    return predictions
+        own_pace = pace(sample.costs, costs)
+        own_table = {window: own_pace * seconds for window, seconds in table.items()}
+        agreement = agreements.get(sample.clip)
+        seconds = predict_caption(method, sample, own_table, agreement, max_window)
+        predicted.append(_Predicted(sample, seconds, agreement is not None))
+    return predicted
 
 
-def prediction_row(
-    policy: str, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
-) -> dict[str, object]:
-    """Medians over the clips, and what they rest on."""
-    predictions = predict(policy, samples, agreements, max_window)
-    costs = pooled_costs(sample.costs for sample in samples)
-    return {
-        "policy": policy,
-        "n": len(predictions),
-        "measured_tokens_per_s": median(p.measured for p in predictions),
-        "predicted_tokens_per_s": median(p.ideal for p in predictions),
-        "measured_over_predicted": median(p.measured / p.ideal for p in predictions),
-        "predicted_with_overhead_tokens_per_s": median(p.with_overhead for p in predictions),
-        "measured_over_predicted_with_overhead": median(p.measured / p.with_overhead for p in predictions),
+def _row(name: str, captions: Sequence[_Predicted]) -> dict[str, object]:
+    costs = pooled_costs(caption.sample.costs for caption in captions)
+    ratio, ratio_ideal = median(c.ratio for c in captions) or 0.0, median(c.ratio_ideal for c in captions) or 0.0
+    loss = _loss(captions)
+    row: dict[str, object] = {
+        "method": name,
+        "n": len(captions),
+        "agreement_from": "recorded" if all(caption.recorded for caption in captions) else "tau",
+        "measured_tokens_per_s": median(c.sample.tokens_per_s for c in captions),
+        "predicted_tokens_per_s": median(1 / c.seconds.predicted_s for c in captions),
+        "ideal_tokens_per_s": median(1 / c.seconds.ideal.total for c in captions),
+        "ratio": ratio,
+        "ratio_ideal": ratio_ideal,
+        "error": median(abs(c.ratio - 1) for c in captions),
         "round_overhead_s": round_overhead_s(costs),
-        "draft_pass_s": median(sample.figures["draft_pass_s"] for sample in samples),
-        "agreement": median(sum(a.agrees) / len(a.agrees) for a in agreements.values()),
+        "draft_pass_s": median(
+            c.sample.figures["draft_pass_s"] for c in captions if "draft_pass_s" in c.sample.figures
+        ),
+        "tau": median(c.sample.figures["tau"] for c in captions if "tau" in c.sample.figures),
+        "loss": loss,
+        "first_plain_share": median(_first_plain_share(c.sample) for c in captions),
+        "gated_share": median(_gated_share(c.sample) for c in captions),
         "pass_costs": [
             {"window": window, "count": cost.count, "pass_s": cost.pass_s, "round_s": cost.round_s}
             for window, cost in costs.items()
         ],
     }
+    return row | {"cause": _cause(row, loss) if min(ratio, ratio_ideal) < TOLERATED else ""}
 
 
-def pooled_costs(tables: Iterable[Mapping[int, WindowCost]]) -> dict[int, WindowCost]:
-    """The tables of several captions as one, in ascending order."""
-    by_window: defaultdict[int, list[WindowCost]] = defaultdict(list)
-    for table in tables:
-        for window, cost in table.items():
-            by_window[window].append(cost)
-    return {window: _pooled(by_window[window]) for window in sorted(by_window)}
+def _figure(name: str, captions: Sequence[_Predicted]) -> float | None:
+    return median(c.sample.figures[name] for c in captions if name in c.sample.figures)
 
 
-def round_overhead_s(costs: Mapping[int, WindowCost]) -> float:
-    """Mean seconds that a round takes beside its pass."""
-    pooled = _pooled(list(costs.values()))
-    return max(pooled.round_s - pooled.pass_s, 0.0)
+def _loss(captions: Sequence[_Predicted]) -> dict[str, float]:
+    """Seconds beyond the ideal's by what they went to, as shares of the ideal's; all captions together."""
+    ideal_s = sum(caption.seconds.ideal.total for caption in captions)
+    return {
+        part: sum(getattr(c.seconds.measured, part) - getattr(c.seconds.ideal, part) for c in captions) / ideal_s
+        for part in PARTS
+    }
 
 
-def rising(costs: Mapping[int, WindowCost]) -> dict[int, float]:
-    """Seconds of a pass by window, without noise that makes a longer one cheaper: such neighbours share their mean.
-
-    A single window is given a second point of the same cost.
-    """
-    blocks: list[tuple[float, int, list[int]]] = []
-    for window, cost in sorted(costs.items()):
-        blocks.append((cost.pass_s, cost.count, [window]))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (low, low_count, low_windows), (high, high_count, high_windows) = blocks[-2:]
-            count = low_count + high_count
-            mean = (low * low_count + high * high_count) / count
-            blocks[-2:] = [(mean, count, low_windows + high_windows)]
-    table = {window: value for value, _, windows in blocks for window in windows}
-    only_window = next(iter(table)) if len(table) == 1 else None
-    return table if only_window is None else table | {only_window + 1: table[only_window]}
+def _first_plain_share(sample: Sample) -> float:
+    """Of the decoding time, the part before the draft was ready."""
+    late_s = sample.figures.get("draft_ready_s", 0.0) - sample.first_token_s
+    return max(late_s, 0.0) * sample.tokens_per_s / (len(sample.token_ids) - 1)
 
 
-def _pace(own: Mapping[int, WindowCost], pooled: Mapping[int, WindowCost]) -> float:
-    """How much slower this caption's passes were than passes over the same windows on average: the machine's mood."""
-    return sum(cost.count * cost.pass_s for cost in own.values()) / sum(
-        cost.count * pooled[window].pass_s for window, cost in own.items()
-    )
+def _gated_share(sample: Sample) -> float:
+    """Of the decoding time, what the tokens took that were decoded plainly since drafting did not pay."""
+    figures = sample.figures
+    gated_s = figures.get("gated_tokens", 0.0) * figures.get("plain_pass_s", 0.0)
+    return gated_s * sample.tokens_per_s / (len(sample.token_ids) - 1)
 
 
-def _pooled(costs: Sequence[WindowCost]) -> WindowCost:
-    count = max(sum(cost.count for cost in costs), 1)
-    return WindowCost(
-        count,
-        sum(cost.pass_s * cost.count for cost in costs) / count,
-        sum(cost.round_s * cost.count for cost in costs) / count,
-    )
+def _cause(row: Mapping[str, object], loss: Mapping[str, float]) -> str:
+    """In words, the largest part of the loss."""
+    part = max(loss, key=lambda name: loss[name])
+    words = {
+        "round_overhead": "rounds take time beside their passes: messages and event loops",
+        "held": "the target waits for the draft longer than the draft's passes take: restarts and messages",
+        "plain_passes": _plain_cause(row),
+        "window_passes": "more passes over windows than predicted: fewer tokens came in time or were accepted",
+        "other": "time outside rounds and waits",
+    }
+    return f"{words[part]} (+{loss[part]:.0%} of the ideal time)"
+
+
+def _plain_cause(row: Mapping[str, object]) -> str:
+    reasons = {
+        "plain passes before the draft was ready": row["first_plain_share"],
+        "plain passes while the gate was closed": row["gated_share"],
+    }
+    known = {reason: share for reason, share in reasons.items() if isinstance(share, float) and share > 0.02}
+    return " and ".join(known) or "more passes without a window than predicted: the draft's tokens came late"
+
+
+def prediction_row(
+    policy: str, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
+) -> dict[str, object]:
+    """One policy's captions against theory, in the columns of the first report."""
+    name = samples[0].method if samples else policy
+    method = Method(name, Drafter.DRAFT, policy=policy)
+    rows = predictions(samples, {name: method}, {name: agreements}, max_window=max_window)["methods"]
+    row = rows[0] if isinstance(rows, list) and rows else {"n": 0}
+    return {
+        "policy": policy,
+        "n": row["n"],
+        "measured_tokens_per_s": row.get("measured_tokens_per_s"),
+        "predicted_tokens_per_s": row.get("ideal_tokens_per_s"),
+        "measured_over_predicted": row.get("ratio_ideal"),
+        "predicted_with_overhead_tokens_per_s": row.get("predicted_tokens_per_s"),
+        "measured_over_predicted_with_overhead": row.get("ratio"),
+        "round_overhead_s": row.get("round_overhead_s"),
+        "draft_pass_s": row.get("draft_pass_s"),
+        "agreement": median(sum(a.agrees) / len(a.agrees) for a in agreements.values()),
+        "pass_costs": row.get("pass_costs", []),
+    }

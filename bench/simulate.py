@@ -25,9 +25,8 @@ class SimulationResult:
     tokens_per_s: float
     speedup: float
     """Over the same target without a draft."""
-    num_passes: int
-    mean_window: float
-    """Draft tokens a pass, passes without a window included."""
+    passes_by_window: Mapping[int, int]
+    """Target passes by the length of their window; 0 is a plain pass."""
     held_s: float
     """Seconds that the target waited for draft tokens."""
     tau: float
@@ -37,6 +36,16 @@ class SimulationResult:
     gate_closings: int = 0
     gated_tokens: int = 0
 
+    @property
+    def num_passes(self) -> int:
+        return sum(self.passes_by_window.values())
+
+    @property
+    def mean_window(self) -> float:
+        """Draft tokens a pass, passes without a window included."""
+        num_drafted = sum(window * count for window, count in self.passes_by_window.items())
+        return num_drafted / max(self.num_passes, 1)
+
 
 def simulate(setup: SimulationInput) -> SimulationResult:
     """Runs one caption to its last token. The same input gives the same result."""
@@ -44,8 +53,7 @@ def simulate(setup: SimulationInput) -> SimulationResult:
     return SimulationResult(
         tokens_per_s=caption.tokens_per_s,
         speedup=caption.tokens_per_s / plain.tokens_per_s,
-        num_passes=caption.num_passes,
-        mean_window=caption.num_window_tokens / max(caption.num_passes, 1),
+        passes_by_window=dict(sorted(caption.passes_by_window.items())),
         held_s=caption.held_ns / NS,
         tau=caption.pipeline.num_accepted / max(caption.pipeline.num_judged, 1),
         mean_accepted_length=setup.num_tokens / max(caption.pipeline.num_deaths, 1),

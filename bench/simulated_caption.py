@@ -1,6 +1,7 @@
 """One simulated caption: the real `Pipeline`, its policies, gate and cost model, in simulated time. Knows no model."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,8 @@ class SimulatedCaption:
     """The gateway and the target of one caption: carries out the pipeline's actions and feeds it what comes back."""
 
     def __init__(self, setup: SimulationInput) -> None:
-        self.num_passes = self.num_window_tokens = self.held_ns = 0
+        self.held_ns = 0
+        self.passes_by_window: Counter[int] = Counter()
         costs = _known_costs(setup)
         self.gate = Gate(costs) if setup.gate and setup.policy else None
         self.pipeline = Pipeline(
@@ -141,8 +143,7 @@ class SimulatedCaption:
         self._asked_ns, self._held_ns = self._clock.now_ns, 0
         choices = [AGREED] * (len(window) + 1)
         verdict = judge_window(window, choices, len(self.pipeline.committed), self._rule)
-        self.num_passes += 1
-        self.num_window_tokens += len(window)
+        self.passes_by_window[len(window)] += 1
         self._carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
 
     def _post_tokens(self, epoch: int, position: int, tokens: tuple[int, ...]) -> None:
