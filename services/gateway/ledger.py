@@ -101,6 +101,8 @@ class Ledger:
             timings=self._timings(),
             speculation=self._speculation(pipeline),
             stop_string=self.stop_string,
+            lossy=options.lossy.method if options.lossy else "",
+            lossy_keep=options.lossy.keep if options.lossy else 0.0,
         )
 
     def _video_facts(self, video: SampledVideo) -> gateway_pb2.VideoFacts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.target.judging import Judge
+from services.target.lossy import schedule_of
 from services.target.prefill import PromptPass
 from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
@@ -91,6 +92,7 @@ class TargetEngine:
             text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
             attention=TextAttention(plan) if request.with_attention or request.self_draft_kept else None,
+            lossy=schedule_of(request, plan, info.num_layers),
             prefilled=asyncio.get_running_loop().create_future(),
             work=SessionWork(self.thread),
             place=self.admission.reserve(self._kv_bytes(request, plan)),
@@ -122,7 +124,8 @@ class TargetEngine:
         """
         async for num_ahead in session.place.wait():
             yield StageProgress("queued", 0, num_ahead)
-        digest = await asyncio.to_thread(frames_digest, frames) if self.prefixes.is_on else None
+        shares = self.prefixes.is_on and session.lossy is None
+        digest = await asyncio.to_thread(frames_digest, frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
         async for event in session.work.run_blocks(prompt.blocks(frames)):
             if not isinstance(event, Guidance):
@@ -159,7 +162,7 @@ class TargetEngine:
         return Guidance(scores=await self.thread.run(attention.mean))
 
     def _kv_bytes(self, request: TargetRequest, plan: PromptPlan) -> int:
-        """What the session's caches will hold: its own, and the sparse one that it drafts with."""
+        """What the session's caches will hold at most: its own, and the sparse one that it drafts with."""
         num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
         if request.self_draft_kept:
             num_video = min(request.self_draft_kept, plan.num_video_tokens)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+from services.target.lossy import LossyPass
 from services.target.session import PrefillFacts, StageProgress, TargetSession
 from slipstream.models.base import Prefill, VideoLM
 from slipstream.models.kv_cache import KVCache
@@ -22,11 +23,12 @@ class PromptPass:
     """One session's prompt on its way through the model. Layer-major (design section 5): all tokens pass layers 1..L,
     guidance is made, the other layers follow.
 
-    When an earlier prompt was about the same frames, their rows and states are copied and only the text is run.
+    When an earlier prompt was about the same frames, their rows and states are copied and only the text is run. A lossy
+    session drops video tokens on the way, copies nothing and gives nothing.
 
     Args:
         guidance_layer: L.
-        digest: of the frames; None when prefixes are not kept.
+        digest: of the frames; None when prefixes are not kept, or not for this session.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class PromptPass:
         self._session = session
         self._layer = guidance_layer
         self._key = None if digest is None else PrefixKey.of(session.plan, digest)
+        self._lossy = LossyPass(session.plan, session.lossy) if session.lossy is not None else None
         self._shared: VideoPrefix | None = None
         self._cache: KVCache | None = None
         self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
@@ -66,8 +69,9 @@ class PromptPass:
             num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
             yield StageProgress("encode", num_done, len(frames))
         started = time.perf_counter()
+        observer = self._lossy or self._session.attention
         prefill = self._model.start_prefill(
-            plan, torch.cat(embeddings), headroom=request.max_new_tokens, observer=self._session.attention
+            plan, torch.cat(embeddings), headroom=request.max_new_tokens, observer=observer
         )
         embeddings.clear()
         keep_states = request.with_guidance or self._key is not None
@@ -75,6 +79,8 @@ class PromptPass:
         self._until_guidance_s += time.perf_counter() - started
         video_states = None
         text_0 = prefill.text_states()
+        if self._lossy is not None:
+            self._lossy.drop(prefill)
         for event in self._layers(prefill):
             yield event
             if event.done == self._layer and video_0 is not None:
@@ -105,6 +111,8 @@ class PromptPass:
         for layer in range(1, num_layers + 1):
             started = time.perf_counter()
             prefill.run_layers(layer)
+            if self._lossy is not None:
+                self._lossy.drop(prefill)
             seconds = time.perf_counter() - started
             if layer <= self._layer:
                 self._until_guidance_s += seconds

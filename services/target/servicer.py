@@ -47,6 +47,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
         session = await self.engine.open(request, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
+        if request.lossy is not None:
+            get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
         try:
             async for progress in self.engine.prefill(session, frames):
                 yield _prefill_event(progress)

@@ -13,6 +13,7 @@ from slipstream.models.sparse import SparseState
 from slipstream.models.stops import StoppingText
 from slipstream.models.work import SessionWork
 from slipstream.pruning import Guidance
+from slipstream.pruning.lossy import Schedule
 from slipstream.rpc.codec import TargetRequest
 from slipstream.rpc.windows import PassFacts
 from slipstream.sampling.sampler import TargetSampler
@@ -63,6 +64,8 @@ class TargetSession:
     """Done when layer L has run."""
     attention: TextAttention | None
     """The text's to the video, where somebody asked for it."""
+    lossy: Schedule | None
+    """What the prefill drops of the video, where the session is a lossy baseline."""
     prefilled: asyncio.Future[None]
     work: SessionWork
     place: Reservation

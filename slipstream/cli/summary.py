@@ -28,6 +28,8 @@ def closing_line(summary: Summary) -> str:
         f"{speculation.passes} passes",
         f"first token after {summary.timings.first_token_s:.2f} s",
     ]
+    if summary.lossy:
+        facts.insert(0, f"lossy: {summary.lossy} keeps {summary.lossy_keep:.0%}")
     if speculation.judged:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:

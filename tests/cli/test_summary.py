@@ -9,3 +9,9 @@ def test_it_tells_what_ended_the_text_and_what_the_gate_did() -> None:
     line = closing_line(summary)
     assert "7 tokens decoded plainly by the gate" in line
     assert "ended before '\\x1b.'" in line
+
+
+def test_it_says_first_that_the_text_is_not_the_targets_own() -> None:
+    line = closing_line(Summary(num_tokens=9, lossy="fastv", lossy_keep=0.5))
+    assert line.startswith("lossy: fastv keeps 50%, 9 tokens")
+    assert "lossy" not in closing_line(Summary(num_tokens=9))

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.speculation.methods import METHODS, PRUNERS
+from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS
 from tests.support.gateway_client import Captioned, caption
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
@@ -55,3 +55,15 @@ async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str
     assert sampled.summary.num_tokens > 0
     if rule == "coupled" or method in ("sd_tree", "std"):
         assert sampled.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("lossy", LOSSY_METHODS)
+async def test_lossy_baselines_say_so(gateway: grpc.aio.Channel, world: World, lossy: str) -> None:
+    whole = await check(gateway, world, 24, method="autoregressive", lossy=lossy, lossy_keep=1.0)
+    assert (whole.summary.lossy, whole.summary.lossy_keep) == (lossy, 1.0)
+    asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 24}
+    pruned = await caption(gateway, world.clips[0], **asked, method="autoregressive", lossy=lossy)
+    assert (pruned.summary.lossy, pruned.summary.lossy_keep) == (lossy, 0.5)
+    assert pruned.summary.num_tokens == 24
+    plain = await check(gateway, world, 24, method="autoregressive")
+    assert plain.summary.lossy == "" and plain.summary.lossy_keep == 0

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
@@ -25,9 +27,9 @@ def expected_attention(weights: tuple[Tensor, ...], plan: PromptPlan, kv_heads: 
     return [layer.unflatten(0, (kv_heads, -1)).sum(dim=1) for layer in by_head]
 
 
-def eager_llava(path: Path, pair: Pair, plan: PromptPlan) -> tuple[Tensor, ...]:
+def eager_llava(path: Path, pair: Pair, plan: PromptPlan, frames: NDArray[np.uint8] = FRAMES) -> tuple[Tensor, ...]:
     eager: Any = LlavaOnevisionForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
-    inputs = {"input_ids": torch.tensor([plan.token_ids]), "pixel_values_videos": pair.pixels(FRAMES)[None]}
+    inputs = {"input_ids": torch.tensor([plan.token_ids]), "pixel_values_videos": pair.pixels(frames)[None]}
     with torch.inference_mode():
         weights: tuple[Tensor, ...] = eager(**inputs, output_attentions=True).attentions
     return weights

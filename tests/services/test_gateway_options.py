@@ -7,6 +7,7 @@ from services.gateway.options import resolve_options
 from slipstream.errors import InvalidRequest
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.methods import METHODS, Lossy
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 
@@ -31,6 +32,17 @@ def test_everything_that_is_given_arrives() -> None:
     options = resolve_options(asked, CONFIG)
     assert options.sampling == SamplingParams(0.5, 7, 0.25, 1.5, 2**63 - 1, "rejection", ("the end", "\n"))
     assert options.seed == 2**63 - 1 and not options.gate
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "autoregressive"])
+def test_a_lossy_baseline_is_of_plain_decoding(method: str) -> None:
+    with pytest.raises(InvalidRequest, match="ask for method 'autoregressive'"):
+        resolve_options(CaptionOptions(method=method, lossy="fastv"), CONFIG)
+    options = resolve_options(CaptionOptions(method="autoregressive", lossy="fastv"), CONFIG)
+    assert options.lossy == Lossy("fastv", 0.5)
+    for keep in (0.0, -0.1, 1.1, float("nan")):
+        with pytest.raises(InvalidRequest, match="lossy_keep"):
+            resolve_options(CaptionOptions(method="autoregressive", lossy="fastv", lossy_keep=keep), CONFIG)
 
 
 def test_a_given_zero_is_not_a_default() -> None:

@@ -106,7 +106,7 @@ class CommittedToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string")
+    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,8 @@ class Summary(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_FIELD_NUMBER: _ClassVar[int]
+    LOSSY_KEEP_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     num_tokens: int
@@ -133,7 +135,9 @@ class Summary(_message.Message):
     timings: Timings
     speculation: Speculation
     stop_string: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ...) -> None: ...
+    lossy: str
+    lossy_keep: float
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ...) -> None: ...
 
 class VideoFacts(_message.Message):
     __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens", "reused_tokens")

@@ -1,0 +1,135 @@
+"""The lossy baselines of paper 000, table 2: where they drop video tokens of the target itself, how many they keep, and
+what ranks them. Knows no model and no session.
+
+Each in its training-free form, and without what is not pruning: SparseVLM does not recycle dropped tokens into new
+ones, and DyCoke merges at the input only, without its second pruning of the cache while decoding.
+
+Every method keeps the share r ** s of the video from its s-th stage on, and r is solved for the share that the caller
+wants kept averaged over the layers. So methods of one `keep` do the same work in different places.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import InvalidRequest
+from slipstream.speculation.methods import Lossy
+
+_BISECTIONS = 60
+_BLOCK_TOKENS = 1024
+"""Video tokens that are compared with the text at a time."""
+
+
+class Rank(Enum):
+    """What decides which video tokens stay."""
+
+    LAST_TEXT = "last_text"
+    """The attention that the prompt's last token pays them in the layer before (FastV, PyramidDrop)."""
+    RATERS = "raters"
+    """The same of those text tokens that have to do with the video, see `text_raters` (SparseVLM)."""
+    REDUNDANCY = "redundancy"
+    """How little they repeat an earlier frame, see `DyCokePruner`."""
+
+
+_RANKS = {
+    "fastv": Rank.LAST_TEXT,
+    "pyramiddrop": Rank.LAST_TEXT,
+    "sparsevlm": Rank.RATERS,
+    "dycoke": Rank.REDUNDANCY,
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """When `after_layer` layers have run, `num_keep` video tokens go on into the next."""
+
+    after_layer: int
+    num_keep: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a lossy method does to one prompt."""
+
+    rank: Rank
+    num_video: int
+    num_layers: int
+    stages: tuple[Stage, ...]
+    """In the layers' order; empty where all is kept."""
+
+    @property
+    def mean_kept(self) -> float:
+        """Video tokens of a layer, on average."""
+        layers = (0, *(stage.after_layer for stage in self.stages), self.num_layers)
+        kept = (self.num_video, *(stage.num_keep for stage in self.stages))
+        spans = [last - first for first, last in pairwise(layers)]
+        return sum(span * num_kept for span, num_kept in zip(spans, kept, strict=True)) / self.num_layers
+
+
+def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
+    """The method's stages for this prompt and model. Keeping all has none.
+
+    A share that the method cannot reach from its own layers on, because those before already take more, moves all its
+    stages to the front, as far as needed.
+
+    Raises:
+        InvalidRequest: less than the one layer that has to run before there is attention to rank by.
+    """
+    places = _places(lossy.method, num_layers)
+    while places[0] > 1 and places[0] >= lossy.keep * num_layers:
+        places = tuple(sorted({max(1, place - 1) for place in places}))
+    if lossy.keep < places[0] / num_layers:
+        raise InvalidRequest(
+            f"{lossy.method} drops tokens after layer {places[0]} at the earliest, so that of {num_layers} layers it"
+            f" keeps a share of {places[0] / num_layers:.3f} at least; lossy_keep {lossy.keep} is less"
+        )
+    stages: tuple[Stage, ...] = ()
+    if lossy.keep < 1.0:
+        ratio = _solve(lossy.keep, places, num_layers)
+        stages = tuple(Stage(place, round(num_video * ratio**number)) for number, place in enumerate(places, start=1))
+    return Schedule(_RANKS[lossy.method], num_video, num_layers, stages)
+
+
+def text_raters(video: Tensor, text: Tensor) -> list[int]:
+    """SparseVLM's text raters: the text tokens that the video tokens are more like than others are on average.
+
+    Args:
+        video: input embeddings, [m, hidden].
+        text: input embeddings of the text behind the video, [n, hidden].
+
+    Returns:
+        Indices into `text`, ascending, at least one.
+    """
+    columns = text.float().T
+    blocks = [(block.float() @ columns).softmax(dim=-1).sum(dim=0) for block in video.split(_BLOCK_TOKENS)]
+    relevance = torch.stack(blocks).sum(dim=0) / len(video)
+    chosen: list[int] = (relevance >= relevance.mean()).nonzero().flatten().tolist()
+    return chosen or [int(relevance.argmax())]
+
+
+def _places(method: str, num_layers: int) -> tuple[int, ...]:
+    """After how many layers a method drops tokens, at one layer or more, ascending; the last layer is none of them."""
+    match method:
+        case "fastv":
+            places = [2]
+        case "pyramiddrop":
+            places = [num_layers * quarter // 4 for quarter in (1, 2, 3)]
+        case "sparsevlm":  # layers 2, 6 and 15 of the 32 that it was made for
+            places = [num_layers * place // 32 for place in (2, 6, 15)]
+        case _:  # DyCoke, before any layer
+            return (0,)
+    return tuple(sorted({min(max(place, 1), max(num_layers - 1, 1)) for place in places}))
+
+
+def _solve(keep: float, places: tuple[int, ...], num_layers: int) -> float:
+    """The ratio r of a stage to the one before it with which the layers keep the share `keep` on average."""
+    spans = [last - first for first, last in pairwise((*places, num_layers))]
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        ratio = (low + high) / 2
+        kept = places[0] + sum(span * ratio**number for number, span in enumerate(spans, start=1))
+        low, high = (ratio, high) if kept < keep * num_layers else (low, ratio)
+    return high
