@@ -176,26 +176,3 @@ def _plain_cause(row: Mapping[str, object]) -> str:
     }
     known = {reason: share for reason, share in reasons.items() if isinstance(share, float) and share > 0.02}
     return " and ".join(known) or "more passes without a window than predicted: the draft's tokens came late"
-
-
-def prediction_row(
-    policy: str, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
-) -> dict[str, object]:
-    """One policy's captions against theory, in the columns of the first report."""
-    name = samples[0].method if samples else policy
-    method = Method(name, Drafter.DRAFT, policy=policy)
-    rows = predictions(samples, {name: method}, {name: agreements}, max_window=max_window)["methods"]
-    row = rows[0] if isinstance(rows, list) and rows else {"n": 0}
-    return {
-        "policy": policy,
-        "n": row["n"],
-        "measured_tokens_per_s": row.get("measured_tokens_per_s"),
-        "predicted_tokens_per_s": row.get("ideal_tokens_per_s"),
-        "measured_over_predicted": row.get("ratio_ideal"),
-        "predicted_with_overhead_tokens_per_s": row.get("predicted_tokens_per_s"),
-        "measured_over_predicted_with_overhead": row.get("ratio"),
-        "round_overhead_s": row.get("round_overhead_s"),
-        "draft_pass_s": row.get("draft_pass_s"),
-        "agreement": median(sum(a.agrees) / len(a.agrees) for a in agreements.values()),
-        "pass_costs": row.get("pass_costs", []),
-    }

@@ -14,6 +14,7 @@ from slipstream.models.base import VideoLM
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
 from slipstream.models.observed import observed
+from slipstream.models.replayed import replayed
 from slipstream.models.thread import ModelThread
 from slipstream.models.warmup import start_model
 from slipstream.rpc.lifecycle import Lifecycle
@@ -56,7 +57,7 @@ def serve(
     )
     allowed = frozenset(filter(None, config.guidance_targets.split(",")))
     metrics = ModelMetrics(REGISTRY)
-    engine = DraftEngine(observed(model, metrics), thread, limits)
+    engine = DraftEngine(observed(replayed(model, config, "draft"), metrics), thread, limits)
     metrics.watch(engine.admission)
     servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
     draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)

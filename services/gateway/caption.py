@@ -11,7 +11,7 @@ from services.gateway.ledger import Ledger
 from services.gateway.options import CaptionOptions
 from services.gateway.peers import Peers
 from services.gateway.proposals import Proposals
-from services.gateway.requests import draft_request, target_request
+from services.gateway.requests import draft_request, target_request, told_of_replay
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
 from slipstream.rpc import codec, windows
 from slipstream.rpc.client import as_slipstream_error, request_metadata
@@ -66,7 +66,7 @@ class Caption:
         assert target_model is not None, "the target has been asked"
         self._options = options
         self._tokens_per_frame = target_model.tokens_per_frame
-        self._video = video
+        self._video = told_of_replay(video, target_model.device)
         self._peers = peers
         self._ledger = ledger
         self._emit = emit

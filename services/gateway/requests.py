@@ -1,7 +1,10 @@
 """What a caption's options ask of the two model services."""
 
+from dataclasses import replace
+
 from services.gateway.options import CaptionOptions
 from slipstream.rpc import codec
+from slipstream.rpc.options import REPLAY_MARK
 from slipstream.speculation.methods import Shape
 from slipstream.video.decode import SampledVideo
 
@@ -42,3 +45,11 @@ def draft_request(options: CaptionOptions, video: SampledVideo, guidance_address
 def _seconds_per_frame(video: SampledVideo) -> float:
     """Frames are sampled evenly over the clip's duration."""
     return video.duration_s / len(video.frames)
+
+
+def told_of_replay(video: SampledVideo, target_device: str) -> SampledVideo:
+    """The video with a warning for the summary where the target's times are not its own."""
+    if not target_device.startswith(REPLAY_MARK):
+        return video
+    warning = f"REPLAY: times are those of {target_device.removeprefix(REPLAY_MARK)}, from a table"
+    return replace(video, warnings=(*video.warnings, warning))

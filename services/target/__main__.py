@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.target.engine import TargetEngine, TargetLimits
+from services.target.engine import TargetEngine, TargetLimits, default_guidance_layer
 from services.target.servicer import TargetServicer
 from slipstream.config import between, option
 from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.models.config import ModelServiceConfig
 from slipstream.models.memory import MIB
 from slipstream.models.observed import observed
+from slipstream.models.replayed import replayed
 from slipstream.models.warmup import start_model
 from slipstream.rpc.lifecycle import Lifecycle
 from slipstream.rpc.server import run_service
@@ -71,6 +72,8 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
         prefix_cache_bytes=prefix_cache_bytes,
     )
     metrics = ModelMetrics(REGISTRY)
+    layer = config.guidance_layer or default_guidance_layer(model.info.num_layers)
+    model = replayed(model, config, "target", guidance_layer=layer)
     engine = TargetEngine(observed(model, metrics), thread, limits)
     metrics.watch(engine.admission)
     target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine, config.own_address), server)
