@@ -56,6 +56,13 @@ class SessionGone(SlipstreamError):
     status = "NOT_FOUND"
 
 
+class SessionIdle(SlipstreamError):
+    """The caller left its session open and said nothing for too long."""
+
+    status = "ABORTED"
+    exit_code = 4
+
+
 class Overloaded(SlipstreamError):
     """No room for another caption now; the same request may succeed later."""
 

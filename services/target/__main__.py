@@ -41,6 +41,11 @@ class TargetConfig(ModelServiceConfig):
     prefix_cache_mb: int = option(
         "MiB for the prefills of videos that were captioned before; 0 keeps none", default=512, check=between(0, 2**30)
     )
+    idle_timeout_s: float = option(
+        "seconds that a session's caller may leave the target waiting for its next message",
+        default=600.0,
+        check=between(0.01, 86_400),
+    )
     strict_width: int = option(
         "run every pass alone and at this width, so that windows are judged by the very kernels of plain decoding;"
         " longer windows are cut, prefills are not reused; 0 is off",
@@ -76,7 +81,8 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
     model = replayed(model, config, "target", guidance_layer=layer)
     engine = TargetEngine(observed(model, metrics), thread, limits)
     metrics.watch(engine.admission)
-    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine, config.own_address), server)
+    servicer = TargetServicer(engine, config.own_address, idle_timeout_s=config.idle_timeout_s)
+    target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
 
     async def close() -> None:
         thread.close()

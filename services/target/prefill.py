@@ -76,11 +76,11 @@ class PromptPass:
         embeddings.clear()
         keep_states = request.with_guidance or self._key is not None
         video_0 = _rounded(prefill.video_states()) if keep_states else None
-        self._until_guidance_s += time.perf_counter() - started
-        video_states = None
         text_0 = prefill.text_states()
         if self._lossy is not None:
             self._lossy.drop(prefill)
+        self._until_guidance_s += time.perf_counter() - started
+        video_states = None
         for event in self._layers(prefill):
             yield event
             if event.done == self._layer and video_0 is not None:

@@ -12,6 +12,7 @@ from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.guidance import guidance_chunks
 from slipstream.rpc.options import ADVERTISED_KEY
+from slipstream.rpc.patience import Patient
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
 
@@ -26,9 +27,11 @@ _GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()
 class TargetServicer(target_pb2_grpc.TargetServicer):
     """Implements `proto/slipstream/rpc/v1/target.proto`."""
 
-    def __init__(self, engine: TargetEngine, address: str = "") -> None:
-        """`address`: where this very process is reached, for callers whose address leads to several."""
+    def __init__(self, engine: TargetEngine, address: str = "", *, idle_timeout_s: float) -> None:
+        """`address`: where this very process is reached, for callers whose address leads to several. A session whose
+        caller is awaited for `idle_timeout_s` is ended."""
         self.engine = engine
+        self._idle_timeout_s = idle_timeout_s
         self._metadata = ((ADVERTISED_KEY, address),) if address else ()
 
     async def GetModel(
@@ -39,12 +42,13 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     async def Session(
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[target_pb2.TargetEvent]:
-        first = await anext(aiter(requests), None)
+        requests = Patient(requests, self._idle_timeout_s)
+        first = await anext(requests, None)
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
         request = codec.read_target_start(first.start)
         await context.send_initial_metadata(self._metadata)  # at once: the draft's session waits for it
-        frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
+        frames = await codec.read_frames(first.start.frames, requests, self.engine.model.info.max_frames)
         session = await self.engine.open(request, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:

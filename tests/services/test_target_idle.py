@@ -1,0 +1,45 @@
+"""A caller that falls silent does not keep its place at the target."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+
+from services.target.engine import TargetEngine, TargetLimits
+from services.target.servicer import TargetServicer
+from slipstream.models import load_model
+from slipstream.models.thread import ModelThread
+from slipstream.rpc.client import open_channel
+from slipstream.rpc.guards import AnswerErrors
+from slipstream.rpc.v1 import target_pb2_grpc
+from tests.services.model_sessions import open_session, target_start
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+
+async def test_a_silent_session_is_ended_and_the_next_one_served(tmp_path: Path) -> None:
+    thread = ModelThread(1)
+    model = load_model(str(write_tiny_llava(tmp_path / "model", seed=3)))
+    limits = TargetLimits(max_sessions=1, kv_budget_bytes=2**24, max_queued=1, queue_timeout_s=60)
+    engine = TargetEngine(model, thread, limits)
+    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    target_pb2_grpc.add_TargetServicer_to_server(TargetServicer(engine, idle_timeout_s=0.3), server)
+    address = f"unix:{tmp_path}/target.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        async with open_channel(address) as channel:
+            stub = target_pb2_grpc.TargetStub(channel)
+            for num_messages in (0, 1, None):
+                silent = open_session(stub)
+                await silent.send(*target_start()[:num_messages])
+                status, message = await silent.refusal()
+                assert status is grpc.StatusCode.ABORTED
+                assert "nothing was said for 0.3 s" in message and "--idle-timeout-s" in message
+            assert [event.WhichOneof("message") for event in silent.events][-1] == "verdict", "it had its place"
+            follows = open_session(stub)
+            await follows.send(*target_start(max_new_tokens=1))
+            await follows.read_until("verdict")
+            assert await follows.read() is None
+    finally:
+        await server.stop(0)
+        await asyncio.to_thread(thread.close)
