@@ -1,5 +1,6 @@
 """Captions one clip through a running stack and keeps what the client saw. Knows no model and no statistics."""
 
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,6 +11,17 @@ import grpc
 from slipstream.cli.client import caption
 from slipstream.errors import ProtocolViolation
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the client saw, and when: a stage began or moved on, or a target pass's tokens were committed."""
+
+    at_s: float
+    """Of the monotonic clock."""
+    stage: str = ""
+    num_tokens: int = 0
+    num_from_draft: int = 0
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,7 @@ class Captioned:
     lost_at: tuple[int, ...]
     """The same for drafts that were lost."""
     summary: Summary
+    events: tuple[Event, ...] = ()
 
 
 async def run_caption(
@@ -39,15 +52,19 @@ async def run_caption(
     token_ids: list[int] = []
     from_draft: list[bool] = []
     moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
+    seen: list[Event] = []
     async with aclosing(caption(channel, video, options)) as events:
         async for event in events:
             if event.HasField("summary"):
                 ready_at, lost_at = (tuple(moments[stage]) for stage in ("draft_ready", "draft_lost"))
-                return Captioned(tuple(token_ids), tuple(from_draft), ready_at, lost_at, event.summary)
+                return Captioned(tuple(token_ids), tuple(from_draft), ready_at, lost_at, event.summary, tuple(seen))
             if event.HasField("stage"):
+                seen.append(Event(time.monotonic(), event.stage.stage))
                 moments.get(event.stage.stage, []).append(len(token_ids))
                 continue
+            written = [token.from_draft for token in event.text.tokens]
+            seen.append(Event(time.monotonic(), "", len(written), sum(written)))
             token_ids += [token.token_id for token in event.text.tokens]
-            from_draft += [token.from_draft for token in event.text.tokens]
+            from_draft += written
             on_tokens(len(token_ids), bool(moments["draft_ready"]))
     raise ProtocolViolation("the gateway ended the caption without a summary")

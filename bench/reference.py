@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoModelForImageTextToText
 from transformers.generation.streamers import BaseStreamer
 
 from bench.tasks import Generated, Task
@@ -26,6 +26,9 @@ from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.rpc.codec import Frames
 from slipstream.video.decode import DecodeLimits, SampledVideo, sample_video
+
+PROMPT_LOOKUP_TOKENS = 10
+"""Of a looked-up window; transformers' documentation uses this number."""
 
 
 def start_reference(core: int | None = None) -> ProcessPoolExecutor:
@@ -68,6 +71,11 @@ def generate_assisted_with_video(task: Task) -> Generated:
     finally:
         hook.remove()
     return replace(answer, note="the assistant is handed the video by a hook of this benchmark")
+
+
+def generate_with_prompt_lookup(task: Task) -> Generated:
+    """Windows looked up in the prompt and the text so far, without a draft model."""
+    return _generate(task, prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS)
 
 
 def top_two_margin(task: Task, prefix: tuple[int, ...]) -> float:
@@ -118,7 +126,7 @@ def _set_up(core: int | None) -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _generate(task: Task, assistant_model: PreTrainedModel | None = None) -> Generated:
+def _generate(task: Task, **options: Any) -> Generated:
     inputs, stopwatch = _inputs(task), _Stopwatch()
     model: Any = _upstream(task.target)  # the mixin that has `generate` is untyped for this class
     started = time.perf_counter()
@@ -127,7 +135,7 @@ def _generate(task: Task, assistant_model: PreTrainedModel | None = None) -> Gen
         max_new_tokens=task.max_new_tokens,
         do_sample=False,
         streamer=stopwatch,
-        assistant_model=assistant_model,
+        **options,
     )
     first_s, last_s = stopwatch.arrivals[1][0], stopwatch.arrivals[-1][0]
     return Generated(

@@ -1,15 +1,41 @@
 """One caption by one method, as plain figures, and the statistics over many. Pure: no clock, no service, no model."""
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from bench.captions import Captioned
+from bench.captions import Captioned, Event
 from bench.tasks import Generated
+from bench.usage import Usage
 from slipstream.cli.summary import decoding_rate
 
-ENGINE_PLAIN = "autoregressive"
-OUTSIDE_PLAIN = "transformers"
+LATENCIES = (
+    "decode_s",
+    "target_encode_s",
+    "target_prefill_s",
+    "draft_encode_s",
+    "draft_guidance_s",
+    "draft_prune_s",
+    "draft_prefill_s",
+    "draft_ready_s",
+    "first_token_s",
+    "generate_s",
+    "total_s",
+)
+"""Parts of a caption's time, by their names in a summary."""
+COUNTS = (
+    "passes",
+    "windows",
+    "judged",
+    "accepted",
+    "restarts",
+    "drafts_lost",
+    "kept_tokens",
+    "guidance_bytes",
+    "gated_tokens",
+    "gate_closings",
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +63,10 @@ class Sample:
     """From the request to the last token."""
     figures: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[int, WindowCost] = field(default_factory=dict)
+    usage: Mapping[str, Usage] = field(default_factory=dict)
+    """By service."""
+    events: tuple[Event, ...] = ()
+    text: str = ""
     note: str = ""
 
 
@@ -61,34 +91,33 @@ class Spread:
         return cls(median, low, high, len(known))
 
 
-def stack_sample(method: str, clip: str, captioned: Captioned) -> Sample:
-    """From what a client of the stack saw."""
+def stack_sample(
+    method: str, clip: str, captioned: Captioned, usage: Mapping[str, Usage] = MappingProxyType({})
+) -> Sample:
+    """From what a client of the stack saw, and what the services used while they decoded."""
     summary = captioned.summary
     speculation, timings = summary.speculation, summary.timings
     figures: dict[str, float] = {
+        **{name: getattr(timings, name) for name in LATENCIES},
+        "longest_gap_s": timings.longest_gap_s,
         "target_pass_s": speculation.target_pass_s,
         "passes": speculation.passes,
-        "longest_gap_s": timings.longest_gap_s,
-        "target_encode_s": timings.target_encode_s,
-        "target_prefill_s": timings.target_prefill_s,
+        "video_tokens": summary.video.video_tokens,
+        **_idle_shares(usage, timings.generate_s),
     }
     if speculation.plain_pass_s:
         figures["plain_pass_s"] = speculation.plain_pass_s
+    if speculation.passes:
+        figures["mean_tokens_per_pass"] = (summary.num_tokens - 1) / speculation.passes
     if summary.method != "autoregressive":
-        figures |= {
+        figures |= {name: getattr(speculation, name) for name in COUNTS} | {
             "mean_accepted_length": speculation.mean_accepted_length,
             "tau": speculation.tau,
             "draft_pass_s": speculation.draft_pass_s,
             "c": speculation.speed_ratio,
-            "windows": speculation.windows,
             "mean_window": _mean_window(captioned),
-            "restarts": speculation.restarts,
             "held_share": speculation.held_s / timings.generate_s if timings.generate_s else 0.0,
-            "draft_ready_s": timings.draft_ready_s,
             "draft_ready_before_first_token": float(captioned.ready_at[:1] == (0,)),
-            "drafts_lost": speculation.drafts_lost,
-            "guidance_bytes": speculation.guidance_bytes,
-            "kept_tokens": speculation.kept_tokens,
         }
     costs = {cost.window: WindowCost(cost.count, cost.pass_s, cost.round_s) for cost in speculation.pass_costs}
     return Sample(
@@ -98,39 +127,19 @@ def stack_sample(method: str, clip: str, captioned: Captioned) -> Sample:
         decoding_rate(summary),
         timings.first_token_s,
         timings.total_s,
-        figures | {"video_tokens": summary.video.video_tokens},
+        figures,
         costs,
+        usage,
+        captioned.events,
+        summary.text,
     )
 
 
 def reference_sample(method: str, clip: str, answer: Generated) -> Sample:
     """From an answer of transformers."""
     rate = answer.num_timed / answer.decode_s if answer.decode_s > 0 else 0.0
-    return Sample(method, clip, answer.token_ids, rate, answer.first_token_s, note=answer.note)
-
-
-def method_row(method: str, samples: Sequence[Sample]) -> dict[str, object]:
-    """The figures of one method: medians over its clips; ratios are medians of the ratios clip by clip."""
-    own = [sample for sample in samples if sample.method == method]
-    engine_plain, outside_plain = by_clip(samples, ENGINE_PLAIN), by_clip(samples, OUTSIDE_PLAIN)
-    own_plain = outside_plain if method.startswith(OUTSIDE_PLAIN) else engine_plain
-    rate = Spread.of(sample.tokens_per_s for sample in own)
-    notes = sorted({sample.note for sample in own if sample.note})
-    return {
-        "method": method,
-        "n": len(own),
-        "tokens": median(len(sample.token_ids) for sample in own),
-        "tokens_per_s": None if rate is None else {"median": rate.median, "quartiles": [rate.low, rate.high]},
-        "decode_speedup": median(_ratios(own, own_plain, _rate)),
-        "decode_speedup_over_engine_plain": median(_ratios(own, engine_plain, _rate)),
-        "decode_speedup_over_transformers": median(_ratios(own, outside_plain, _rate)),
-        "end_to_end_speedup": median(_ratios(own, engine_plain, _inverse_total)),
-        "first_token_s": median(sample.first_token_s for sample in own),
-        "first_token_ratio": median(_ratios(own, own_plain, lambda sample: sample.first_token_s)),
-        "identical": _identical_share(own, engine_plain),
-        **{name: median(s.figures[name] for s in own if name in s.figures) for name in _figure_names(own)},
-        **({"note": "; ".join(notes)} if notes else {}),
-    }
+    total_s = answer.first_token_s + answer.decode_s
+    return Sample(method, clip, answer.token_ids, rate, answer.first_token_s, total_s, note=answer.note)
 
 
 def median(values: Iterable[float]) -> float | None:
@@ -144,32 +153,13 @@ def by_clip(samples: Iterable[Sample], method: str) -> dict[str, Sample]:
     return {sample.clip: sample for sample in samples if sample.method == method}
 
 
-def rate_ratio(samples: Sequence[Sample], method: str, other: str) -> float | None:
-    """Median over the clips of one method's tokens a second over another's."""
-    return median(_ratios([s for s in samples if s.method == method], by_clip(samples, other), _rate))
-
-
-def _rate(sample: Sample) -> float:
-    return sample.tokens_per_s
-
-
-def _inverse_total(sample: Sample) -> float:
-    return 1 / sample.total_s if sample.total_s else 0.0
-
-
-def _ratios(own: Iterable[Sample], base: Mapping[str, Sample], of: Callable[[Sample], float]) -> list[float]:
-    """Clip by clip, where both were measured."""
-    pairs = [(of(sample), of(base[sample.clip])) for sample in own if sample.clip in base]
-    return [part / whole for part, whole in pairs if part and whole]
-
-
-def _identical_share(own: Sequence[Sample], base: Mapping[str, Sample]) -> float | None:
-    compared = [sample.token_ids == base[sample.clip].token_ids for sample in own if sample.clip in base]
-    return sum(compared) / len(compared) if compared else None
-
-
-def _figure_names(own: Iterable[Sample]) -> list[str]:
-    return list(dict.fromkeys(name for sample in own for name in sample.figures))
+def _idle_shares(usage: Mapping[str, Usage], generate_s: float) -> dict[str, float]:
+    """Of the models' processes, while tokens were decoded: the share of the time in which no thread ran."""
+    if not generate_s:
+        return {}
+    return {
+        f"{name}_idle": 1 - used.cpu_s / (used.cores * generate_s) for name, used in usage.items() if name != "gateway"
+    }
 
 
 def _mean_window(captioned: Captioned) -> float:

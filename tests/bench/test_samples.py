@@ -1,18 +1,23 @@
-"""Statistics over synthetic captions."""
+"""Figures of one caption, and the rows made of many; all synthetic."""
 
 import pytest
 
 from bench.captions import Captioned
-from bench.samples import Sample, Spread, method_row, rate_ratio, reference_sample, stack_sample
+from bench.methods import RUN_BETWEEN_DEATHS, TOKENS_A_VERIFICATION, BenchMethod, Family, Place, methods
+from bench.rows import method_row, point_row, rate_ratio
+from bench.samples import Sample, Spread, reference_sample, stack_sample
 from bench.tasks import Generated
+from bench.usage import Usage
 from slipstream.rpc.v1 import gateway_pb2
+
+TABLE = {method.name: method for method in methods(side_clips=2)}
 
 
 def sample(method: str, clip: str, rate: float, **others: object) -> Sample:
     return Sample(method, clip, (1, 2), rate, first_token_s=2.0, **others)  # type: ignore[arg-type]
 
 
-def summary(method: str = "parallel") -> gateway_pb2.Summary:
+def summary(method: str = "slipstream") -> gateway_pb2.Summary:
     costs = [
         gateway_pb2.PassCost(window=0, count=2, pass_s=0.020, round_s=0.022),
         gateway_pb2.PassCost(window=4, count=6, pass_s=0.030, round_s=0.033),
@@ -40,26 +45,36 @@ def test_a_spread_is_the_median_and_the_quartiles(values: list[float], expected:
 
 
 def test_a_stack_sample_holds_rates_and_shares_of_its_summary() -> None:
-    result = stack_sample("parallel fixed", "clip", Captioned((1,) * 21, (True,) * 21, (0,), (), summary()))
+    usage = {"target": Usage(0.4, 1000), "draft": Usage(0.1, 500), "gateway": Usage(0.2, 100)}
+    result = stack_sample("parallelvlm", "clip", Captioned((1,) * 21, (True,) * 21, (0,), (), summary()), usage)
     assert result.tokens_per_s == pytest.approx(40.0)
     assert result.figures["held_share"] == pytest.approx(0.2)
     assert result.figures["mean_window"] == pytest.approx(3.0)
+    assert result.figures["mean_tokens_per_pass"] == pytest.approx(2.5)
     assert result.figures["draft_ready_before_first_token"] == 1.0
     assert (result.costs[4].count, result.costs[4].pass_s) == (6, 0.030)
+    assert result.figures["target_idle"] == pytest.approx(0.2)
+    assert result.figures["draft_idle"] == pytest.approx(0.8)
+    assert "gateway_idle" not in result.figures
+
+
+def test_a_process_with_two_cores_is_idle_while_one_of_them_is() -> None:
+    captioned = Captioned((1,) * 21, (True,) * 21, (), (), summary("autoregressive"))
+    result = stack_sample("plain_both_cores", "clip", captioned, {"target": Usage(0.5, 0, cores=2)})
+    assert result.figures["target_idle"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("ready_at", "share"), [((), 0.0), ((3,), 0.0), ((0, 9), 1.0)])
 def test_a_draft_that_joins_after_the_first_token_was_not_ready_before_it(
     ready_at: tuple[int, ...], share: float
 ) -> None:
-    result = stack_sample("parallel fixed", "clip", Captioned((1,), (True,), ready_at, (), summary()))
+    result = stack_sample("parallelvlm", "clip", Captioned((1,), (True,), ready_at, (), summary()))
     assert result.figures["draft_ready_before_first_token"] == share
 
 
 def test_plain_decoding_has_no_figures_of_a_draft() -> None:
-    figures = stack_sample(
-        "autoregressive", "clip", Captioned((1,), (False,), (), (), summary("autoregressive"))
-    ).figures
+    captioned = Captioned((1,), (False,), (), (), summary("autoregressive"))
+    figures = stack_sample("autoregressive", "clip", captioned).figures
     assert "tau" not in figures
     assert figures["plain_pass_s"] == 0.02
 
@@ -72,27 +87,65 @@ def test_a_reference_is_timed_after_its_first_tokens() -> None:
 def test_speedups_are_medians_of_ratios_clip_by_clip() -> None:
     samples = [
         *(sample("autoregressive", clip, rate, total_s=4.0) for clip, rate in (("a", 10.0), ("b", 20.0), ("c", 40.0))),
-        *(sample("parallel", clip, rate, total_s=2.0) for clip, rate in (("a", 30.0), ("b", 40.0), ("c", 40.0))),
+        *(sample("slipstream", clip, rate, total_s=2.0) for clip, rate in (("a", 30.0), ("b", 40.0), ("c", 40.0))),
         sample("transformers", "b", 10.0),
     ]
-    row = method_row("parallel", samples)
-    assert row["decode_speedup"] == row["decode_speedup_over_engine_plain"] == 2.0
-    assert row["decode_speedup_over_transformers"] == 4.0
+    row = method_row(TABLE["slipstream"], samples)
+    assert row["speedup"] == row["speedup_engine"] == 2.0
+    assert row["speedup_transformers"] == 4.0
     assert row["end_to_end_speedup"] == 2.0
-    assert row["first_token_ratio"] == 1.0
     assert row["identical"] == 1.0
-    assert row["tokens_per_s"] == {"median": 40.0, "quartiles": [35.0, 40.0]}
-    assert rate_ratio(samples, "parallel", "transformers") == 4.0
+    assert row["tokens_per_s"] == {"median": 40.0, "low": 35.0, "high": 40.0}
+    assert row["tokens_per_s_per_device"] == 20.0
+    assert rate_ratio(samples, "slipstream", "transformers") == 4.0
 
 
 def test_variants_of_transformers_are_compared_with_transformers_and_keep_their_note() -> None:
     samples = [
         sample("autoregressive", "a", 40.0),
         sample("transformers", "a", 10.0),
-        Sample("transformers assisted", "a", (1, 3), 5.0, 2.0, note="blind"),
+        Sample("transformers_assisted", "a", (1, 3), 5.0, 2.0, note="blind"),
     ]
-    row = method_row("transformers assisted", samples)
-    assert row["decode_speedup"] == 0.5
+    row = method_row(TABLE["transformers_assisted"], samples)
+    assert (row["speedup"], row["speedup_engine"]) == (0.5, 0.125)
     assert row["identical"] == 0.0
     assert row["end_to_end_speedup"] is None
     assert row["note"] == "blind"
+
+
+def test_m_is_what_the_papers_of_that_kind_count() -> None:
+    figures = {"mean_tokens_per_pass": 4.0, "mean_accepted_length": 9.0, "draft_pass_s": 0.002}
+    samples = [
+        sample("autoregressive", "a", 40.0, figures={"plain_pass_s": 0.02}),
+        *(sample(name, "a", 80.0, figures=figures) for name in ("sd", "slipstream")),
+    ]
+    in_turns, in_parallel = (method_row(TABLE[name], samples) for name in ("sd", "slipstream"))
+    assert (in_turns["M"], in_turns["M_kind"]) == (4.0, TOKENS_A_VERIFICATION)
+    assert (in_parallel["M"], in_parallel["M_kind"]) == (9.0, RUN_BETWEEN_DEATHS)
+    assert in_turns["c"] == pytest.approx(10.0)
+    assert method_row(TABLE["autoregressive"], samples)["M"] is None
+
+
+def test_a_lossy_method_has_the_share_of_its_tokens_that_the_target_would_choose() -> None:
+    row = method_row(TABLE["fastv"], [sample("fastv", "a", 50.0)], [0.9, 0.8])
+    assert row["lossy"]
+    assert row["A"] == pytest.approx(0.85)
+
+
+def test_a_peak_is_the_highest_of_any_caption() -> None:
+    own = [sample("sd", clip, 1.0, usage={"target": Usage(0.0, peak)}) for clip, peak in (("a", 5), ("b", 7))]
+    assert method_row(TABLE["sd"], own)["peak_bytes"] == {"target": 7}
+
+
+def test_a_point_without_plain_decoding_has_no_speedup() -> None:
+    assert point_row(RUN_BETWEEN_DEATHS, sample("slipstream", "a", 80.0), None)["speedup"] is None
+    row = point_row(RUN_BETWEEN_DEATHS, sample("slipstream", "a", 80.0), sample("autoregressive", "a", 40.0))
+    assert (row["speedup"], row["identical"]) == (2.0, 1.0)
+
+
+def test_methods_have_names_of_their_own_and_the_processes_that_they_need() -> None:
+    compared = methods(side_clips=2)
+    assert len({method.name for method in compared}) == len(compared)
+    assert all((method.place is Place.OUTSIDE) == (method.family is Family.OUTSIDE) for method in compared)
+    assert all(method.options.HasField("lossy") == method.lossy for method in compared)
+    assert BenchMethod("", "", Family.SELF).m_kind == TOKENS_A_VERIFICATION
