@@ -15,17 +15,14 @@ from slipstream.speculation.line import Comparison, DraftPhase, Line
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Moment, Policy, WindowPlan, longest_hold_s
 from slipstream.speculation.passes import Passes, PassKind
+from slipstream.speculation.solo import SOLO_PASSES, Solo
 from slipstream.speculation.tree_line import TreeLine
 
-__all__ = ["AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
+__all__ = ["SOLO_PASSES", "AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
 MAX_DEBT = 2
 """A line that writes ahead and is this many tokens behind the target is restarted after them instead of catching up one
 by one."""
-SOLO_PASSES = 4
-"""Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
-JOINING_PASSES = 2
-"""The same while a draft prefills and may be ready any moment."""
 
 
 class Pipeline:
@@ -52,9 +49,6 @@ class Pipeline:
         self.gate = gate
         self.max_window = max_window
         self.vocab_size = vocab_size
-        self.solo_passes = solo_passes
-        self.self_draft = self_draft
-        """Above 0: no draft takes part, and the target drafts so many tokens for each of its passes itself."""
         self.committed: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.draft_phase = DraftPhase.ABSENT
@@ -63,6 +57,7 @@ class Pipeline:
         self.num_accepted = 0
         self._line: Line | TreeLine = Line() if shape is Shape.CHAIN else TreeLine()
         self._passes = Passes()
+        self._solo = Solo(costs, gate, solo_passes, self_draft)
         self._silent = False
         self._most_debt = MAX_DEBT - 1 if policy.writes_ahead else 0
 
@@ -169,19 +164,12 @@ class Pipeline:
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
         elif kind is PassKind.PLAIN:
-            self._observe_plain(round_s, in_batch)
+            self._solo.observe(round_s, self.draft_phase, in_batch=in_batch)
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason
             return [commit, Finish(verdict.finish_reason)]
         return [commit, *self._continue_line(tokens, verdict.num_accepted), *self._next_pass()]
-
-    def _observe_plain(self, pass_s: float, in_batch: bool) -> None:
-        undisturbed = self.draft_phase in (DraftPhase.ABSENT, DraftPhase.RESTING)
-        if in_batch and undisturbed:
-            self.costs.plain_token_s.observe(pass_s)
-        if self.gate is not None:
-            self.gate.on_plain_pass(pass_s, in_batch=in_batch, undisturbed=undisturbed)
 
     # -- the line -------------------------------------------------------------------------------------------------
 
@@ -241,29 +229,17 @@ class Pipeline:
         if self._passes.running or self.finish_reason is not None:
             return []
         if self.draft_phase is not DraftPhase.WRITING:
-            return [self._judge_alone()]
+            num_passes = self._solo.ask(self._passes, self.draft_phase)
+            return [JudgeWindow((), num_passes, self_draft=self._solo.self_draft)]
         plan = self._plan()
         if self._line.num_pending < plan.hold and not self._silent:
             return self._advance(len(self.committed) + self._longest_window)
-        judge = self._judge(min(self._line.num_pending, plan.cap), PassKind.SPECULATIVE, 1)
-        return [judge, *self._advance(self._reach())]
+        return [self._judge(min(self._line.num_pending, plan.cap)), *self._advance(self._reach())]
 
-    def _judge(self, window_len: int, kind: PassKind, num_passes: int) -> JudgeWindow:
+    def _judge(self, window_len: int) -> JudgeWindow:
         window = self._line.take(window_len)
-        self._passes.ask(window, self._line.num_in_flight, kind, num_passes)
-        return JudgeWindow(window, num_passes, self._line.parents)
-
-    def _judge_alone(self) -> JudgeWindow:
-        """Passes of the target without a draft."""
-        if not self.self_draft:
-            return self._judge(0, PassKind.PLAIN, self._num_plain_passes())
-        self._passes.ask((), self.self_draft, PassKind.SELF, self.solo_passes)
-        return JudgeWindow((), self.solo_passes, self_draft=self.self_draft)
-
-    def _num_plain_passes(self) -> int:
-        if self.gate is not None and self.gate.closed:
-            return self.gate.num_passes
-        return self.solo_passes if self.draft_phase is DraftPhase.ABSENT else JOINING_PASSES
+        self._passes.ask(window, self._line.num_in_flight, PassKind.SPECULATIVE, 1)
+        return JudgeWindow(window, 1, self._line.parents)
 
     def _reach(self) -> int:
         """Where a line's limit belongs: a whole window past all that the passes in flight (or the next) can commit. A
