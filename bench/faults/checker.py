@@ -170,7 +170,7 @@ def _check_recovery(
             waits.append(wait)
             if wait <= lease_s + MARGIN_S:
                 continue
-            if places and not _had_place(history, runs, act.at + lease_s + MARGIN_S, act.at + wait, places):
+            if places and not _had_place(history, runs, act.at + lease_s, act.at + wait, places):
                 crowded += 1
             else:
                 late.append(f"{own[0].job_id}: recovery: ran again {wait:.1f} s after {act.kind} of {act.victim}")
