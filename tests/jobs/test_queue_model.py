@@ -133,8 +133,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def sweep_after_retention(self) -> None:
         self.elapse(POLICY.retention_s + 1)
-        while self.both(lambda queue: queue.sweep()):
-            pass
+        self.both(_swept)
         for batch in ("one", "two"):
             self.both(lambda queue, batch=batch: queue.open_batch(BatchSpec(batch)))
 
@@ -159,6 +158,11 @@ async def _closed(world: World) -> None:
 
 async def _awaited(call: Awaitable[ResultT]) -> ResultT:
     return await call
+
+
+async def _swept(queue: JobQueue) -> int:
+    """How many jobs of the two batches go; which batch goes first, and whether an empty one, is up to the clock."""
+    return sum([await queue.sweep() for _ in range(4)])
 
 
 async def _all_but_times(queue: JobQueue) -> Any:
