@@ -1,0 +1,290 @@
+"""What is timed of one geometry at one length of video: passes, prefill, guidance, kernels, graphs. Knows no report.
+
+Caches of decoding passes are filled with random rows; the prefill is a real one. All passes are the engine's, with the
+choice of the likeliest tokens and their way to the host, as the services do it.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bench.gpu.decode_graph import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
+from bench.gpu.kernels import JoinedKernel, LowerRightKernel
+from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
+from bench.gpu.timing import Clock, attempt
+from slipstream.models.attention import Kernel, SdpaKernel, get_kernel
+from slipstream.models.base import FRAMES_PER_CHUNK, PromptPlan, VideoLM
+from slipstream.models.session import DecodeState, Prefill
+from slipstream.pruning import Guidance, Score, num_kept
+from slipstream.pruning.uv import make_guidance, scores_of, top_k
+
+WINDOWS = (1, 2, 4, 8, 16, 32)
+"""Rows of a target pass: a window and the token before it."""
+ALPHAS = (0.0, 0.5, 0.9, 0.95, 1.0)
+KERNEL_WINDOWS = (1, 8)
+COMPARED_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model at one length of video."""
+
+    model: RandomModel
+    clock: Clock
+    num_video_tokens: int
+    attention: str = "auto"
+
+    @property
+    def kernel(self) -> Kernel:
+        """What the services would take."""
+        return get_kernel(self.attention, self.model.device, self.model.dtype)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the whole prompt."""
+        return NUM_BEFORE + self.num_video_tokens + NUM_TEXT
+
+
+def measure_all(job: Job) -> dict[str, Any]:
+    """Everything at this length; what does not work here is an {"error": ...} in its place."""
+    return {
+        "video_tokens": job.num_video_tokens,
+        "prefill": attempt(lambda: measure_prefill(job)),
+        "passes": attempt(lambda: measure_passes(job)),
+        "draft": attempt(lambda: measure_draft(job)),
+        "kernels": {name: attempt(partial(measure_kernel, job, name)) for name in KERNELS},
+        "prefill_layer": attempt(lambda: measure_prefill_layer(job)),
+        "memory": attempt(lambda: measure_memory(job)),
+    }
+
+
+def measure_passes(job: Job, windows: Sequence[int] = WINDOWS) -> dict[str, Any]:
+    """T_p(k): seconds of a target pass by its rows."""
+    engine = job.model.engine(job.kernel)
+    state = job.model.filled_state(job.model.runner(job.kernel), job.num_tokens)
+    return {str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in windows}
+
+
+def measure_draft(job: Job, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
+    """T_q(alpha): seconds of a draft token by the pruned share, eager and from a graph, and the pruned prefill's."""
+    return {str(alpha): _draft_at(job, alpha) for alpha in alphas}
+
+
+def _draft_at(job: Job, alpha: float) -> dict[str, Any]:
+    num_video = num_kept(job.num_video_tokens, alpha)
+    num_tokens = NUM_BEFORE + num_video + NUM_TEXT
+    engine, runner = job.model.engine(job.kernel), job.model.runner(job.kernel)
+    state = job.model.filled_state(runner, num_tokens)
+    row: dict[str, Any] = {"kept": num_video, "pass_bytes": job.model.pass_bytes(num_tokens)}
+    row["eager"] = job.clock.time(partial(_judge, engine, state, 1)).as_dict()
+    expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
+    for name in STATIC_ATTENTIONS:
+        row[f"graph_{name}"] = attempt(partial(measure_graph, job, state, name, expected))
+    row["prefill"] = attempt(partial(_pruned_prefill, job, num_video))
+    return row
+
+
+def measure_graph(job: Job, state: DecodeState, attention: str, expected: Sequence[int]) -> dict[str, Any]:
+    """Seconds of a token from a CUDA graph: replayed alone, and with each token read by the host. Without CUDA there
+    is no graph, and the same fixed-shape pass is timed eagerly, marked by `captured`."""
+    on_cuda = job.model.device.type == "cuda"
+    num_runs = 2 * (job.clock.repeats + job.clock.warm_up) + len(expected)
+    decoder = StaticDecoder(job.model.runner(StaticKernel(attention)), state, 1, headroom=num_runs + 8)
+    if on_cuda:
+        decoder.capture()
+    written = []
+    for _ in expected:
+        decoder.step()
+        written.append(decoder.read())
+    decoder.rewind()
+
+    def step_and_read() -> None:
+        decoder.step()
+        decoder.read()
+
+    return {
+        "captured": on_cuda,
+        "same_tokens": sum(ours == theirs for ours, theirs in zip(written, expected, strict=True)) / len(expected),
+        **job.clock.time(step_and_read).as_dict(),
+        "unread_s": job.clock.time(decoder.step).median,
+    }
+
+
+def _pruned_prefill(job: Job, num_video: int) -> dict[str, Any]:
+    engine, plan = job.model.engine(job.kernel), plan_of(job.num_video_tokens)
+    embeddings = job.model.video_embeddings(job.num_video_tokens)
+    keep = torch.arange(num_video) * max(job.num_video_tokens, 1) // max(num_video, 1)
+
+    def prefill() -> None:
+        state, _ = engine.start_prefill(plan, embeddings, keep=keep).finish()
+        state.close()
+
+    return job.clock.time(prefill, repeats=3).as_dict()
+
+
+def measure_prefill(job: Job) -> dict[str, Any]:
+    """The target's prefill in its two parts, before and after layer L, and the guidance between them."""
+    engine = job.model.engine(job.kernel)
+    split = guidance_layer(engine.info.num_layers)
+    plan, embeddings = plan_of(job.num_video_tokens), job.model.video_embeddings(job.num_video_tokens)
+    held: dict[str, Any] = {}
+
+    def until_layer() -> None:
+        prefill = engine.start_prefill(plan, embeddings)
+        first = prefill.video_states().to(torch.bfloat16, copy=True), prefill.text_states()
+        prefill.run_layers(split)
+        held.update(prefill=prefill, first=first)
+
+    until = job.clock.time(until_layer, repeats=3)
+    prefill: Prefill = held["prefill"]
+    video_0, text_0 = held["first"]
+
+    def guidance(kind: str) -> Guidance:
+        return make_guidance(video_0, text_0, prefill.video_states(), prefill.text_states(), kind)
+
+    states, scores = guidance("hidden_states"), guidance("scores")
+    timed = {
+        "layer": split,
+        "until_layer": until.as_dict(),
+        "guidance": {
+            "make_states_s": job.clock.time(lambda: guidance("hidden_states")).median,
+            "make_scores_s": job.clock.time(lambda: guidance("scores")).median,
+            "states_to_host_s": job.clock.time(lambda: _to_host(states)).median,
+            "states_bytes": _num_bytes(states),
+            "scores_bytes": _num_bytes(scores),
+            "select_s": job.clock.time(lambda: _select(states, job.num_video_tokens)).median,
+        },
+    }
+    prefill.cache.clear()
+    held.clear()
+    after = job.clock.time(lambda: _run_on(engine, plan, embeddings, split), repeats=3)
+    timed["whole"] = after.as_dict()
+    timed["after_layer_s"] = max(after.median - until.median, 0.0)
+    return timed
+
+
+def _run_on(engine: VideoLM, plan: PromptPlan, embeddings: Tensor, split: int) -> None:
+    prefill = engine.start_prefill(plan, embeddings)
+    prefill.run_layers(split)
+    state, logits = prefill.finish()
+    int(logits.argmax())
+    state.close()
+
+
+def _to_host(guidance: Guidance) -> None:
+    for pair in (guidance.video_states, guidance.text_sums):
+        for tensor in pair or ():
+            tensor.cpu()
+
+
+def _num_bytes(guidance: Guidance) -> int:
+    if guidance.scores is not None:
+        return guidance.scores.nbytes
+    return sum(tensor.nbytes for pair in (guidance.video_states, guidance.text_sums) for tensor in pair or ())
+
+
+def _select(guidance: Guidance, num_video_tokens: int) -> None:
+    top_k(scores_of(guidance, Score.SIMILARITY_VARIATION), num_kept(num_video_tokens, 0.9))
+
+
+def guidance_layer(num_layers: int) -> int:
+    """The target service's own choice of L."""
+    return min(20, max(1, num_layers // 4))
+
+
+KERNELS = ("math", "sdpa", "matmul", "lower_right", "joined", "flash")
+"""Ways to attend: SDPA held to its math path, what `get_kernel` knows, and the two of `kernels`."""
+
+
+def measure_kernel(job: Job, name: str) -> dict[str, Any]:
+    """Seconds of passes with one kernel, and how far its logits are from those of the math path."""
+    kernel = _kernel(job, name)
+    engine = job.model.engine(kernel)
+    state = job.model.filled_state(job.model.runner(kernel), job.num_tokens)
+    with sdpa_kernel(SDPBackend.MATH) if name == "math" else nullcontext():
+        row: dict[str, Any] = {
+            str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in KERNEL_WINDOWS
+        }
+    row["largest_difference"] = _difference(job, engine, state)
+    return row
+
+
+def _kernel(job: Job, name: str) -> Kernel:
+    extra: dict[str, type[SdpaKernel]] = {"math": SdpaKernel, "lower_right": LowerRightKernel, "joined": JoinedKernel}
+    return extra[name]() if name in extra else get_kernel(name, job.model.device, job.model.dtype)
+
+
+def _difference(job: Job, engine: VideoLM, state: DecodeState) -> float:
+    reference = job.model.engine(SdpaKernel())
+    base = job.model.filled_state(job.model.runner(SdpaKernel()), job.num_tokens)
+    rows = chain(max(KERNEL_WINDOWS))
+    (ours,) = engine.step([(state, rows)])
+    with sdpa_kernel(SDPBackend.MATH):
+        (theirs,) = reference.step([(base, rows)])
+    state.rollback(job.num_tokens)
+    return float((ours - theirs).abs().max())
+
+
+def measure_prefill_layer(job: Job) -> dict[str, Any]:
+    """Seconds of one layer of the prefill, with the kernel of the services and on the math path."""
+    engine, plan = job.model.engine(job.kernel), plan_of(job.num_video_tokens)
+    on_math = job.model.engine(SdpaKernel())
+    embeddings = job.model.video_embeddings(job.num_video_tokens)
+
+    def one_layer(model: VideoLM) -> None:
+        prefill = model.start_prefill(plan, embeddings)
+        prefill.run_layers(1)
+        prefill.cache.clear()
+
+    def by_math() -> dict[str, float]:
+        with sdpa_kernel(SDPBackend.MATH):
+            return job.clock.time(lambda: one_layer(on_math), repeats=3).as_dict()
+
+    return {"engine": job.clock.time(lambda: one_layer(engine), repeats=3).as_dict(), "math": attempt(by_math)}
+
+
+def measure_memory(job: Job) -> dict[str, Any]:
+    """Bytes of weights and cache, and the peak of a prefill with the passes behind it."""
+    engine, plan = job.model.engine(job.kernel), plan_of(job.num_video_tokens)
+    embeddings = job.model.video_embeddings(job.num_video_tokens)
+    held: dict[str, int] = {}
+
+    def caption() -> None:
+        state, _ = engine.start_prefill(plan, embeddings).finish()
+        _judge(engine, state, max(WINDOWS))
+        held["kv_bytes"] = state.kv_bytes
+        state.close()
+
+    peak = job.clock.peak_bytes(caption)
+    if peak is None:
+        caption()
+    return {"weight_bytes": job.model.weight_bytes, "peak_bytes": peak, **held}
+
+
+def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[str, Any]:
+    """Seconds of the vision tower for as many grey frames as the services hand it at once, pixels made included."""
+    engine = model.engine(SdpaKernel())
+    frames = np.full((FRAMES_PER_CHUNK, side, side, 3), 127, dtype=np.uint8)
+    timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
+    return {"frames": len(frames), **timing.as_dict()}
+
+
+def measure_bandwidth(clock: Clock, num_bytes: int) -> float:
+    """Bytes a second that a copy on the device moves, read and written."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=clock.device)
+    copy = torch.empty_like(source)
+    return 2 * num_bytes / clock.time(lambda: copy.copy_(source)).median
+
+
+def _judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:
+    """One pass, its choices on the host, and back."""
+    (logits,) = engine.step([(state, chain(num_rows))])
+    logits.argmax(dim=-1).tolist()
+    state.rollback(state.num_prompt_tokens)

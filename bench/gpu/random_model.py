@@ -1,0 +1,168 @@
+"""A geometry as the engine's own `VideoLM`, without checkpoint and tokenizer. Knows no measurement."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from bench.gpu.geometries import MAX_CONTEXT, Geometry, make_upstream
+from slipstream.models.adapter import ModelInfo, PromptPlan
+from slipstream.models.attention import Kernel
+from slipstream.models.base import VideoLM
+from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.models.runner import Decoder, Runner
+from slipstream.models.session import DecodeState
+from slipstream.models.text import TextDecoder
+
+NUM_BEFORE, NUM_TEXT = 16, 48
+"""Tokens of a usual template before the video, and of a question after it."""
+FRAMES_PER_STEP = {"llava_onevision": 1, "qwen2_5_vl": 2}
+
+
+def plan_of(num_video_tokens: int) -> PromptPlan:
+    """A prompt about so many video tokens; its words are all the same."""
+    text_start = NUM_BEFORE + num_video_tokens
+    return PromptPlan((1,) * (text_start + NUM_TEXT), NUM_BEFORE, num_video_tokens, text_start)
+
+
+class RandomAdapter:
+    """What the engine needs of a family, with prompts made by `plan_of`.
+
+    Positions count the tokens, on all axes alike: which they are makes no difference to time or memory.
+    """
+
+    def __init__(self, upstream: PreTrainedModel, geometry: Geometry) -> None:
+        parts: Any = upstream
+        self.decoder = cast(Decoder, parts.model.language_model)
+        self.lm_head = parts.lm_head
+        self.frames_per_step = FRAMES_PER_STEP[geometry.family]
+        self.tokens_per_step = 1
+        self._parts = parts
+        self._side = geometry.vision.get("image_size", 0)
+
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        return plan_of(num_frames)
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        if self._side:
+            pixels = FramePreprocessor(self._side, self._side)(frames).to(self._parts.device, self._parts.dtype)
+            features = self._parts.get_video_features(pixels[None]).pooler_output
+            return cast(Tensor, features)[0, :-1]
+        preprocess = PatchPreprocessor()
+        patches = preprocess(frames).to(self._parts.device, self._parts.dtype)
+        grid = torch.tensor([preprocess.grid(len(frames), *frames.shape[1:3])], device=self._parts.device)
+        return cast(tuple[Tensor], self._parts.get_video_features(patches, grid).pooler_output)[0]
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        table = self.decoder.embed_tokens
+        hidden = cast(Tensor, table(torch.tensor(plan.token_ids, device=table.weight.device)))
+        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        return hidden
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        return rows, plan.num_tokens
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """The weights of one geometry, and as many engines over them as there are kernels to compare."""
+
+    geometry: Geometry
+    upstream: PreTrainedModel
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def make(cls, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> "RandomModel":
+        """Random weights, made on `device`."""
+        return cls(geometry, make_upstream(geometry, device, dtype), device, dtype)
+
+    def runner(self, kernel: Kernel) -> Runner:
+        """The engine's layer loop with this kernel."""
+        parts: Any = self.upstream
+        return Runner(cast(Decoder, parts.model.language_model), parts.lm_head, kernel)
+
+    def engine(self, kernel: Kernel) -> VideoLM:
+        """The model as the services have it, except that it has no words."""
+        text: Any = self.upstream.config.get_text_config()
+        info = ModelInfo(
+            model_id=self.geometry.name,
+            model_type=self.geometry.family,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            tokenizer_digest="",
+            vocab_size=text.vocab_size,
+            hidden_size=text.hidden_size,
+            num_layers=text.num_hidden_layers,
+            eos_token_ids=(),
+            max_context=MAX_CONTEXT,
+            tokens_per_frame=1,
+            max_frames=MAX_CONTEXT,
+            revision="random weights",
+        )
+        adapter = RandomAdapter(self.upstream, self.geometry)
+        return VideoLM(info, adapter, self.runner(kernel), cast(TextDecoder, None))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(parameter.nbytes for parameter in self.upstream.parameters())
+
+    def pass_bytes(self, num_tokens: int) -> int:
+        """Bytes that a decoding pass over a cache of `num_tokens` tokens must read: weights of the layers and of the
+        head, and the cache."""
+        parts: Any = self.upstream
+        layers = sum(parameter.nbytes for parameter in parts.model.language_model.layers.parameters())
+        return int(layers) + int(parts.lm_head.weight.nbytes) + num_tokens * self._kv_bytes_per_token
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        text: Any = self.upstream.config.get_text_config()
+        head_dim = text.hidden_size // text.num_attention_heads
+        return int(2 * text.num_hidden_layers * text.num_key_value_heads * head_dim) * self.dtype.itemsize
+
+    def video_embeddings(self, num_video_tokens: int, seed: int = 0) -> Tensor:
+        """Random ones, [num_video_tokens, hidden], of the size that the embedding table has."""
+        text: Any = self.upstream.config.get_text_config()
+        generator = torch.Generator(self.device).manual_seed(seed)
+        shape = (num_video_tokens, text.hidden_size)
+        return 0.02 * torch.randn(shape, dtype=self.dtype, device=self.device, generator=generator)
+
+    def filled_state(self, runner: Runner, num_tokens: int, headroom: int = 64, seed: int = 0) -> DecodeState:
+        """A state whose cache holds `num_tokens` random rows: passes over it take as long as over a real prompt."""
+        text: Any = self.upstream.config.get_text_config()
+        shape = (2, text.num_key_value_heads, num_tokens, text.hidden_size // text.num_attention_heads)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        cache = runner.new_cache(num_tokens + headroom)
+        with torch.inference_mode():
+            for layer in range(runner.num_layers):
+                keys, values = torch.randn(shape, dtype=self.dtype, device=self.device, generator=generator)
+                cache.write(layer, keys, values)
+        cache.advance(num_tokens)
+        return DecodeState(cache, num_prompt_tokens=num_tokens, position_offset=0)
+
+
+def greedy_tokens(model: VideoLM, state: DecodeState, first: int, count: int) -> list[int]:
+    """The `count` tokens that the engine writes behind `first`, one pass each; the state is rolled back."""
+    num_tokens, tokens = state.num_tokens, [first]
+    for _ in range(count):
+        (logits,) = model.step([(state, tokens[-1:])])
+        tokens.append(int(logits[-1].argmax()))
+    state.rollback(num_tokens)
+    return tokens[1:]
+
+
+def chain(count: int) -> Sequence[int]:
+    """New tokens for a pass of `count` rows."""
+    return [1] * count

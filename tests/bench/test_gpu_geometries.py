@@ -1,0 +1,197 @@
+"""The GPU benchmark: its geometries have the published sizes, and every measurement runs on a CPU with tiny ones."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.gpu import projection
+from bench.gpu.__main__ import measure, parse_plan, replay_tables
+from bench.gpu.decode_graph import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
+from bench.gpu.geometries import GEOMETRIES, PAIRS, Geometry, count_parameters, tiny
+from bench.gpu.kernels import JoinedKernel, LowerRightKernel
+from bench.gpu.measure import Job, measure_draft, measure_kernel, measure_memory, measure_passes, measure_prefill
+from bench.gpu.projection import best_graph_s, pair_rows
+from bench.gpu.random_model import RandomModel, chain, greedy_tokens, plan_of
+from bench.gpu.replay_tables import graph_variant, write_tables
+from bench.gpu.tables import markdown
+from bench.gpu.timing import Clock, attempt
+from slipstream.models.attention import SdpaKernel
+from slipstream.models.session import DecodeState
+from slipstream.speculation.tree import TokenTree
+
+CPU = torch.device("cpu")
+SMALL = [tiny(GEOMETRIES["llava-onevision-qwen2-0.5b"]), tiny(GEOMETRIES["Qwen2.5-VL-7B"])]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=SMALL, ids=lambda shape: shape.family)
+def model(request: pytest.FixtureRequest) -> RandomModel:
+    return RandomModel.make(request.param, CPU, torch.float32)
+
+
+def job_of(model: RandomModel, num_video_tokens: int = 100) -> Job:
+    return Job(model, Clock(CPU, repeats=2, warm_up=1), num_video_tokens)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
+def test_a_geometry_has_as_many_parameters_as_the_checkpoint(geometry: Geometry) -> None:
+    assert count_parameters(geometry) == pytest.approx(geometry.published_parameters, rel=0.02)
+
+
+def test_bytes_of_a_pass_are_those_of_the_published_numbers() -> None:
+    meta = torch.device("meta")
+    model = RandomModel.make(GEOMETRIES["Qwen2.5-VL-32B"], meta, torch.bfloat16)
+    assert model.pass_bytes(25_000) - model.pass_bytes(0) == 25_000 * 262_144  # 64 layers, 8 heads of 128, K and V
+    assert model.pass_bytes(0) == pytest.approx(64e9, rel=0.01)
+
+
+def test_every_pair_is_made_of_known_geometries() -> None:
+    assert all(pair.draft in GEOMETRIES and pair.target in GEOMETRIES for pair in PAIRS)
+    assert PAIRS[0].tau == pytest.approx(0.88, abs=0.001)
+
+
+def test_weights_are_finite_and_tied_where_the_checkpoint_ties_them(model: RandomModel) -> None:
+    parts: Any = model.upstream
+    assert all(bool(parameter.isfinite().all()) for parameter in parts.parameters())
+    tied = parts.lm_head.weight is parts.model.language_model.embed_tokens.weight
+    assert tied == model.geometry.text.get("tie_word_embeddings", False)
+
+
+@pytest.mark.parametrize("attention", STATIC_ATTENTIONS)
+def test_fixed_shapes_write_the_same_tokens_as_the_engine(model: RandomModel, attention: str) -> None:
+    engine = model.engine(SdpaKernel())
+    state = model.filled_state(model.runner(SdpaKernel()), 70)
+    expected = greedy_tokens(engine, state, first=3, count=12)
+    decoder = StaticDecoder(model.runner(StaticKernel(attention)), state, 3)
+    for _ in range(2):  # a graph is rewound, too
+        written = []
+        for _ in expected:
+            decoder.step()
+            written.append(decoder.read())
+        assert written == expected
+        decoder.rewind()
+    assert state.num_tokens == 70
+
+
+def window_logits(model: RandomModel, kernel: SdpaKernel, window: Any) -> torch.Tensor:
+    state = model.filled_state(model.runner(kernel), 90)
+    (logits,) = model.engine(kernel).step([(state, window)])
+    return logits
+
+
+@pytest.mark.parametrize("kernel", [LowerRightKernel(), JoinedKernel()], ids=["lower_right", "joined"])
+@pytest.mark.parametrize("window", [chain(1), chain(5), TokenTree((4, 5, 6), (-1, 0, 0))], ids=["one", "five", "tree"])
+def test_other_kernels_give_the_same_logits(model: RandomModel, kernel: SdpaKernel, window: Any) -> None:
+    expected = window_logits(model, SdpaKernel(), window)
+    torch.testing.assert_close(window_logits(model, kernel, window), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_joined_kernel_takes_bf16() -> None:
+    model = RandomModel.make(SMALL[0], CPU, torch.bfloat16)
+    expected = window_logits(model, SdpaKernel(), chain(4))
+    torch.testing.assert_close(window_logits(model, JoinedKernel(), chain(4)), expected, rtol=0.05, atol=0.02)
+
+
+def test_a_filled_cache_is_as_long_as_a_real_one(model: RandomModel) -> None:
+    engine, plan = model.engine(SdpaKernel()), plan_of(40)
+    state, _ = engine.start_prefill(plan, model.video_embeddings(40)).finish()
+    filled: DecodeState = model.filled_state(model.runner(SdpaKernel()), plan.num_tokens)
+    assert filled.num_tokens == state.num_tokens
+    assert filled.next_position == state.next_position
+
+
+def test_passes_and_prefill_and_memory_are_measured(model: RandomModel) -> None:
+    job = job_of(model)
+    assert set(measure_passes(job, (1, 4))) == {"1", "4"}
+    prefill = measure_prefill(job)
+    hidden = model.geometry.text["hidden_size"]
+    assert prefill["layer"] == 1
+    assert prefill["guidance"]["states_bytes"] == 2 * 100 * hidden * 2 + 2 * hidden * 4
+    assert prefill["guidance"]["scores_bytes"] == 400
+    memory = measure_memory(job)
+    assert memory["peak_bytes"] is None and memory["kv_bytes"] > 0
+
+
+def test_the_draft_keeps_what_alpha_says(model: RandomModel) -> None:
+    found = measure_draft(job_of(model), (0.0, 0.9, 1.0))
+    assert [row["kept"] for row in found.values()] == [100, 10, 0]
+    for row in found.values():
+        assert row["graph_matmul"]["same_tokens"] == row["graph_sdpa"]["same_tokens"] == 1.0
+        assert not row["graph_matmul"]["captured"]
+        assert best_graph_s(row) is None
+        assert row["prefill"]["s"] > 0
+
+
+@pytest.mark.parametrize("name", ["math", "sdpa", "matmul", "lower_right", "joined"])
+def test_kernels_are_compared_with_the_math_path(model: RandomModel, name: str) -> None:
+    assert measure_kernel(job_of(model), name)["largest_difference"] < 1e-4
+
+
+def test_what_does_not_work_here_is_told_and_ends_nothing(model: RandomModel) -> None:
+    found = attempt(lambda: measure_kernel(job_of(model), "flash"))
+    assert found["error"].startswith("ModelNotUsable")
+
+
+def test_a_run_makes_one_document_with_tables_that_can_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(projection, "NUM_TOKENS", 60)
+    names = [PAIRS[0].draft, PAIRS[0].target]
+    out = tmp_path / "gpu.json"
+    argv = ["--device", "cpu", "--tiny", "--repeats", "1", "--video-tokens", "64", "--models", *names]
+    plan = parse_plan([*argv, "--dtype", "float32", "--out", str(out)])
+    assert not plan.end_to_end
+    document = json.loads(json.dumps(measure(plan)))
+    assert json.loads(out.read_text())["unfinished"]  # what a run that is cut off leaves
+    (pair,) = document["pairs"]
+    assert pair["is_projection"] and set(pair["at"]) == {"0.0", "0.5", "0.9", "0.95", "1.0"}
+    (table,) = document["replay_tables"]
+    assert set(table["target"]) == {"pass_s", "prefill_s", "guidance_s", "encode_frame_s"}
+    assert set(table["draft"]) == {"pass_s", "prefill_s"}
+    assert "TINY" in table["source"]
+    (path,) = write_tables([table], tmp_path / "tables")
+    assert json.loads(path.read_text()) == table
+    text = markdown(document)
+    assert "PROJECTIONS" in text and "TINY" in text and "ModelNotUsable" in text
+
+
+def test_graph_times_make_a_table_of_their_own() -> None:
+    captured = {"captured": True, "s": 0.002}
+    row = {"eager": {"s": 0.01}, "graph_matmul": captured, "graph_sdpa": {"error": "RuntimeError: no"}}
+    draft = {"video_tokens": 8, "draft": {"0.9": row}}
+    target = {"video_tokens": 8, "passes": {"1": {"s": 0.04}, "32": {"s": 0.05}}, "prefill": {"error": "no memory"}}
+    (pair,) = pair_rows(PAIRS[0], {PAIRS[0].draft: [draft], PAIRS[0].target: [target]})
+    assert pair["at"]["0.9"]["graph"]["c"] == pytest.approx(20)
+    assert pair["at"]["0.9"]["graph"]["projected"]["self_clocked"] > 1
+    document = {
+        "models": [
+            {"name": PAIRS[0].draft, "sizes": [draft], "encoding": {}},
+            {"name": PAIRS[0].target, "sizes": [target], "encoding": {"error": "no"}},
+        ],
+        "pairs": [pair],
+        "device_name": "a GPU",
+        "dtype": "bfloat16",
+        "tiny": False,
+    }
+    eager, graphed = replay_tables(document)
+    assert eager["draft"]["pass_s"] == {"0.9": 0.01}
+    assert graphed["draft"]["pass_s"] == {"0.9": 0.002} and graphed["target"] == {"pass_s": {"1": 0.04, "32": 0.05}}
+    assert graph_variant(eager, {"draft": {"0.9": {**row, "graph_matmul": {**captured, "captured": False}}}}) is None
+
+
+@pytest.mark.parametrize("argv", [["--device", "cpu"], ["--device", "cuda"]])
+def test_full_size_models_are_refused_without_a_gpu(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        parse_plan(argv)
