@@ -21,6 +21,7 @@ from bench.clips import CLIP_FOLDER, held_out_clips
 from bench.comparison import Comparison
 from bench.document import make_document
 from bench.methods import methods
+from bench.report.writing import write
 from bench.running import run_to_end, say
 from bench.stacks import start_processes
 from bench.sweeps import sweep_points
@@ -39,6 +40,8 @@ class Plan:
     """Clips for methods beside the question."""
     minutes: float
     sweeps: bool
+    report: Path | None
+    """Folder for the page, its plots and the document."""
     template: Task
     """All but the clip."""
 
@@ -47,7 +50,7 @@ async def measure(plan: Plan) -> dict[str, Any]:
     """Starts the processes, measures, and ends them."""
     started, budget = datetime.now(UTC), Budget(60 * plan.minutes)
     compared = methods(plan.side_clips)
-    async with start_processes(plan.template.target, plan.template.draft) as processes:
+    async with start_processes(plan.template.target, plan.template.draft, sweeps=plan.sweeps) as processes:
         template = replace(plan.template, prompt=processes.default_prompt)
         comparison = Comparison(processes, compared, plan.clips, template, budget)
         await comparison.warm_up()
@@ -69,6 +72,7 @@ def parse_plan(argv: Sequence[str] | None = None) -> Plan:
     parser.add_argument("--side-clips", type=int, default=2, help="clips for transformers and lossy methods")
     parser.add_argument("--minutes", type=float, default=27.0, help="after which the run has ended")
     parser.add_argument("--no-sweeps", action="store_true", help="the table alone")
+    parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
     parser.add_argument("--frames", type=int, default=128)
     parser.add_argument("--max-new-tokens", type=int, default=320)
     parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
@@ -76,13 +80,16 @@ def parse_plan(argv: Sequence[str] | None = None) -> Plan:
     given = parser.parse_args(argv)
     clips = tuple(held_out_clips(given.clips))
     template = Task(clips[0], given.frames, "", given.max_new_tokens, given.target, given.draft)
-    return Plan(clips, given.side_clips, given.minutes, not given.no_sweeps, template)
+    return Plan(clips, given.side_clips, given.minutes, not given.no_sweeps, given.report, template)
 
 
 def main() -> None:
-    document = run_to_end(measure(parse_plan()))
+    plan = parse_plan()
+    document = run_to_end(measure(plan))
     LATEST.write_text(json.dumps(document))
     report.show(document)
+    if plan.report is not None:
+        say(f"wrote {write(document, plan.report)}")
     print(json.dumps(document))
 
 

@@ -10,7 +10,7 @@ import grpc
 
 from slipstream.cli.client import caption
 from slipstream.errors import ProtocolViolation
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary, Trace
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,24 @@ class Event:
     stage: str = ""
     num_tokens: int = 0
     num_from_draft: int = 0
+
+
+@dataclass(frozen=True)
+class Traced:
+    """What the gateway tells of the models, when a request asks for it; see `Trace` in gateway.proto."""
+
+    kind: str
+    at_s: float
+    """Of the gateway's clock, as all its times."""
+    asked_s: float
+    pass_s: float
+    num_tokens: int
+    num_accepted: int
+    stale: bool
+
+    @classmethod
+    def read(cls, trace: Trace) -> "Traced":
+        return cls(trace.kind, trace.at_s, trace.asked_s, trace.pass_s, trace.tokens, trace.accepted, trace.stale)
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,7 @@ class Captioned:
     """The same for drafts that were lost."""
     summary: Summary
     events: tuple[Event, ...] = ()
+    trace: tuple[Traced, ...] = ()
 
 
 async def run_caption(
@@ -53,11 +72,17 @@ async def run_caption(
     from_draft: list[bool] = []
     moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
     seen: list[Event] = []
+    traced: list[Traced] = []
     async with aclosing(caption(channel, video, options)) as events:
         async for event in events:
             if event.HasField("summary"):
                 ready_at, lost_at = (tuple(moments[stage]) for stage in ("draft_ready", "draft_lost"))
-                return Captioned(tuple(token_ids), tuple(from_draft), ready_at, lost_at, event.summary, tuple(seen))
+                return Captioned(
+                    tuple(token_ids), tuple(from_draft), ready_at, lost_at, event.summary, tuple(seen), tuple(traced)
+                )
+            if event.HasField("trace"):
+                traced.append(Traced.read(event.trace))
+                continue
             if event.HasField("stage"):
                 seen.append(Event(time.monotonic(), event.stage.stage))
                 moments.get(event.stage.stage, []).append(len(token_ids))

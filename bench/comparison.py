@@ -22,7 +22,7 @@ from slipstream.speculation.methods import Drafter, get_method
 WARM_UP_TOKENS = 32
 RECORDED_PRUNERS = ("uv_spread", "uv", "none", "all")
 """What chains may be drafted from without attention."""
-DRAWN_PRUNERS = ("uv", "uv_spread", "attention", "attention_variation", "specvlm", "uniform")
+DRAWN_PRUNERS = ("uv", "uv_spread", "uv_cosine", "attention", "attention_variation", "specvlm", "uniform")
 SWEEPS_AFTER_CLIPS = 2
 LONGEST_SWEEPS = 0.5
 """Of the whole time: sweeps that would end later are left out."""
@@ -155,7 +155,7 @@ class Comparison:
         if method.place is Place.OUTSIDE:
             answer = await self._processes.call_outside(OUTSIDE[method.name], task)
             return reference_sample(method.name, str(clip), answer)
-        options = caption_options(method.options, max_new_tokens=max_new_tokens)
+        options = caption_options(method.options, max_new_tokens=max_new_tokens, trace=clip == self._clips[0])
         return await self._caption(method.name, method.place, clip, options, task.num_frames)
 
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions, num_frames: int) -> Sample:

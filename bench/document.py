@@ -5,6 +5,7 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
+from bench.captions import Traced
 from bench.comparison import Findings, recorded_pruner
 from bench.machine import machine_facts
 from bench.methods import ALPHA, ENGINE_PLAIN, LOSSY_KEEP, MAX_WINDOW, PARALLELVLM, SLIPSTREAM, BenchMethod, Place
@@ -135,4 +136,25 @@ def _timeline(sample: Sample) -> dict[str, Any]:
         "first_token_s": sample.first_token_s,
         "generate_s": sample.figures.get("generate_s"),
         "events": events,
+        "trace": trace_rows(sample.trace),
     }
+
+
+def trace_rows(trace: Sequence[Traced]) -> list[dict[str, Any]]:
+    """What the gateway saw of the models, counted from the first token. Half of what a round takes beside its pass is
+    the way there, and half the way back."""
+    first_s = next((traced.at_s for traced in trace if traced.kind == "pass"), 0.0)
+    rows: list[dict[str, Any]] = []
+    for traced in trace:
+        row: dict[str, Any] = {"t_s": round(traced.at_s - first_s, 5), "kind": traced.kind}
+        if traced.kind == "pass" and traced.at_s > first_s:
+            back_s = max(traced.at_s - traced.asked_s - traced.pass_s, 0.0) / 2
+            start_s = traced.at_s - first_s - back_s - traced.pass_s
+            row |= {"start_s": round(start_s, 5), "window": traced.num_tokens, "accepted": traced.num_accepted}
+            row |= {"pass_s": traced.pass_s}
+        elif traced.kind == "draft":
+            row |= {"tokens": traced.num_tokens, "pass_s": traced.pass_s, "stale": traced.stale}
+        elif traced.kind == "pass":
+            continue  # the prefill's own token
+        rows.append(row)
+    return rows

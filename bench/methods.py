@@ -13,6 +13,7 @@ ENGINE_PLAIN = "autoregressive"
 OUTSIDE_PLAIN = "transformers"
 SLIPSTREAM, PARALLELVLM = "slipstream", "parallelvlm"
 ALPHA, MAX_WINDOW, LOSSY_KEEP = 0.9, 24, 0.5
+SLOW_DRAFT_PASS_S, SLOWER_DRAFT_PASS_S = 0.005, 0.010
 TOKENS_A_VERIFICATION, RUN_BETWEEN_DEATHS = "tokens a verification", "run between deaths"
 
 
@@ -25,6 +26,10 @@ class Place(StrEnum):
     """The target's checkpoint as draft, too; a core each."""
     BOTH_CORES = "both_cores"
     """The target alone, with a thread on every core."""
+    SLOW_DRAFT = "slow_draft"
+    """The pair with the draft's clock slowed, so that c is about 4 (a replay of passes that last longer)."""
+    SLOWER_DRAFT = "slower_draft"
+    """The same with a c of about 2."""
     OUTSIDE = "outside"
     """transformers, on one core."""
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from bench.captions import Captioned, Event
+from bench.captions import Captioned, Event, Traced
 from bench.tasks import Generated
 from bench.usage import Usage
 from slipstream.cli.summary import decoding_rate
@@ -66,6 +66,7 @@ class Sample:
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By service."""
     events: tuple[Event, ...] = ()
+    trace: tuple[Traced, ...] = ()
     text: str = ""
     note: str = ""
 
@@ -131,6 +132,7 @@ def stack_sample(
         costs,
         usage,
         captioned.events,
+        captioned.trace,
         summary.text,
     )
 

@@ -4,20 +4,22 @@ While one of them works the others are idle, so that each has the cores to itsel
 """
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
 
 from bench import reference
 from bench.captions import Captioned, run_caption
-from bench.methods import Place
+from bench.methods import SLOW_DRAFT_PASS_S, SLOWER_DRAFT_PASS_S, Place
 from bench.reference import start_reference
 from bench.running import say
 from bench.tasks import Generated, Task
@@ -86,18 +88,13 @@ class Processes:
 
 
 @asynccontextmanager
-async def start_processes(target: Path, draft: Path) -> AsyncIterator[Processes]:
-    """Starts them all; they have ended when this is left."""
-    num_cores = len(os.sched_getaffinity(0))
-    settings = {
-        Place.PAIR: StackOptions(target, draft, threads=1, pin=True, extra_flags=FRESH),
-        Place.SAME: StackOptions(target, target, threads=1, pin=True, extra_flags=FRESH),
-        Place.BOTH_CORES: StackOptions(target, None, threads=num_cores, extra_flags=FRESH),
-    }
+async def start_processes(target: Path, draft: Path, *, sweeps: bool = True) -> AsyncIterator[Processes]:
+    """Starts them all, those that only sweeps need as well or not; they have ended when this is left."""
     async with AsyncExitStack() as running:
         outside = running.enter_context(start_reference(min(os.sched_getaffinity(0))))
+        folder = Path(running.enter_context(TemporaryDirectory(prefix="slipstream-bench-")))
         stacks: dict[Place, MeasuredStack] = {}
-        for place, options in settings.items():
+        for place, options in _settings(target, draft, folder, sweeps=sweeps).items():
             say(f"starting the stack: {place}")
             stack = await running.enter_async_context(Stack(options))
             channel = await running.enter_async_context(open_channel(stack.gateway_address))
@@ -105,3 +102,25 @@ async def start_processes(target: Path, draft: Path) -> AsyncIterator[Processes]
             stacks[place] = MeasuredStack(channel, pids, options.threads or 1)
         info = await gateway_info(stacks[Place.PAIR].channel)
         yield Processes(stacks, outside, info.default_prompt, info.max_frames)
+
+
+def _settings(target: Path, draft: Path, folder: Path, *, sweeps: bool) -> dict[Place, StackOptions]:
+    pair = StackOptions(target, draft, threads=1, pin=True, extra_flags=FRESH)
+    num_cores = len(os.sched_getaffinity(0))
+    settings = {
+        Place.PAIR: pair,
+        Place.SAME: replace(pair, draft_model=target),
+        Place.BOTH_CORES: StackOptions(target, None, threads=num_cores, extra_flags=FRESH),
+    }
+    if sweeps:
+        settings[Place.SLOW_DRAFT] = _slowed(pair, SLOW_DRAFT_PASS_S, folder)
+        settings[Place.SLOWER_DRAFT] = _slowed(pair, SLOWER_DRAFT_PASS_S, folder)
+    return settings
+
+
+def _slowed(pair: StackOptions, pass_s: float, folder: Path) -> StackOptions:
+    """The pair with a draft whose passes last `pass_s` at least; all else lasts what it really takes."""
+    path = folder / f"draft-{pass_s}.json"
+    table = {"name": f"draft {pass_s} s", "source": "made up, for a sweep", "draft": {"pass_s": {"0": pass_s}}}
+    path.write_text(json.dumps(table))
+    return replace(pair, extra_flags=FRESH | {"draft": (*FRESH["draft"], "--replay", str(path))})

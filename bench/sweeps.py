@@ -9,6 +9,8 @@ from bench.methods import (
     PARALLELVLM,
     RUN_BETWEEN_DEATHS,
     SLIPSTREAM,
+    SLOW_DRAFT_PASS_S,
+    SLOWER_DRAFT_PASS_S,
     TOKENS_A_VERIFICATION,
     Place,
     caption_options,
@@ -111,9 +113,11 @@ def _pruners(num_frames: int) -> list[Point]:
 
 
 def _speed_ratios(num_frames: int) -> list[Point]:
-    """c by who drafts, and by how much of the video it sees: the checkpoints there are, at their own pace."""
+    """c by who drafts, how much of the video it sees, and how fast its clock is."""
     drafts = {
         "pocket draft, alpha 0.9": (Place.PAIR, 0.9),
+        f"pocket draft slowed to {1e3 * SLOW_DRAFT_PASS_S:.0f} ms (replay)": (Place.SLOW_DRAFT, 0.9),
+        f"pocket draft slowed to {1e3 * SLOWER_DRAFT_PASS_S:.0f} ms (replay)": (Place.SLOWER_DRAFT, 0.9),
         "pocket draft, alpha 0": (Place.PAIR, 0.0),
         "the target itself, alpha 0.9": (Place.SAME, 0.9),
         "the target itself, alpha 0": (Place.SAME, 0.0),

@@ -1,0 +1,70 @@
+"""The document of a run whose figures are made up."""
+
+import json
+from pathlib import Path
+
+from bench.captions import Event
+from bench.comparison import Findings, recorded_pruner
+from bench.document import make_document
+from bench.methods import methods
+from bench.samples import Sample, WindowCost
+from bench.sweeps import Measured, sweep_points
+from bench.tasks import Agreement, Task
+from bench.usage import Usage
+
+TABLE = methods(side_clips=1)
+FIGURES = {
+    "video_tokens": 6272.0,
+    "generate_s": 2.0,
+    "plain_pass_s": 0.02,
+    "draft_pass_s": 0.002,
+    "tau": 0.9,
+    "mean_accepted_length": 9.0,
+    "mean_tokens_per_pass": 4.0,
+}
+COSTS = {0: WindowCost(4, 0.02, 0.021), 4: WindowCost(20, 0.03, 0.031)}
+EVENTS = (Event(9.0, "prefill"), Event(10.0, num_tokens=1), Event(10.5, num_tokens=5, num_from_draft=4))
+
+
+def sample(name: str, rate: float) -> Sample:
+    usage = {"target": Usage(1.0, 1000), "draft": Usage(1.0, 500)}
+    return Sample(name, "/tmp/clip-1.mp4", (1,) * 100, rate, 5.0, 8.0, FIGURES, COSTS, usage, EVENTS)
+
+
+def test_all_that_was_found_is_in_the_document() -> None:
+    points = sweep_points(128, 200)
+    clip = "/tmp/clip-1.mp4"
+    findings = Findings(
+        samples=[sample(method.name, 40.0 if method.name == "autoregressive" else 90.0) for method in TABLE],
+        points=[Measured(point, sample(point.method, 80.0)) for point in points],
+        agreements={"uv_spread": {clip: Agreement((True,) * 90 + (False,) * 10, 627)}},
+        accepted={"fastv": [0.9]},
+        kept={"uv": [1, 2]},
+        num_clips=1,
+    )
+    task = Task(Path(clip), 128, "what?", 320, Path("target"), Path("draft"))
+    run = {"command": "python -m bench", "started": "now", "wall_s": 1.0, "minutes": 27.0}
+    document = json.loads(json.dumps(make_document(findings, TABLE, task, [Path(clip)], run)))
+
+    rows = {row["name"]: row for row in document["methods"]}
+    assert list(rows) == [method.name for method in TABLE]
+    assert {"name", "speedup", "speedup_transformers", "identical", "lossy", "M", "tau", "T_p", "T_q", "c"} <= set(
+        rows["slipstream"]
+    )
+    assert rows["slipstream"]["speedup"] == 2.25
+    assert rows["fastv"]["A"] == 0.9
+    assert set(document["sweeps"]) == {"video_tokens", "alpha", "pruner", "c", "gamma", "threads"}
+    assert document["prediction_error"] is not None
+    assert document["kept"]["grid"] == [7, 7]
+    assert document["timelines"]["slipstream"]["events"] == [
+        {"t_s": -1.0, "stage": "prefill"},
+        {"t_s": 0.0, "tokens": 1, "from_draft": 0},
+        {"t_s": 0.5, "tokens": 5, "from_draft": 4},
+    ]
+
+
+def test_only_drafts_that_can_be_asked_alone_have_a_recorded_agreement() -> None:
+    recorded = {method.name: recorded_pruner(method) for method in TABLE}
+    assert recorded["slipstream"] == "uv_spread"
+    assert recorded["sd"] == "none"
+    assert recorded["specvlm"] is recorded["std"] is recorded["fastv"] is recorded["parallelvlm_same"] is None
