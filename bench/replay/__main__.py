@@ -1,0 +1,166 @@
+"""`python -m bench.replay`: REPLAY of device times on the real three processes; the last line is JSON.
+
+The pocket models decide the tokens, so tau is theirs; passes last as long as tables of other devices say. `--speed`
+divides all of a table's times, which keeps their ratios; what is shown is multiplied again.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.captions import run_caption
+from bench.clips import held_out_clips
+from bench.machine import machine_facts
+from bench.prediction import predictions
+from bench.replay.rows import PLAIN, replay_rows
+from bench.replay.tables import TABLES, Replay, open_replay
+from bench.report.terminal import Cell, make_console, make_table, number, share, text
+from bench.running import run_to_end, say
+from bench.samples import Sample, stack_sample
+from slipstream.cli.client import gateway_info
+from slipstream.cli.launch import FRESH
+from slipstream.cli.stack import Stack, StackOptions
+from slipstream.rpc.client import open_channel
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.speculation.methods import get_method
+
+METHODS = {
+    PLAIN: get_method(PLAIN),
+    "sd": get_method("sd"),
+    "parallelvlm": get_method("parallelvlm"),
+    "parallelvlm, uv_spread": replace(get_method("parallelvlm"), pruner="uv_spread"),
+    "slipstream": get_method("slipstream"),
+}
+"""The fourth prunes as the fifth does: between these two lies pacing alone."""
+ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 24
+NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
+COLUMNS: dict[str, Cell] = {
+    "method": text("method"),
+    "n": number("n", ".0f"),
+    "tok/s": number("tokens_per_s", ".2f"),
+    "x plain": number("speedup", ".2f"),
+    "paper": number("paper_speedup", ".2f"),
+    "tau": number("tau", ".3f"),
+    "M": number("M", ".1f"),
+    "mean\nwindow": number("mean_window", ".1f"),
+    "T_p ms\n(table)": number("table_T_p", ".1f", 1e3),
+    "T_p ms": number("T_p", ".1f", 1e3),
+    "T_q ms\n(table)": number("table_T_q", ".1f", 1e3),
+    "T_q ms": number("T_q", ".1f", 1e3),
+    "c": number("c", ".1f"),
+    "identical": share("identical"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    replays: tuple[Replay, ...]
+    clips: tuple[Path, ...]
+    num_frames: int
+    num_tokens: int
+
+
+async def measure(plan: Plan) -> dict[str, Any]:
+    """Every table's stack, one after the other."""
+    found = [await _run_table(replay, plan) for replay in plan.replays]
+    return {
+        "replay": True,
+        "note": NOTE,
+        "clips": len(plan.clips),
+        "frames": plan.num_frames,
+        "max_new_tokens": plan.num_tokens,
+        "alpha": ALPHA,
+        "tables": found,
+        "machine": machine_facts(),
+    }
+
+
+async def _run_table(replay: Replay, plan: Plan) -> dict[str, Any]:
+    say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
+    flags = {name: (*fresh, *replay.flags) for name, fresh in FRESH.items()}
+    samples: list[Sample] = []
+    options = StackOptions(threads=1, pin=True, extra_flags=flags)
+    async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+        prompt = (await gateway_info(channel)).default_prompt
+        template = CaptionOptions(prompt=prompt, num_frames=plan.num_frames, alpha=ALPHA, max_window=MAX_WINDOW)
+        for method in METHODS:
+            await _caption(channel, plan.clips[0], method, template, WARM_UP_TOKENS)
+        names = list(METHODS)
+        for clip_number, clip in enumerate(plan.clips):
+            turn = clip_number % len(names)
+            for method in names[turn:] + names[:turn]:
+                say(f"REPLAY of {replay.name}: {method} on {clip.name}")
+                samples.append(await _caption(channel, clip, method, template, plan.num_tokens))
+    return _document(replay, samples)
+
+
+async def _caption(
+    channel: grpc.aio.Channel, clip: Path, method: str, template: CaptionOptions, num_tokens: int
+) -> Sample:
+    options = CaptionOptions(method=METHODS[method].name, pruner=METHODS[method].pruner, max_new_tokens=num_tokens)
+    options.MergeFrom(template)
+    return stack_sample(method, str(clip), await run_caption(channel, clip, options))
+
+
+def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:
+    alphas = {name: 0.0 if m.pruner == "none" else ALPHA for name, m in METHODS.items() if m.speculative}
+    predicted = predictions(samples, METHODS, {}, max_window=MAX_WINDOW)
+    return {
+        "table": replay.name,
+        "speed": replay.speed,
+        "methods": replay_rows(replay, samples, alphas),
+        "prediction_error": predicted["prediction_error"],
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """Prints a table for each device, and what is wrong with it."""
+    console = make_console()
+    for found in document["tables"]:
+        title = (
+            f"REPLAY of {found['table']} (speed {found['speed']:.2f}; prediction error {found['prediction_error']:.0%})"
+        )
+        console.print(make_table(title, COLUMNS, found["methods"]))
+        for row in found["methods"]:
+            if row["late"]:
+                console.print(f"{row['method']}: passes took longer than the table says; use a lower --speed")
+    console.print(NOTE)
+
+
+def parse_plan(argv: Sequence[str] | None, folder: Path) -> Plan:
+    """From the command line; renders the clips."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.replay", description="REPLAY: the stack at the pace of other devices."
+    )
+    parser.add_argument("--tables", type=Path, nargs="*", default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("--clips", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument(
+        "--speed", type=float, default=4.0, help="divides a table's times, where its passes stay long enough"
+    )
+    parser.add_argument("--prefill", action="store_true", help="prefills last as in the table, too")
+    given = parser.parse_args(argv)
+    replays = [open_replay(path, given.speed) for path in given.tables]
+    if not given.prefill:
+        replays = [replay.without_prefill(folder) for replay in replays]
+    return Plan(tuple(replays), tuple(held_out_clips(given.clips)), given.frames, given.tokens)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="slipstream-replay-") as folder:
+        document = run_to_end(measure(parse_plan(None, Path(folder))))
+    show(document)
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

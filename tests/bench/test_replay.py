@@ -1,0 +1,80 @@
+"""Replays of device times: the tables, the figures in their time, and a real stack that takes as long as it is told."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.replay.rows import replay_rows
+from bench.replay.tables import TABLES, open_replay
+from bench.samples import Sample, WindowCost
+from slipstream.cli.stack import Stack
+from slipstream.models.device_times import load_device_times
+from slipstream.rpc.client import open_channel
+from tests.support.gateway_client import caption
+from tests.support.processes import logged
+from tests.support.world import NUM_FRAMES, PROMPT, World
+
+LARGEST = TABLES / "7b-72b.json"
+
+
+def test_a_replay_runs_as_fast_as_its_passes_stay_long_enough() -> None:
+    assert open_replay(LARGEST, 4.0).speed == 4.0
+    assert open_replay(LARGEST, 100.0).speed == pytest.approx(8.4)
+    assert open_replay(TABLES / "0.5b-7b.json", 4.0).speed == pytest.approx(0.0783 / 0.05)
+
+
+def test_a_table_without_its_prefill_is_the_same_otherwise(tmp_path: Path) -> None:
+    whole = open_replay(LARGEST, 2.0)
+    short = whole.without_prefill(tmp_path)
+    assert (whole.target.prefill_s, short.target.prefill_s) == (44.23, None)
+    assert load_device_times(str(short.path), "target", 1.0) == short.target
+    assert load_device_times(str(short.path), "draft", 1.0) == short.draft
+    assert short.target.points == whole.target.points
+    assert short.flags == ("--replay", str(short.path), "--replay-speed", "2")
+
+
+def _sample(method: str, rate: float, pass_s: float, **figures: float) -> Sample:
+    costs = {0: WindowCost(10, pass_s, pass_s)}
+    return Sample(method, "a", (1, 2, 3), rate, 5.0, figures={"target_pass_s": pass_s, **figures}, costs=costs)
+
+
+def test_figures_are_shown_in_the_table_s_own_time() -> None:
+    plain = _sample("autoregressive", 9.0, 0.105)
+    ours = _sample("parallelvlm", 27.0, 0.106, draft_pass_s=0.0120, tau=0.8)
+    alone, drafted = replay_rows(open_replay(LARGEST, 4.0), [plain, ours], {"parallelvlm": 0.9})
+    assert (alone["tokens_per_s"], alone["speedup"], alone["T_q"], alone["late"]) == (2.25, 1.0, None, False)
+    assert (drafted["speedup"], drafted["paper_speedup"], drafted["tau"]) == (3.0, 3.36, 0.8)
+    assert drafted["T_p"] == pytest.approx(0.424)
+    assert drafted["T_q"] == pytest.approx(0.048)
+    assert drafted["c"] == pytest.approx(0.420 / 0.0466)
+    assert drafted["first_token_s"] == 20.0
+    assert not drafted["late"]
+
+
+@pytest.mark.parametrize(("pass_s", "draft_pass_s"), [(0.2, 0.0117), (0.105, 0.02)])
+def test_passes_that_took_too_long_are_told(pass_s: float, draft_pass_s: float) -> None:
+    sample = _sample("parallelvlm", 9.0, pass_s, draft_pass_s=draft_pass_s)
+    (row,) = replay_rows(open_replay(LARGEST, 4.0), [sample], {"parallelvlm": 0.9})
+    assert row["late"]
+
+
+async def test_a_stack_takes_as_long_as_it_is_told_and_says_so(world: World, tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    times = {"target": {"pass_s": {"1": 0.2}}, "draft": {"pass_s": {"0": 0.1}}}
+    table.write_text(json.dumps({"name": "slow device"} | times))
+    flags = ("--replay", str(table), "--replay-speed", "4")
+    options = world.stack_options()
+    options = replace(options, extra_flags={**options.extra_flags, "target": flags, "draft": flags})
+    async with Stack(options) as stack:
+        async with open_channel(stack.gateway_address) as channel:
+            asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 12}
+            captioned = await caption(channel, world.clips[0], **asked, method="sd", gamma=3)
+        for service in ("target", "draft"):
+            assert logged(stack.processes[service].log_path, "replay.on", level="warning", table="slow device")
+    assert captioned.token_ids == world.answer(0, 12)
+    assert captioned.summary.video.warnings == ["REPLAY: times are those of slow device, from a table"]
+    assert all(cost.pass_s >= 0.05 for cost in captioned.summary.speculation.pass_costs)
+    assert captioned.summary.speculation.draft_pass_s >= 0.02  # the first token of a line needs no pass
