@@ -36,7 +36,14 @@ async def test_a_folder_becomes_a_file(world: World, tmp_path: Path) -> None:
     (folder / "deep" / "1.mp4").write_bytes(world.clips[1])
     (folder / "0.mp4").write_bytes(world.clips[0])
     (folder / "bad.mp4").write_bytes(b"no video at all")
-    options = replace(world.stack_options(), archive=True, data=tmp_path / "data", video_roots=(folder,), restart=True)
+    options = replace(
+        world.stack_options(),
+        draft_model=None,
+        archive=True,
+        data=tmp_path / "data",
+        video_roots=(folder,),
+        restart=True,
+    )
     async with Stack(options) as stack:
         assert stack.queue is not None
         status, errors = await run(stack, "submit", folder, "--output", output, *OPTIONS)
@@ -47,7 +54,7 @@ async def test_a_folder_becomes_a_file(world: World, tmp_path: Path) -> None:
                 direct = await caption(channel, clip, prompt=PROMPT, num_frames=6, max_new_tokens=24)
                 assert lines[name]["text"] == direct.text
         receipt = lines["0.mp4"]["receipt"]
-        assert receipt["runs"] == 1 and receipt["target"]["revision"] and receipt["speculation"]["kept_digest"]
+        assert receipt["runs"] == 1 and receipt["target"]["revision"] and receipt["text_sha256"]
         errors_file = tmp_path / "out.jsonl.errors.jsonl"
         assert [json.loads(line)["custom_id"] for line in errors_file.read_text().splitlines()] == ["bad.mp4"]
 

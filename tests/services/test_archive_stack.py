@@ -69,6 +69,7 @@ async def test_every_item_has_its_end(door: grpc.aio.Channel, stack: Stack, vide
         assert jobs[name].summary.text == alone.text and jobs[name].summary.num_tokens == len(alone.tokens)
         _check_receipt(jobs[name], clip)
     assert sorted(jobs[name].receipt.reused for name in ("0", "same")) == [False, True]
+    assert any(jobs[name].summary.speculation.kept_digest for name in names[:4])
     assert ended.totals.tokens == sum(jobs[name].summary.num_tokens for name in names[:3]) and ended.totals.reused == 1
     assert ended.totals.video_s == pytest.approx(9.0) and ended.totals.plain_generate_s > 0
     async with open_channel(stack.processes["target"].address) as channel:

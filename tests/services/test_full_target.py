@@ -11,7 +11,7 @@ from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.services.model_sessions import TIMEOUT_S, draft_start, open_session, target_end, target_start
 from tests.support.gateway_client import Captioned, caption
 from tests.support.media import ClipSpec, even_times_ms, make_clip
-from tests.support.processes import model_flags, running
+from tests.support.processes import all_running, model_flags, running
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 LONG = 3000
@@ -19,11 +19,10 @@ LONG = 3000
 
 async def test_who_waits_for_the_target_takes_no_place_at_the_draft(tmp_path: Path) -> None:
     checkpoint = write_tiny_llava(tmp_path / "model", seed=3, max_context=4096)
-    flags = ("--max-new-tokens", str(LONG))
+    flags, full = ("--max-new-tokens", str(LONG)), model_flags(checkpoint, "--max-sessions", "1")
     video = make_clip(ClipSpec(times_ms=even_times_ms(4, 100)))
     async with (
-        running("target", tmp_path, *model_flags(checkpoint, "--max-sessions", "1")) as target,
-        running("draft", tmp_path, *model_flags(checkpoint, "--max-sessions", "1")) as draft,
+        all_running(*(running(name, tmp_path, *full) for name in ("target", "draft"))) as (target, draft),
         running("gateway", tmp_path, *flags, "--target", target.address, "--draft", draft.address) as gateway,
         open_channel(target.address) as to_target,
         open_channel(draft.address) as to_draft,

@@ -4,10 +4,15 @@ import contextlib
 import socket
 from pathlib import Path
 
+import pytest
+
+from slipstream.cli.stack import Stack
 from slipstream.rpc.client import open_channel
 from tests.support.gateway_client import caption
-from tests.support.processes import logged, model_flags, running
+from tests.support.processes import all_running, logged, model_flags, running
 from tests.support.world import PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_CAPTIONS = 4
 
@@ -20,24 +25,24 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-async def test_guidance_comes_from_the_target_that_has_the_session(world: World, tmp_path: Path) -> None:
+async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack, world: World, tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    async with contextlib.AsyncExitStack() as exits:
-        logs = []
-        for number, address in enumerate(addresses):
-            flags = model_flags(world.pair.target, "--advertise", address)
-            service = await exits.enter_async_context(running("target", tmp_path / str(number), *flags, listen=address))
-            logs.append(service.log_path)
-        draft = await exits.enter_async_context(running("draft", tmp_path, *model_flags(world.pair.draft)))
-        several = f"ipv4:{','.join(addresses)}"
-        gateway = await exits.enter_async_context(
-            running("gateway", tmp_path, "--target", several, "--draft", draft.address)
+    starts = (
+        running(
+            "target", tmp_path / str(number), *model_flags(world.pair.target, "--advertise", address), listen=address
         )
-        channel = await exits.enter_async_context(open_channel(gateway.address))
+        for number, address in enumerate(addresses)
+    )
+    peers = ("--target", f"ipv4:{','.join(addresses)}", "--draft", stack.processes["draft"].address)
+    async with (
+        all_running(*starts) as targets,
+        running("gateway", tmp_path, *peers) as gateway,
+        open_channel(gateway.address) as channel,
+    ):
         for _ in range(NUM_CAPTIONS):
             captioned = await caption(
                 channel, world.clips[0], prompt=PROMPT, num_frames=4, max_new_tokens=8, pruner="uv", gate=False
             )
             assert "draft_ready" in captioned.stage_names, captioned.stages
-        sessions = [len(logged(log, "session.opened")) for log in logs]
+        sessions = [len(logged(target.log_path, "session.opened")) for target in targets]
     assert sum(sessions) == NUM_CAPTIONS and min(sessions) > 0

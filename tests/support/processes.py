@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ async def running(name: str, folder: Path, *flags: str, listen: str = "", **env:
         yield process
     finally:
         await process.stop(STOP_S)
+
+
+@contextlib.asynccontextmanager
+async def all_running(*services: AbstractAsyncContextManager[ServiceProcess]) -> AsyncIterator[list[ServiceProcess]]:
+    """Several that were made by `running`, started together."""
+    async with contextlib.AsyncExitStack() as exits:
+        yield await asyncio.gather(*map(exits.enter_async_context, services))
 
 
 async def failed_start(name: str, folder: Path, *flags: str, **env: str) -> tuple[int, list[dict[str, Any]]]:
