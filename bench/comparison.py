@@ -155,7 +155,7 @@ class Comparison:
         if method.place is Place.OUTSIDE:
             answer = await self._processes.call_outside(OUTSIDE[method.name], task)
             return reference_sample(method.name, str(clip), answer)
-        options = caption_options(method.options, max_new_tokens=max_new_tokens, trace=clip == self._clips[0])
+        options = caption_options(method.options, max_new_tokens=max_new_tokens)
         return await self._caption(method.name, method.place, clip, options, task.num_frames)
 
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions, num_frames: int) -> Sample:

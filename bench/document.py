@@ -5,18 +5,16 @@ from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from bench.captions import Traced
 from bench.comparison import Findings, recorded_pruner
 from bench.machine import machine_facts
 from bench.methods import ALPHA, ENGINE_PLAIN, LOSSY_KEEP, MAX_WINDOW, PARALLELVLM, SLIPSTREAM, BenchMethod, Place
 from bench.prediction import predictions
 from bench.rows import Row, method_row, rate_ratio
 from bench.samples import Sample, median
-from bench.sweeps import sweep_rows
+from bench.sweeps import TIMELINE, sweep_rows
 from bench.tasks import Task
+from bench.timeline import timeline
 from slipstream.speculation.methods import Method, get_method
-
-DRAWN_TIMELINES = (ENGINE_PLAIN, "sd", "sd_tree", PARALLELVLM, SLIPSTREAM)
 
 
 def make_document(
@@ -56,7 +54,7 @@ def make_document(
         "prediction": predicted,
         "prediction_error": predicted["prediction_error"],
         "samples": [_raw(sample, samples) for sample in samples],
-        "timelines": {s.method: _timeline(s) for s in reversed(samples) if s.method in DRAWN_TIMELINES},
+        "timelines": {m.sample.method: timeline(m.sample) for m in findings.points if m.point.sweep == TIMELINE},
         "kept": {
             "clip": str(clips[0]),
             "frames": template.num_frames,
@@ -121,40 +119,3 @@ def _raw(sample: Sample, samples: Sequence[Sample]) -> dict[str, Any]:
             for window, cost in sample.costs.items()
         ],
     }
-
-
-def _timeline(sample: Sample) -> dict[str, Any]:
-    """The caption's events as its client saw them, counted from its first token."""
-    first_s = next((event.at_s for event in sample.events if event.num_tokens), 0.0)
-    events = [
-        {"t_s": round(event.at_s - first_s, 5)}
-        | ({"stage": event.stage} if event.stage else {"tokens": event.num_tokens, "from_draft": event.num_from_draft})
-        for event in sample.events
-    ]
-    return {
-        "clip": Path(sample.clip).stem,
-        "first_token_s": sample.first_token_s,
-        "generate_s": sample.figures.get("generate_s"),
-        "events": events,
-        "trace": trace_rows(sample.trace),
-    }
-
-
-def trace_rows(trace: Sequence[Traced]) -> list[dict[str, Any]]:
-    """What the gateway saw of the models, counted from the first token. Half of what a round takes beside its pass is
-    the way there, and half the way back."""
-    first_s = next((traced.at_s for traced in trace if traced.kind == "pass"), 0.0)
-    rows: list[dict[str, Any]] = []
-    for traced in trace:
-        row: dict[str, Any] = {"t_s": round(traced.at_s - first_s, 5), "kind": traced.kind}
-        if traced.kind == "pass" and traced.at_s > first_s:
-            back_s = max(traced.at_s - traced.asked_s - traced.pass_s, 0.0) / 2
-            start_s = traced.at_s - first_s - back_s - traced.pass_s
-            row |= {"start_s": round(start_s, 5), "window": traced.num_tokens, "accepted": traced.num_accepted}
-            row |= {"pass_s": traced.pass_s}
-        elif traced.kind == "draft":
-            row |= {"tokens": traced.num_tokens, "pass_s": traced.pass_s, "stale": traced.stale}
-        elif traced.kind == "pass":
-            continue  # the prefill's own token
-        rows.append(row)
-    return rows

@@ -22,6 +22,9 @@ from slipstream.speculation.methods import PRUNERS
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 GAMMAS = {"sd": (2, 5, 9, 16), PARALLELVLM: (2, 5, 9, 16)}
+TIMELINE = "timeline"
+"""No sweep: captions of which it is told what the models did when."""
+DRAWN = (ENGINE_PLAIN, "sd", "sd_tree", PARALLELVLM, SLIPSTREAM)
 FRAME_SHARES = (0.08, 0.25, 0.5, 1.0, 1.9)
 """Of the table's frames: with 128 frames of 49 tokens some 500 to 12,000 video tokens."""
 
@@ -41,7 +44,7 @@ class Point:
     def label(self) -> str:
         """For people."""
         where = ", ".join(f"{name} {value}" for name, value in self.coordinate.items())
-        return f"{self.method} at {where}"
+        return f"{self.method} at {where or f'{self.num_frames} frames'}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def sweep_points(num_frames: int, max_frames: int) -> list[Point]:
     return [
         *_plain(num_frames),
         *_alphas(num_frames),
+        *_timelines(num_frames),
         *_video_tokens(num_frames, max_frames),
         *_pruners(num_frames),
         *_speed_ratios(num_frames),
@@ -66,9 +70,10 @@ def sweep_points(num_frames: int, max_frames: int) -> list[Point]:
 
 def sweep_rows(measured: Sequence[Measured]) -> dict[str, list[Row]]:
     """Rows by sweep. Speedups are over the plain decoding that was measured with as many frames."""
-    plain = {m.point.num_frames: m.sample for m in measured if m.point.method == ENGINE_PLAIN}
+    swept = [m for m in measured if m.point.sweep != TIMELINE]
+    plain = {m.point.num_frames: m.sample for m in swept if m.point.method == ENGINE_PLAIN}
     rows: dict[str, list[Row]] = {}
-    for m in measured:
+    for m in swept:
         row = point_row(_m_kind(m.point.method), m.sample, plain.get(m.point.num_frames))
         facts = {"method": m.point.method, "clips": 1, "frames": m.point.num_frames}
         facts["video_tokens"] = m.sample.figures.get("video_tokens")
@@ -79,6 +84,10 @@ def sweep_rows(measured: Sequence[Measured]) -> dict[str, list[Row]]:
 def _plain(num_frames: int) -> list[Point]:
     options = caption_options(method=ENGINE_PLAIN)
     return [Point("video_tokens", {}, ENGINE_PLAIN, options, num_frames)]
+
+
+def _timelines(num_frames: int) -> list[Point]:
+    return [Point(TIMELINE, {}, name, caption_options(method=name, trace=True), num_frames) for name in DRAWN]
 
 
 def _alphas(num_frames: int) -> list[Point]:

@@ -1,15 +1,17 @@
 """The document of a run whose figures are made up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
-from bench.captions import Event
+from bench.captions import Event, Traced
 from bench.comparison import Findings, recorded_pruner
 from bench.document import make_document
 from bench.methods import methods
 from bench.samples import Sample, WindowCost
 from bench.sweeps import Measured, sweep_points
 from bench.tasks import Agreement, Task
+from bench.timeline import timeline
 from bench.usage import Usage
 
 TABLE = methods(side_clips=1)
@@ -60,6 +62,20 @@ def test_all_that_was_found_is_in_the_document() -> None:
         {"t_s": -1.0, "stage": "prefill"},
         {"t_s": 0.0, "tokens": 1, "from_draft": 0},
         {"t_s": 0.5, "tokens": 5, "from_draft": 4},
+    ]
+
+
+def test_a_pass_lies_in_the_middle_of_its_round() -> None:
+    trace = (
+        Traced("pass", at_s=10.0, asked_s=0.0, pass_s=0.0, num_tokens=0, num_accepted=0, stale=False),
+        Traced("pass", at_s=10.05, asked_s=10.0, pass_s=0.03, num_tokens=4, num_accepted=3, stale=False),
+        Traced("draft", at_s=10.06, asked_s=0.0, pass_s=0.002, num_tokens=2, num_accepted=0, stale=True),
+        Traced("restart", at_s=10.07, asked_s=0.0, pass_s=0.0, num_tokens=0, num_accepted=0, stale=False),
+    )
+    assert timeline(replace(sample("sd", 90.0), trace=trace))["trace"] == [
+        {"t_s": 0.05, "kind": "pass", "start_s": 0.01, "pass_s": 0.03, "window": 4, "accepted": 3},
+        {"t_s": 0.06, "kind": "draft", "tokens": 2, "pass_s": 0.002, "stale": True},
+        {"t_s": 0.07, "kind": "restart"},
     ]
 
 
