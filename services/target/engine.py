@@ -149,7 +149,7 @@ class TargetEngine:
         if score.is_attention:
             return await self._attention(session, kind, score)
         if kind == "hidden_states":
-            return guidance
+            return await asyncio.to_thread(guidance.to, "cpu")  # hundreds of MB, which the event loop must not wait for
         return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
 
     async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.models.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
+from slipstream.models.device import finish_work
 from slipstream.models.kv_cache import KVCache, round_up
 from slipstream.models.runner import Rows, Runner
 from slipstream.models.segments import Observer
@@ -101,7 +102,9 @@ class VideoLM:
         for first in range(0, len(frames), FRAMES_PER_CHUNK):
             with torch.inference_mode():
                 chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
-        return torch.cat(chunks)
+        embeddings = torch.cat(chunks)
+        finish_work(embeddings.device)
+        return embeddings
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
@@ -181,7 +184,9 @@ class VideoLM:
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
-        return self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()
+        logits = self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()
+        finish_work(logits[0].device)
+        return logits
 
     def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
@@ -189,6 +194,7 @@ class VideoLM:
         filled = [*token_ids, *[token_ids[-1]] * num_fill]
         (logits,) = self._runner.start([self._step_rows(state, filled)]).finish()
         state.rollback(num_tokens + len(token_ids))
+        finish_work(logits.device)
         return logits[: len(token_ids)]
 
     def text_stream(self) -> TextStream:

@@ -147,11 +147,13 @@ class KVCache:
         end = num_before + len(rows)
         assert end <= self._length, "only what is there can be kept"
         if list(rows) != list(range(len(rows))):
+            moved = torch.tensor(rows)
             with torch.inference_mode():  # as when the buffers were made
                 for layer in range(self.num_layers):
                     for held in self.read(layer):
                         new = held[:, num_before - self._missing[layer] :]
-                        new[:, : len(rows)] = new[:, torch.tensor(rows, device=new.device)]
+                        moved = moved.to(new.device)  # once, unless layers lie on several devices
+                        new[:, : len(rows)] = new[:, moved]
         self._length = end
 
     def empty_like(self, capacity: int) -> "KVCache":

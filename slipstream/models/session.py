@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from slipstream.models.device import finish_work
 from slipstream.models.kv_cache import KVCache
 from slipstream.models.runner import ForwardPass
 
@@ -86,8 +87,13 @@ class Prefill:
         return self._state.cache
 
     def run_layers(self, until_layer: int) -> None:
-        """Run layers up to, not including, `until_layer`; those already run are skipped."""
+        """Run layers up to, not including, `until_layer`; those already run are skipped.
+
+        Returns when the device is done, so that work of other sessions, handed in meanwhile, does not wait behind all
+        of the prompt.
+        """
         self._forward.run_layers(until_layer)
+        finish_work(self._forward.hidden.device)
 
     def video_states(self) -> Tensor:
         """Current states of the kept video tokens, [m, hidden]: their embeddings before any layer has run."""
@@ -125,6 +131,7 @@ class Prefill:
             The state to decode from, and the fp32 logits of the first answer token, [vocab].
         """
         (logits,) = self._forward.finish(last_row_only=True)
+        finish_work(logits.device)
         return self._state, logits[0]
 
 

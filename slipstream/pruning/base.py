@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
@@ -60,6 +61,18 @@ class Guidance:
         if self.scores is not None:
             return len(self.scores)
         return len(self.video_states[0]) if self.video_states is not None else 0
+
+    def to(self, device: torch.device | str) -> "Guidance":
+        """The same on `device`: nothing is copied where it lies already."""
+        return Guidance(
+            scores=None if self.scores is None else self.scores.to(device),
+            video_states=_moved(self.video_states, device),
+            text_sums=_moved(self.text_sums, device),
+        )
+
+
+def _moved(pair: tuple[Tensor, Tensor] | None, device: torch.device | str) -> tuple[Tensor, Tensor] | None:
+    return None if pair is None else (pair[0].to(device), pair[1].to(device))
 
 
 class Pruner(Protocol):

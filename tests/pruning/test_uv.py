@@ -107,3 +107,14 @@ def test_spread_keeps_the_best_of_each_equal_stretch(num_video: int, alpha: floa
         max((i for i, s in enumerate(stretches) if s == n), key=lambda i: float(scores[i])) for n in range(len(keep))
     }
     assert keep.tolist() == sorted(best)
+
+
+def test_guidance_moves_to_a_device_with_all_its_parts() -> None:
+    states = torch.ones(3, 4, dtype=torch.bfloat16)
+    sums = torch.ones(4)
+    moved = Guidance(video_states=(states, states), text_sums=(sums, sums)).to("meta")
+    assert moved.video_states is not None and moved.text_sums is not None
+    assert {tensor.device.type for tensor in (*moved.video_states, *moved.text_sums)} == {"meta"}
+    assert moved.num_video_tokens == 3
+    scores = torch.ones(3)
+    assert Guidance(scores=scores).to("cpu").scores is scores
