@@ -1,4 +1,4 @@
-"""Measured times as tables for the services' `--replay`, in the format of bench/replay. Knows files and rows."""
+"""Measured times as tables for the services' `--replay`, see `slipstream.models.device_times`. Knows files and rows."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,9 @@ def replay_table(pair: Row, draft: Row, target: Row, encode_frame_s: float | Non
     }
     prefill = target["prefill"]
     if "error" not in prefill:
+        whole_s = prefill["whole"]["s"]
         guidance_s = prefill["until_layer"]["s"] + prefill["guidance"]["make_states_s"]
-        table["target"] |= {"prefill_s": prefill["whole"]["s"], "guidance_s": guidance_s}
+        table["target"] |= {"prefill_s": whole_s, "guidance_s": min(guidance_s, whole_s)}
     if encode_frame_s is not None:
         table["target"]["encode_frame_s"] = encode_frame_s
     whole = draft["draft"].get("0.0", {}).get("prefill", {})

@@ -20,6 +20,7 @@ from bench.gpu.replay_tables import graph_variant, write_tables
 from bench.gpu.tables import markdown
 from bench.gpu.timing import Clock, attempt
 from slipstream.models.attention import SdpaKernel
+from slipstream.models.device_times import load_device_times
 from slipstream.models.session import DecodeState
 from slipstream.speculation.tree import TokenTree
 
@@ -162,6 +163,9 @@ def test_a_run_makes_one_document_with_tables_that_can_be_replayed(
     assert "TINY" in table["source"]
     (path,) = write_tables([table], tmp_path / "tables")
     assert json.loads(path.read_text()) == table
+    for role, place in (("target", 32), ("draft", 0.9)):
+        times = load_device_times(str(path), role, speed=1.0)
+        assert times.pass_s(place) == table[role]["pass_s"][str(place)]
     text = markdown(document)
     assert "PROJECTIONS" in text and "TINY" in text and "ModelNotUsable" in text
 
