@@ -38,7 +38,8 @@ METHODS = {
     "slipstream": get_method("slipstream"),
 }
 """The fourth prunes as the fifth does: between these two lies pacing alone."""
-ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 24
+PAPER_TABLES = ("7b-72b", "7b-32b", "0.5b-7b")
+ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 16
 NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
 COLUMNS: dict[str, Cell] = {
     "method": text("method"),
@@ -140,12 +141,12 @@ def parse_plan(argv: Sequence[str] | None, folder: Path) -> Plan:
     parser = argparse.ArgumentParser(
         prog="python -m bench.replay", description="REPLAY: the stack at the pace of other devices."
     )
-    parser.add_argument("--tables", type=Path, nargs="*", default=sorted(TABLES.glob("*.json")))
+    parser.add_argument("--tables", type=Path, nargs="*", default=[TABLES / f"{name}.json" for name in PAPER_TABLES])
     parser.add_argument("--clips", type=int, default=2)
     parser.add_argument("--frames", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument(
-        "--speed", type=float, default=4.0, help="divides a table's times, where its passes stay long enough"
+        "--speed", type=float, default=2.0, help="divides a table's times, where its passes stay long enough"
     )
     parser.add_argument("--prefill", action="store_true", help="prefills last as in the table, too")
     given = parser.parse_args(argv)
