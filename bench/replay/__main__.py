@@ -119,6 +119,7 @@ def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:
         "speed": replay.speed,
         "methods": replay_rows(replay, samples, alphas),
         "prediction_error": predicted["prediction_error"],
+        "prediction": predicted["methods"],
     }
 
 
@@ -126,9 +127,9 @@ def show(document: dict[str, Any]) -> None:
     """Prints a table for each device, and what is wrong with it."""
     console = make_console()
     for found in document["tables"]:
-        title = (
-            f"REPLAY of {found['table']} (speed {found['speed']:.2f}; prediction error {found['prediction_error']:.0%})"
-        )
+        speed, error = f"speed {found['speed']:.2f}", found["prediction_error"]
+        missed = "" if error is None else f", prediction error {error:.0%}"
+        title = f"REPLAY of {found['table']} ({speed}{missed})"
         console.print(make_table(title, COLUMNS, found["methods"]))
         for row in found["methods"]:
             if row["late"]:
