@@ -119,7 +119,6 @@ def make_server(config: Any, serves: Sequence[str]) -> tuple[grpc.aio.Server, gr
     )
     if wire.reflection:
         reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    warn_of_plaintext(config.listen, credentials is not None)
     return server, credentials
 
 
@@ -181,6 +180,7 @@ def bound(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredenti
             port = server.add_secure_port(listen, credentials)
     except (RuntimeError, ValueError):
         raise InvalidConfig(f"cannot listen on {listen}: the address is in use or invalid") from None
+    warn_of_plaintext(listen, credentials is not None)
     try:
         yield listen if lock else f"{listen.rpartition(':')[0]}:{port}"
     finally:

@@ -61,6 +61,7 @@ async def test_sigterm_lets_a_caption_finish(fragile: FragileStack, name: str) -
     assert await exits == 0
     assert logged(process.log_path, "service.stopped")
     await fragile.stack.wait_started(name, starts + 1)
+    await fragile.all_serving()
     await fragile.check(captioned)
 
 

