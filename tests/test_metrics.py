@@ -121,7 +121,7 @@ def test_they_are_shown_on_loopback_unless_told_otherwise() -> None:
     structlog.reset_defaults()
     with shown_at("0") as address:
         assert address.startswith("127.0.0.1:")
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         assert "process_resident_memory_bytes" in text
         with pytest.raises(InvalidConfig, match="--metrics"), shown_at(address):

@@ -91,7 +91,7 @@ def test_watch_on_a_terminal(archive: FakeArchive, batch: str) -> None:
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     shown = _read_all(controller)
-    assert process.wait(20) == 5
+    assert process.wait(120) == 5
     assert "done 3 of 5, 1 failed, 1 dead, 300 videos/h" in shown
 
 
@@ -212,7 +212,7 @@ def test_a_reader_that_goes_away(archive: FakeArchive, batch: str) -> None:
     assert process.stderr is not None
     errors = process.stderr.read()
     process.stderr.close()
-    assert process.wait(20) == 1
+    assert process.wait(120) == 1
     assert errors == ""
 
 

@@ -269,7 +269,7 @@ def test_an_interrupted_wait_keeps_what_is_done(archive: FakeArchive, folder: Pa
         if line.startswith("in_progress"):
             break
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted: batch batch-0 goes on" in errors
     assert "Traceback" not in errors

@@ -167,7 +167,7 @@ def test_a_signal_cancels_the_caption(gateway: FakeGateway, tmp_path: Path, numb
     assert process.stdout is not None
     assert process.stdout.read(5) == "A red"
     process.send_signal(number)
-    rest, errors = process.communicate(timeout=20)
+    rest, errors = process.communicate(timeout=120)
     assert (rest, errors) == ("\n", "")
     assert process.returncode == exit_code
     assert gateway.cancelled.wait(5)
@@ -181,7 +181,7 @@ def test_a_terminal_gets_the_live_view(gateway: FakeGateway, tmp_path: Path) -> 
     process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
     os.close(terminal)
     shown = _read_all(controller)
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     assert "\x1b[32m circle\x1b[0m" in shown
     assert "5 tokens, 8.0 tokens/s" in shown
     assert "\x1b[31m." not in shown

@@ -82,7 +82,7 @@ async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
         draft = stack.processes["draft"]
         old_pid = draft.pid
         os.kill(old_pid, signal.SIGKILL)
-        await asyncio.wait_for(stack.wait_started("draft", 2), 20)
+        await asyncio.wait_for(stack.wait_started("draft", 2), 120)
         assert draft.pid != old_pid
         assert stack.failure is None
     assert reports[0].startswith("draft was killed by SIGKILL")
@@ -100,7 +100,7 @@ async def test_the_archives_queue_outlives_its_server(
         assert f"SLIPSTREAM_GATEWAY_REDIS={stack.queue.server.url}" in environment
         old_pid = stack.queue.pid
         os.kill(old_pid, signal.SIGKILL)
-        await asyncio.wait_for(stack.wait_started("redis", 2), 20)
+        await asyncio.wait_for(stack.wait_started("redis", 2), 120)
         with pytest.raises(InvalidConfig, match=r"another Redis server uses .*--no-archive"):
             await Stack(options).__aenter__()
     assert reports[0].startswith("redis was killed by SIGKILL (log: ")

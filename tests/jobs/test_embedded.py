@@ -64,7 +64,7 @@ def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.communicate()
-    assert not psutil.wait_procs([server], timeout=10)[1]
+    assert not psutil.wait_procs([server], timeout=60)[1]
 
 
 async def test_a_supervised_server_comes_back(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_a_supervised_server_comes_back(tmp_path: Path) -> None:
         supervisor = asyncio.create_task(server.supervise())
         first = server.pid
         psutil.Process(first).send_signal(signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while server.pid == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             while True:

@@ -39,7 +39,7 @@ async def queue_at(url: str, policy: QueuePolicy | None = None) -> AsyncIterator
 
 async def retried(call: Any) -> Any:
     """The call's answer, made again until the store takes it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             with contextlib.suppress(QueueUnavailable):
                 return await call()

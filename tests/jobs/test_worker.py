@@ -48,7 +48,7 @@ async def make(*custom_ids: str, queue: MemoryQueue | None = None) -> MemoryQueu
 @contextlib.asynccontextmanager
 async def working(queue: MemoryQueue, handler: Handler, **options: Any) -> AsyncIterator[Worker]:
     worker = Worker(queue, handler, **({"slots": 4, "grace_s": 5.0} | options))
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         group.create_task(worker.run())
         yield worker
         worker.stop()

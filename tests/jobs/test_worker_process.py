@@ -71,7 +71,7 @@ async def workers(url: str, tmp_path: Path) -> AsyncIterator[Workers]:
             process.send_signal(signal.SIGTERM)
     for process in made.processes:
         try:
-            await asyncio.wait_for(process.wait(), 10)
+            await asyncio.wait_for(process.wait(), 60)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -82,7 +82,7 @@ async def submit(queue: RedisQueue, **tasks: object) -> None:
 
 
 async def test_a_worker_that_wakes_too_late_cannot_commit(queue: RedisQueue, workers: Workers) -> None:
-    await submit(queue, short={"sleep_s": 0.5}, long={"sleep_s": 3.5 * POLICY.lease_s})
+    await submit(queue, short={"sleep_s": 1.5}, long={"sleep_s": 3.5 * POLICY.lease_s})
     frozen = await workers.start()
 
     async def has_taken() -> bool:

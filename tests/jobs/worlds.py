@@ -104,6 +104,6 @@ def specs(*custom_ids: str, **fields: Any) -> list[JobSpec]:
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
     """Returns when the condition holds; fails the test when it does not for long."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await condition():  # noqa: ASYNC110 (it may hold in a server or in another process)
             await asyncio.sleep(0.01)

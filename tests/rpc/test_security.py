@@ -22,7 +22,7 @@ def certificates(tmp_path: Path) -> Certificates:
 async def asked(address: str, security: PeerSecurity | None) -> str:
     async with open_channel(address, security) as channel:
         stub = target_pb2_grpc.TargetStub(channel)
-        return str((await stub.GetModel(common_pb2.GetModelRequest(), timeout=10)).model_id)
+        return str((await stub.GetModel(common_pb2.GetModelRequest(), timeout=60)).model_id)
 
 
 async def is_refused(address: str, security: PeerSecurity | None) -> None:

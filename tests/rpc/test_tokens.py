@@ -28,13 +28,13 @@ def keys(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 async def ask(channel: grpc.aio.Channel, *metadata: tuple[str, Any]) -> str:
     stub = target_pb2_grpc.TargetStub(channel)
-    answer = await stub.GetModel(common_pb2.GetModelRequest(), timeout=10, metadata=metadata or None)
+    answer = await stub.GetModel(common_pb2.GetModelRequest(), timeout=60, metadata=metadata or None)
     return str(answer.model_id)
 
 
 async def pull(channel: grpc.aio.Channel, *metadata: tuple[str, Any]) -> bytes:
     stub = target_pb2_grpc.TargetStub(channel)
-    call = stub.PullGuidance(target_pb2.PullGuidanceRequest(), timeout=10, metadata=metadata or None)
+    call = stub.PullGuidance(target_pb2.PullGuidanceRequest(), timeout=60, metadata=metadata or None)
     return b"".join([chunk.data async for chunk in call])
 
 
@@ -71,7 +71,7 @@ async def test_a_stranger_learns_nothing_but_that_health_is_open(keys: tuple[Pat
                 assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED, metadata
                 said.add(refusal.value.details())
         stub = health_pb2_grpc.HealthStub(channel)
-        await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert isinstance(as_slipstream_error(refusal.value, "gateway"), Unauthenticated)
     assert len(said) == 1
 

@@ -98,7 +98,7 @@ async def test_a_worker_that_fails_ends_the_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(service_module.Worker, "run", fail)
     gateway = Gateway()
     gateway.archive.start(grpc.aio.server())
-    await asyncio.wait_for(gateway.lifecycle.failed.wait(), 10)
+    await asyncio.wait_for(gateway.lifecycle.failed.wait(), 60)
     assert "RuntimeError" in str(gateway.lifecycle.failure)
     await gateway.archive.close()
 
