@@ -53,7 +53,9 @@ class Plan:
 
 def measure(plan: Plan) -> dict[str, Any]:
     """One model after another; only one is in memory at a time."""
-    if plan.device.type == "cpu":
+    if plan.device.type == "cuda":
+        torch.cuda.set_device(plan.device)  # of this thread
+    else:
         torch.set_num_threads(1)
     models: list[dict[str, Any]] = []
     for geometry in plan.geometries:

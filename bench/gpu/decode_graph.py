@@ -91,6 +91,8 @@ class StaticDecoder:
             self._position_id = torch.tensor([state.next_position], device=device)
         self._start = state.num_tokens, state.next_position
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.logits = torch.empty(0)
+        """Those behind the last step's token, [1, vocab]; a graph writes all of them to the same place."""
 
     def rewind(self) -> None:
         """Back to where the state was."""
@@ -131,8 +133,8 @@ class StaticDecoder:
     def _pass(self) -> None:
         self._cache.begin()
         hidden = self._runner.embed(self._token)
-        (logits,) = self._runner.start([Rows(self._cache, hidden, self._position_id)]).finish()
-        self._token.copy_(logits.argmax(dim=-1))
+        (self.logits,) = self._runner.start([Rows(self._cache, hidden, self._position_id)]).finish()
+        self._token.copy_(self.logits.argmax(dim=-1))
         self._position_id.add_(1)
 
 

@@ -39,7 +39,17 @@ def _model(model: Row, bandwidth: float) -> list[str]:
 
 
 _PREFILL = ("prefill", "to layer L", "L", "guidance made, ms", "to host, ms", "MB", "selected, ms")
-_DRAFT = ("video tokens", "alpha", "kept", "eager", "graph, matmul", "graph, sdpa", "same tokens", "bound", "prefill")
+_DRAFT = (
+    "video tokens",
+    "alpha",
+    "kept",
+    "eager",
+    "graph, matmul",
+    "graph, sdpa",
+    "logits differ by",
+    "bound",
+    "prefill",
+)
 _KERNELS = ("video tokens", "kernel", "1 row", "8 rows", "difference")
 _MEMORY = ("video tokens", "cache", "peak", "layer, engine", "layer, math")
 
@@ -69,14 +79,14 @@ def _draft_rows(row: Row, bandwidth: float) -> Iterable[list[str]]:
         return
     for alpha, found in row["draft"].items():
         graphs = [found["graph_matmul"], found["graph_sdpa"]]
-        same = [f"{graph['same_tokens']:.0%}" for graph in graphs if "same_tokens" in graph]
+        differences = [f"{graph['largest_difference']:.2g}" for graph in graphs if "largest_difference" in graph]
         yield [
             str(row["video_tokens"]),
             alpha,
             str(found["kept"]),
             _ms(found["eager"]),
             *(_ms(graph) if graph.get("captured", True) else "no graph" for graph in graphs),
-            " ".join(same) or "-",
+            " ".join(differences) or "-",
             f"{found['pass_bytes'] / bandwidth * 1e3:.2f}",
             _ms(found["prefill"]),
         ]
