@@ -12,6 +12,7 @@ from services.gateway.options import CaptionOptions
 from services.gateway.peers import Peers
 from services.gateway.proposals import Proposals
 from services.gateway.requests import draft_request, target_request, told_of_replay
+from services.gateway.trace import Tracer
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
 from slipstream.rpc import codec, windows
 from slipstream.rpc.client import as_slipstream_error, request_metadata
@@ -70,6 +71,7 @@ class Caption:
         self._peers = peers
         self._ledger = ledger
         self._emit = emit
+        self._trace = Tracer(emit, is_on=options.trace)
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._pipeline = Pipeline(
@@ -140,6 +142,7 @@ class Caption:
             costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
             self._restarted_at = None
         self._ledger.drafted(tokens)
+        self._trace.drafted(self._loop.time(), tokens, stale=tokens.epoch != self._pipeline.epoch)
         actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids, tokens.parents)
         if self._pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == self._pipeline.epoch:
             self._proposals.remember(tokens)
@@ -180,6 +183,7 @@ class Caption:
     def _on_verdict(self, message: target_pb2.Verdict) -> None:
         now = self._loop.time()
         round_s, held_s = now - self._pass_started, self._hold.take_held_s()
+        self._trace.passed(now, self._pass_started, self._window_len or message.num_drafted, message)
         if self._pipeline.committed:
             window_len = self._window_len or message.num_drafted
             self._pipeline.costs.target_pass_s.observe(window_len, round_s)
@@ -204,6 +208,7 @@ class Caption:
                     self._draft_link.send(action)
                     if isinstance(action, RestartLine):
                         self._proposals.forget()
+                        self._trace.restarted(self._loop.time())
                         self._restarted_at = self._loop.time() if action.may_write else None
                 case Commit():
                     self._commit(action, pieces)

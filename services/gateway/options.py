@@ -40,6 +40,7 @@ class CaptionOptions:
     shape: Shape
     gamma: int | None
     lossy: Lossy | None
+    trace: bool
 
     @property
     def speculative(self) -> bool:
@@ -98,6 +99,7 @@ def resolve_options(message: gateway_pb2.CaptionOptions, config: GatewayConfig) 
         sampling=_sampling(message),
         gate=method.gate,
         lossy=_lossy(message, method),
+        trace=message.trace,
     )
     if (
         len(options.request_id) > MAX_ID_CHARS

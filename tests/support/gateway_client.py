@@ -23,6 +23,7 @@ class Captioned:
     """For every stage, the tokens there were before it."""
     commits: list[list[gateway_pb2.CommittedToken]] = field(default_factory=list)
     summaries: list[gateway_pb2.Summary] = field(default_factory=list)
+    traces: list[gateway_pb2.Trace] = field(default_factory=list)
 
     def add(self, event: gateway_pb2.CaptionEvent) -> None:
         kind = event.WhichOneof("message")
@@ -31,6 +32,8 @@ class Captioned:
             self.tokens_at.append(len(self.tokens))
         elif kind == "text":
             self.commits.append(list(event.text.tokens))
+        elif kind == "trace":
+            self.traces.append(event.trace)
         else:
             assert kind == "summary"
             self.summaries.append(event.summary)

@@ -16,7 +16,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class CaptionOptions(_message.Message):
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     LOSSY_KEEP_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -65,17 +66,38 @@ class CaptionOptions(_message.Message):
     shape: str
     lossy: str
     lossy_keep: float
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ...) -> None: ...
+    trace: bool
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ...) -> None: ...
 
 class CaptionEvent(_message.Message):
-    __slots__ = ("stage", "text", "summary")
+    __slots__ = ("stage", "text", "summary", "trace")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     stage: StageChange
     text: CommittedText
     summary: Summary
-    def __init__(self, stage: _Optional[_Union[StageChange, _Mapping]] = ..., text: _Optional[_Union[CommittedText, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ...) -> None: ...
+    trace: Trace
+    def __init__(self, stage: _Optional[_Union[StageChange, _Mapping]] = ..., text: _Optional[_Union[CommittedText, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+
+class Trace(_message.Message):
+    __slots__ = ("kind", "at_s", "asked_s", "pass_s", "tokens", "accepted", "stale")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    ASKED_S_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    at_s: float
+    asked_s: float
+    pass_s: float
+    tokens: int
+    accepted: int
+    stale: bool
+    def __init__(self, kind: _Optional[str] = ..., at_s: _Optional[float] = ..., asked_s: _Optional[float] = ..., pass_s: _Optional[float] = ..., tokens: _Optional[int] = ..., accepted: _Optional[int] = ..., stale: _Optional[bool] = ...) -> None: ...
 
 class StageChange(_message.Message):
     __slots__ = ("stage", "done", "total", "detail")
