@@ -36,7 +36,7 @@ demo: setup
 	$(BIN)/slipstream demo
 
 bench: setup
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench --report docs
 
 guarantees: setup
 	$(BIN)/python -m bench.guarantees

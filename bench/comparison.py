@@ -24,8 +24,6 @@ RECORDED_PRUNERS = ("uv_spread", "uv", "none", "all")
 """What chains may be drafted from without attention."""
 DRAWN_PRUNERS = ("uv", "uv_spread", "uv_cosine", "attention", "attention_variation", "specvlm", "uniform")
 SWEEPS_AFTER_CLIPS = 2
-LONGEST_SWEEPS = 0.5
-"""Of the whole time: sweeps that would end later are left out."""
 
 
 @dataclass
@@ -146,9 +144,9 @@ class Comparison:
                 self.findings.accepted.setdefault(name, []).append(share)
 
     def _epilogue_s(self, num_clips: int) -> float:
-        """What asking the reference takes, about: two prefills a clip, and those of the drawn clip."""
+        """What asking the reference and theory takes, about: three prefills a clip, and as much for the drawn one."""
         prefill_s = median(sample.first_token_s for sample in self.findings.samples) or 0.0
-        return prefill_s * 2 * (num_clips + 1)
+        return prefill_s * 3 * (num_clips + 1)
 
     async def _measure(self, method: BenchMethod, clip: Path, max_new_tokens: int) -> Sample:
         task = replace(self._template, video=clip, max_new_tokens=max_new_tokens)

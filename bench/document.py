@@ -43,8 +43,8 @@ def make_document(
             "alpha": ALPHA,
             "max_window": MAX_WINDOW,
             "lossy_keep": LOSSY_KEEP,
-            "target": str(template.target),
-            "draft": str(template.draft),
+            "target": _shown(template.target),
+            "draft": _shown(template.draft),
             "minutes": run["minutes"],
         },
         "notes": findings.notes,
@@ -56,13 +56,18 @@ def make_document(
         "samples": [_raw(sample, samples) for sample in samples],
         "timelines": {m.sample.method: timeline(m.sample) for m in findings.points if m.point.sweep == TIMELINE},
         "kept": {
-            "clip": str(clips[0]),
+            "clip": _shown(clips[0]),
             "frames": template.num_frames,
             "grid": [isqrt(int((video_tokens or 0) // template.num_frames))] * 2,
             "alpha": ALPHA,
             "pruners": findings.kept,
         },
     }
+
+
+def _shown(path: Path) -> str:
+    """From the working folder, where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _predictions(findings: Findings, methods: Sequence[BenchMethod]) -> dict[str, Any]:

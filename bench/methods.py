@@ -13,7 +13,7 @@ ENGINE_PLAIN = "autoregressive"
 OUTSIDE_PLAIN = "transformers"
 SLIPSTREAM, PARALLELVLM = "slipstream", "parallelvlm"
 ALPHA, MAX_WINDOW, LOSSY_KEEP = 0.9, 24, 0.5
-SLOW_DRAFT_PASS_S, SLOWER_DRAFT_PASS_S = 0.005, 0.010
+SLOW_DRAFT_PASS_S, SLOWER_DRAFT_PASS_S = 0.003, 0.006
 TOKENS_A_VERIFICATION, RUN_BETWEEN_DEATHS = "tokens a verification", "run between deaths"
 
 

@@ -77,8 +77,9 @@ def rate_ratio(samples: Sequence[Sample], method: str, other: str) -> float | No
 
 
 def _speculation(m_kind: str | None, own: Sequence[Sample], plain: Iterable[Sample]) -> Row:
+    """A drafting method's T_p(0) is plain decoding's: its own few plain passes are those that nobody drafted for."""
     row: Row = {name: _median_of(own, figure) for name, figure in _FIGURES.items()}
-    single_pass_s = _median_of(own, "plain_pass_s") or _median_of(plain, "plain_pass_s")
+    single_pass_s = _median_of(own if m_kind is None else plain, "plain_pass_s") or _median_of(own, "plain_pass_s")
     accepted_length = row["mean_tokens_per_pass" if m_kind == TOKENS_A_VERIFICATION else "mean_accepted_length"]
     return row | {
         "M": None if m_kind is None else accepted_length,

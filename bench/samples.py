@@ -104,7 +104,7 @@ def stack_sample(
         "target_pass_s": speculation.target_pass_s,
         "passes": speculation.passes,
         "video_tokens": summary.video.video_tokens,
-        **_idle_shares(usage, timings.generate_s),
+        **_idle_shares(usage, timings.generate_s, ("target", "draft") if captioned.ready_at else ("target",)),
     }
     if speculation.plain_pass_s:
         figures["plain_pass_s"] = speculation.plain_pass_s
@@ -155,12 +155,12 @@ def by_clip(samples: Iterable[Sample], method: str) -> dict[str, Sample]:
     return {sample.clip: sample for sample in samples if sample.method == method}
 
 
-def _idle_shares(usage: Mapping[str, Usage], generate_s: float) -> dict[str, float]:
-    """Of the models' processes, while tokens were decoded: the share of the time in which no thread ran."""
-    if not generate_s:
-        return {}
+def _idle_shares(usage: Mapping[str, Usage], generate_s: float, services: Iterable[str]) -> dict[str, float]:
+    """Of processes, while tokens were decoded: the share of the time in which no thread ran."""
     return {
-        f"{name}_idle": 1 - used.cpu_s / (used.cores * generate_s) for name, used in usage.items() if name != "gateway"
+        f"{name}_idle": 1 - usage[name].cpu_s / (usage[name].cores * generate_s)
+        for name in services
+        if name in usage and generate_s
     }
 
 

@@ -58,6 +58,14 @@ def test_a_stack_sample_holds_rates_and_shares_of_its_summary() -> None:
     assert "gateway_idle" not in result.figures
 
 
+def test_a_draft_that_took_no_part_is_not_idle() -> None:
+    captioned = Captioned((1,) * 21, (False,) * 21, (), (), summary("autoregressive"))
+    figures = stack_sample(
+        "autoregressive", "clip", captioned, {name: Usage(0.1, 0) for name in ("target", "draft")}
+    ).figures
+    assert "target_idle" in figures and "draft_idle" not in figures
+
+
 def test_a_process_with_two_cores_is_idle_while_one_of_them_is() -> None:
     captioned = Captioned((1,) * 21, (True,) * 21, (), (), summary("autoregressive"))
     result = stack_sample("plain_both_cores", "clip", captioned, {"target": Usage(0.5, 0, cores=2)})
@@ -124,6 +132,17 @@ def test_m_is_what_the_papers_of_that_kind_count() -> None:
     assert (in_parallel["M"], in_parallel["M_kind"]) == (9.0, RUN_BETWEEN_DEATHS)
     assert in_turns["c"] == pytest.approx(10.0)
     assert method_row(TABLE["autoregressive"], samples)["M"] is None
+
+
+def test_t_p0_of_a_drafting_method_is_plain_decodings_and_transformers_has_none() -> None:
+    samples = [
+        sample("autoregressive", "a", 40.0, figures={"plain_pass_s": 0.02}),
+        sample("slipstream", "a", 80.0, figures={"plain_pass_s": 0.05, "draft_pass_s": 0.002}),
+        sample("fastv", "a", 80.0, figures={"plain_pass_s": 0.01}),
+        sample("transformers", "a", 30.0),
+    ]
+    found = [method_row(TABLE[name], samples)["T_p0"] for name in ("slipstream", "fastv", "transformers")]
+    assert found == [0.02, 0.01, None]
 
 
 def test_a_lossy_method_has_the_share_of_its_tokens_that_the_target_would_choose() -> None:
