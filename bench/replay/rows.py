@@ -6,7 +6,7 @@ from bench.replay.tables import Replay
 from bench.samples import Sample, median
 
 PLAIN = "autoregressive"
-LATE = 1.05
+LATE = 1.1
 """Passes that took longer than this many times their table's time show that the machine was too slow for the replay."""
 
 
