@@ -26,13 +26,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=DOCS, help="where results.md, results/ and results.json go")
     parser.add_argument("--png", action="store_true", help="plots as PNG beside the SVG, to look at")
     given = parser.parse_args(argv)
-    document: dict[str, Any] = json.loads(given.document.read_text().splitlines()[-1])
+    document: dict[str, Any] = read_document(given.document)
     if not (document.get("kept") or {}).get("pruners"):
         document["kept"] = _measure_kept((document.get("setup") or {}).get("frames") or NUM_FRAMES)
     show(document)
     if given.png:
         write(document, given.folder, ".png")
     make_console().print(f"wrote {write(document, given.folder)}", highlight=False)
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A kept document, or the output of a run, whose last line it is."""
+    written = path.read_text()
+    document: dict[str, Any] = json.loads(written if written.startswith("{") else written.splitlines()[-1])
+    return document
 
 
 def _measure_kept(frames: int) -> dict[str, Any]:

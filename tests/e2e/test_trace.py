@@ -21,7 +21,7 @@ async def test_a_trace_accounts_for_every_token(gateway: grpc.aio.Channel, world
     assert sum(trace.accepted for trace in passes) == sum(token.from_draft for token in traced.tokens)
     assert all(trace.pass_s > 0 and trace.asked_s <= trace.at_s for trace in passes)
     drafted = [trace for trace in traced.traces if trace.kind == "draft"]
-    assert sum(trace.tokens for trace in drafted) == summary.speculation.drafted
+    assert sum(trace.tokens for trace in drafted) >= sum(trace.accepted for trace in passes)
     restarts = sum(trace.kind == "restart" for trace in traced.traces)
     assert (restarts > 0) == (method != "autoregressive")
 

@@ -14,7 +14,7 @@ from slipstream.video.decode import DecodeLimits, sample_video
 
 OVER_FRAMES = ("uv", "uv_spread", "attention", "specvlm")
 NUM_FRAMES = 8
-FRAME_SIDE = 72
+FRAME_SIDE = 56
 """Pixels of a drawn frame: small, so that the file is."""
 ALONG_VIDEO = ("uv", "uv_spread", "attention", "attention_variation")
 NUM_STRETCHES = 50

@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.report.plots.style import BLUE, FAINT, GREEN, GREY, INK, RED, SKY, colours, grid, new_figure, panels
@@ -70,8 +71,9 @@ def gantt(document: Document) -> Figure | None:
         Patch(color=RED, label="rejected, or never judged"),
         Patch(color=SKY, label="draft writes"),
         Patch(facecolor="white", edgecolor=GREY, label="idle, or messages under way"),
+        Line2D([], [], color=INK, linewidth=0.7, label="the draft begins anew"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5)
+    figure.legend(handles=handles, loc="outside lower center", ncols=6)
     return figure
 
 
