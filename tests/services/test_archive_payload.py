@@ -109,7 +109,7 @@ def test_a_receipts_options_ask_for_the_same_again(asked: gateway_pb2.CaptionOpt
 
 def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
-    fields = {field.name for field in gateway_pb2.CaptionOptions.DESCRIPTOR.fields} - {"path", "request_id"}
+    fields = {field.name for field in gateway_pb2.CaptionOptions.DESCRIPTOR.fields} - {"path", "request_id", "trace"}
     chain = resolve_options(gateway_pb2.CaptionOptions(gamma=3, stop=["."]), CONFIG)
     lossy = resolve_options(gateway_pb2.CaptionOptions(method="autoregressive", lossy="fastv"), CONFIG)
     told = {field.name for options in (chain, lossy) for field, _ in options_message(options).ListFields()}

@@ -60,6 +60,7 @@ class ArchiveRunner:
         except OtherVersion as error:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         message = job.merged_options(batch)
+        message.ClearField("trace")  # kept with every result, it would be larger than all else
         message.request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
         structlog.contextvars.bind_contextvars(request_id=message.request_id)
         options = resolve_options(message, self._config)
