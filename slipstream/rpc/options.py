@@ -36,7 +36,8 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also how long a handshake may take: a busy peer needs more than the time between two attempts.
+    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
