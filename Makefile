@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo bench guarantees identity draft-faults faults archive-bench simulate compose-check up down clean
+.PHONY: setup gen fmt check test demo up down clean
+.PHONY: bench replay-bench gpu-bench guarantees identity draft-faults faults archive-bench simulate compose-check
 
 setup: $(VENV)/.ready
 
@@ -37,6 +38,12 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m bench --report docs
+
+replay-bench: setup
+	$(BIN)/python -m bench.replay
+
+gpu-bench: setup
+	$(BIN)/python -m bench.gpu
 
 guarantees: setup
 	$(BIN)/python -m bench.guarantees
