@@ -6,7 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.report.page import FOLDER, make_page
+from bench.report.markdown import FOLDER
+from bench.report.page import make_page
 from bench.report.plots import kept, methods, sweeps, timeline
 from bench.report.plots.style import save, styled
 from bench.report.rows import Document, slim

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -31,11 +32,11 @@ class Guard(grpc.aio.ServerInterceptor):
     """Whether it reads the one message of a method that takes one, instead of gRPC: that would answer bytes which are
     no message with UNKNOWN and log an error, and would leave a caller who sends nothing without any answer."""
 
+    @abstractmethod
     def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AbstractAsyncContextManager[None]:
         """What a call runs in. `is_stream`: whether either side may send many messages."""
-        raise NotImplementedError
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)

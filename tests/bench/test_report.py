@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from bench.report import PREDICTION, SPECULATION, SPEED, make_table
-from bench.report.page import markdown_table
+from bench.report.markdown import markdown_table
 from bench.report.terminal import Cell, Row, number, share, text
 
 

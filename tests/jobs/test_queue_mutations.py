@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from slipstream.jobs.store import load_scripts
+from tests.jobs import test_queue_blame as blame
 from tests.jobs import test_queue_contract as contract
 from tests.jobs.worlds import World, redis_world
 
@@ -39,17 +40,17 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
     "no limit of crashes": (
         "if crashes >= MAX_CRASHES then",
         "if false then",
-        contract.test_a_poison_job_dies_alone,
+        blame.test_a_poison_job_dies_alone,
     ),
     "suspects run together": (
         "or redis.call('XPENDING', stream, GROUP)[1] > 0",
         "",
-        contract.test_one_suspect_at_a_time_and_never_for_who_refuses_them,
+        blame.test_one_suspect_at_a_time_and_never_for_who_refuses_them,
     ),
     "no excuse for neighbours": (
         "if suspect and suspect ~= id and",
         "if false and",
-        contract.test_beside_a_suspect_only_the_suspect_is_blamed,
+        blame.test_beside_a_suspect_only_the_suspect_is_blamed,
     ),
     "an entry outlives its job": (
         "local waits = h[1] == 'queued' and h[2] == entry",

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from slipstream.jobs.base import JobQueue, JobRecord, JobSpec, JobState, Lease, Outcome, QueuePolicy
+from slipstream.jobs.base import BatchSpec, JobQueue, JobRecord, JobSpec, JobState, Lease, Outcome, QueuePolicy
 from slipstream.jobs.memory import MemoryQueue
 from slipstream.jobs.redis_queue import RedisQueue
 
@@ -107,3 +107,16 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(120):
         while not await condition():  # noqa: ASYNC110 (it may hold in a server or in another process)
             await asyncio.sleep(0.01)
+
+
+async def fill(world: World, *custom_ids: str) -> None:
+    """One batch with these jobs."""
+    await world.queue.open_batch(BatchSpec("batch", owner="me", options='{"prompt": "?"}'))
+    await world.queue.submit("batch", specs(*custom_ids))
+    await world.queue.seal_batch("batch")
+
+
+async def take_one(world: World, worker: str = "w") -> Lease:
+    """The one job that can be taken."""
+    (lease,) = await world.queue.take(worker, 1)
+    return lease
