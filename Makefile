@@ -26,7 +26,7 @@ fmt: setup
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy slipstream services bench training
+	$(BIN)/mypy slipstream bench training
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.support.generated_code
 

@@ -26,7 +26,7 @@ from bench.running import run_to_end, say
 from bench.stacks import start_processes
 from bench.sweeps import sweep_points
 from bench.tasks import Task
-from slipstream.cli.launch import POCKET_DIR
+from slipstream.stack.local import POCKET_DIR
 
 LATEST = CLIP_FOLDER / "latest.json"
 

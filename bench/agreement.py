@@ -11,11 +11,11 @@ from torch import Tensor
 
 from bench.reference import engine_model, frames_of
 from bench.tasks import Agreement, Task
-from services.target.engine import default_guidance_layer
-from slipstream.models import Prefill, VideoLM
-from slipstream.models.observe import TextAttention
+from slipstream.engine import Prefill, VideoLM
+from slipstream.engine.target_engine import default_guidance_layer
+from slipstream.engine.text_attention import TextAttention
 from slipstream.pruning import Guidance, Score, VideoTokens, get_pruner, prune
-from slipstream.pruning.uv import make_guidance
+from slipstream.pruning.guided import make_guidance
 
 
 def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str], alpha: float) -> list[Agreement]:

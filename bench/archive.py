@@ -24,9 +24,9 @@ from bench.faults.workload import WorkItem
 from bench.machine import machine_facts
 from bench.report import Cell, make_console, make_table, number
 from bench.running import run_to_end, say
-from slipstream.cli.launch import FRESH, POCKET_DIR
 from slipstream.rpc.v1 import archive_pb2
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import FRESH, POCKET_DIR
 
 WORKERS = (1, 2, 4)
 METHODS = ("autoregressive", "parallel")

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from slipstream.models.attention import Kernel, get_kernel
-from slipstream.models.kv_cache import KVCache
-from slipstream.models.segments import Segment
+from slipstream.engine.attention import Kernel, get_kernel
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.segments import Segment
 
 WINDOWS = (1, 2, 4, 8, 16)
 KERNELS = ("matmul", "sdpa")

@@ -11,12 +11,11 @@ from typing import Any, cast
 import grpc
 import torch
 
-from services.draft.__main__ import DraftConfig, serve
 from slipstream.config import between, one_of, option
-from slipstream.models.base import DecodeState, VideoLM, Window
-from slipstream.models.warmup import start_model
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.server import run_service
+from slipstream.engine.startup import start_model
+from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.rpc.server import Lifecycle, run_service
+from slipstream.services.draft.__main__ import DraftConfig, serve
 
 VICES = ("none", "nonsense", "slow", "turns bad")
 

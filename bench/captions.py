@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from slipstream.cli.client import caption
+from slipstream.client.caption_client import caption
 from slipstream.errors import ProtocolViolation
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary, Trace
 

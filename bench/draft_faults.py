@@ -30,11 +30,10 @@ from bench.fault_plan import KINDS, Fault, Outcome, kind_row, plan_faults
 from bench.machine import machine_facts
 from bench.report import Cell, make_console, make_table, number
 from bench.running import run_to_end, say
-from slipstream.cli.launch import POCKET_DIR
-from slipstream.cli.process import ServiceProcess
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from slipstream.stack.process import ServiceProcess
 
 
 @dataclass

@@ -26,12 +26,11 @@ from bench.machine import machine_facts
 from bench.reference import generate, start_reference, top_two_margin
 from bench.running import run_to_end, say
 from bench.tasks import Generated, Task
-from slipstream.cli.client import gateway_info
-from slipstream.cli.launch import POCKET_DIR
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.rpc.v1.target_pb2 import FinishReason
+from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from slipstream.jobs.base import BatchSpec, JobSpec, JobState, Lease, Outcome
-from slipstream.jobs.embedded import EmbeddedServer
-from slipstream.jobs.redis_queue import RedisQueue
-from slipstream.jobs.worker import Worker
+from slipstream.archive.queue import BatchSpec, JobSpec, JobState, Lease, Outcome
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.worker import Worker
 from slipstream.logs import configure_logs
+from slipstream.stack.redis_server import EmbeddedServer
 
 CHUNK, CONNECTIONS, SLOTS = 100, 32, 8
 

@@ -21,9 +21,9 @@ from transformers import AutoModelForImageTextToText
 from transformers.generation.streamers import BaseStreamer
 
 from bench.tasks import Generated, Task
-from slipstream.models import VideoLM, load_model
-from slipstream.models.checkpoint import Checkpoint
-from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.engine import VideoLM, load_model
+from slipstream.engine.loading import Checkpoint
+from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.rpc.codec import Frames
 from slipstream.video.decode import DecodeLimits, SampledVideo, sample_video
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from slipstream.cli.runtime import run_async
+from slipstream.cli.common import run_async
 
 T = TypeVar("T")
 

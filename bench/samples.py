@@ -8,7 +8,7 @@ from types import MappingProxyType
 from bench.captions import Captioned, Event, Traced
 from bench.tasks import Generated
 from bench.usage import Usage
-from slipstream.cli.summary import decoding_rate
+from slipstream.cli.views import decoding_rate
 
 LATENCIES = (
     "decode_s",

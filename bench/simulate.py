@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from bench.simulated_caption import NS, SimulatedCaption, SimulationInput, draw_agreement
-from slipstream.speculation.costs import CostModel
-from slipstream.speculation.pacing import Moment, WindowPlan, get_policy
+from slipstream.speculation.pacing import CostModel, Moment, WindowPlan, get_policy
 
 __all__ = ["SimulationInput", "SimulationResult", "bad_drafts", "simulate", "working_points"]
 

@@ -9,9 +9,8 @@ from functools import partial
 from bench.simulated_draft import AGREED, SimulatedClock, SimulatedDraft
 from slipstream.speculation.acceptance import StopRule, judge_window
 from slipstream.speculation.actions import Action, AdvanceLine, JudgeWindow, RestartLine
-from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.pacing import Fixed, Policy
+from slipstream.speculation.pacing import CostModel, Fixed, Policy
 from slipstream.speculation.pipeline import SOLO_PASSES, Pipeline
 
 NS = 1_000_000_000

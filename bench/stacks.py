@@ -24,11 +24,10 @@ from bench.reference import start_reference
 from bench.running import say
 from bench.tasks import Generated, Task
 from bench.usage import Usage, cpu_s, forget_peak, peak_bytes
-from slipstream.cli.client import gateway_info
-from slipstream.cli.launch import FRESH
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import FRESH, Stack, StackOptions
 
 OUTSIDE: Mapping[str, Callable[[Task], Generated]] = {
     "transformers": reference.generate,

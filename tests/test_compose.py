@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from services.draft.__main__ import DraftConfig
-from services.gateway.config import GatewayConfig
-from services.target.__main__ import TargetConfig
+from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
+from slipstream.services.draft.__main__ import DraftConfig
+from slipstream.services.target.__main__ import TargetConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS: dict[str, type] = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}

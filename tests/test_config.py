@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.config import GatewayConfig
+from slipstream.captioning.config import GatewayConfig
 from slipstream.config import between, one_of, option, parse_config
 from slipstream.errors import InvalidConfig
 

@@ -8,11 +8,11 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
+from slipstream.archive.observed import observed_queue, watch_depth
+from slipstream.archive.queue import JobState, Lease, Outcome, QueueDepth
+from slipstream.engine.memory import Admission
 from slipstream.errors import InvalidConfig, Overloaded
-from slipstream.jobs.base import JobState, Lease, Outcome, QueueDepth
-from slipstream.jobs.observed import observed_queue, watch_depth
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
-from slipstream.models.admission import Admission
 from slipstream.rpc.v1 import gateway_pb2
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.models import VideoLM, load_model
+from slipstream.engine import VideoLM, load_model
 from slipstream.video.decode import DecodeLimits, sample_video
 from training.captions import ALL_ATTRIBUTES, DEFAULT_PROMPT, SCORED_ATTRIBUTES, score_caption
 from training.data import render_folder

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.faults.history import Act, Entry, History, JobEvent, Kind, Run, overlapping
-from slipstream.jobs.base import JobState
+from slipstream.archive.queue import JobState
 
 MARGIN_S = 2.0
 """On top of the lease: until a lost job runs again."""

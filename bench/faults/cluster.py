@@ -18,11 +18,11 @@ import grpc
 import psutil  # type: ignore[import-untyped]
 
 from bench.faults.redis_process import RedisProcess
-from slipstream.cli.launch import make_run_dir
-from slipstream.cli.process import POLL_S, ServiceProcess
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.stack.local import make_run_dir
+from slipstream.stack.process import POLL_S, ServiceProcess
 
 START_TIMEOUT_S = 240.0
 STOP_GRACE_S = 10.0

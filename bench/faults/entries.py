@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from bench.faults.history import Entry
-from slipstream.jobs.base import JobRecord
-from slipstream.jobs.redis_queue import RedisQueue
+from slipstream.archive.queue import JobRecord
+from slipstream.archive.redis_queue import RedisQueue
 from slipstream.rpc.v1 import archive_pb2
 
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slipstream.jobs.base import JobState
+from slipstream.archive.queue import JobState
 
 
 class Kind(StrEnum):

@@ -27,8 +27,8 @@ from bench.faults.mutate import Mutator, pickle_bomb
 from bench.faults.request_samples import SERVICES, Sample, Samples, methods
 from bench.faults.workload import make_workload
 from bench.running import run_to_end, say
-from slipstream.rpc.client import open_channel
-from slipstream.rpc.options import CHANNEL_OPTIONS
+from slipstream.rpc.channels import open_channel
+from slipstream.rpc.grpc_options import CHANNEL_OPTIONS
 
 CONCURRENCY = 24
 IN_TIME_S = 60.0

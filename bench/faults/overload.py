@@ -21,8 +21,8 @@ from bench.faults.captions import TIMEOUT_S, caption_requests
 from bench.faults.cluster import Cluster, ClusterOptions
 from bench.faults.workload import WorkItem, make_workload
 from bench.running import say
-from slipstream.cli.launch import FRESH
 from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream.stack.local import FRESH
 
 MAX_CAPTIONS = 8
 ROUNDS = 3

@@ -3,8 +3,8 @@
 import time
 from pathlib import Path
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack.process import ServiceProcess
+from slipstream.stack.redis_server import EmbeddedServer
 
 
 class RedisProcess(ServiceProcess):

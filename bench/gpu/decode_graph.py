@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.models.attention import SdpaKernel
-from slipstream.models.kv_cache import KVCache, Layout, round_up
-from slipstream.models.runner import Rows, Runner
-from slipstream.models.segments import Segment
-from slipstream.models.session import DecodeState
+from slipstream.engine.attention import SdpaKernel
+from slipstream.engine.forward import Rows, Runner
+from slipstream.engine.kv_cache import KVCache, Layout, round_up
+from slipstream.engine.segments import Segment
+from slipstream.engine.states import DecodeState
 
 STATIC_ATTENTIONS = ("matmul", "sdpa")
 

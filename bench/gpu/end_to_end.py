@@ -10,11 +10,10 @@ from typing import Any
 from bench.captions import Captioned, run_caption
 from bench.clips import SHORT_SCENES, held_out_clips
 from bench.running import say
-from slipstream.cli.launch import FRESH
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.cli.summary import decoding_rate
-from slipstream.rpc.client import open_channel
+from slipstream.cli.views import decoding_rate
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import FRESH, Stack, StackOptions
 
 METHODS = ("autoregressive", "slipstream")
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
-from slipstream.models.attention import IMPLEMENTATION
+from slipstream.engine.attention import IMPLEMENTATION
 
 _SIGLIP = {
     "model_type": "siglip_vision_model",

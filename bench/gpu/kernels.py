@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.models.attention import SdpaKernel
-from slipstream.models.segments import Segment
+from slipstream.engine.attention import SdpaKernel
+from slipstream.engine.segments import Segment
 
 
 class LowerRightKernel(SdpaKernel):

@@ -19,11 +19,11 @@ from bench.gpu.decode_graph import STATIC_ATTENTIONS, StaticDecoder, StaticKerne
 from bench.gpu.kernels import JoinedKernel, LowerRightKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
 from bench.gpu.timing import Clock, attempt
-from slipstream.models.attention import Kernel, SdpaKernel, get_kernel
-from slipstream.models.base import FRAMES_PER_CHUNK, PromptPlan, VideoLM
-from slipstream.models.session import DecodeState, Prefill
+from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
+from slipstream.engine.states import DecodeState, Prefill
+from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
 from slipstream.pruning import Guidance, Score, num_kept
-from slipstream.pruning.uv import make_guidance, scores_of, top_k
+from slipstream.pruning.guided import make_guidance, scores_of, top_k
 
 WINDOWS = (1, 2, 4, 8, 16, 32)
 """Rows of a target pass: a window and the token before it."""

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bench.gpu.geometries import MAX_CONTEXT, Geometry, make_upstream
-from slipstream.models.adapter import ModelInfo, PromptPlan
-from slipstream.models.attention import Kernel
-from slipstream.models.base import VideoLM
-from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
-from slipstream.models.runner import Decoder, Runner
-from slipstream.models.session import DecodeState
-from slipstream.models.text import TextDecoder
+from slipstream.engine.attention import Kernel
+from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.states import DecodeState
+from slipstream.engine.video_lm import VideoLM
+from slipstream.families.adapter import ModelInfo, PromptPlan
+from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.families.text import TextDecoder
 
 NUM_BEFORE, NUM_TEXT = 16, 48
 """Tokens of a usual template before the video, and of a question after it."""

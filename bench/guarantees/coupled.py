@@ -21,9 +21,9 @@ from bench.captions import Captioned, run_caption
 from bench.clips import SHORT_SCENES, held_out_clips
 from bench.identity_plan import Setting, coverage, plan_settings
 from bench.running import run_to_end, say
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import Stack, StackOptions
 
 KILL_EVERY = 5
 """In every so many runs the draft is killed at a random token."""

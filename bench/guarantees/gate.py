@@ -19,10 +19,9 @@ from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
 from bench.simulate import bad_drafts, simulate
-from slipstream.cli.launch import FRESH, POCKET_DIR
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import FRESH, POCKET_DIR, Stack, StackOptions
 
 BAD = ("nonsense", "slow", "turns bad")
 LIMIT = 1.05

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bench.agreement import early_guidance
 from bench.clips import FULL_SCENES, held_out_clips
 from bench.running import say
-from slipstream.models import PromptPlan, VideoLM, load_model
+from slipstream.engine import PromptPlan, VideoLM, load_model
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.video.decode import DecodeLimits, sample_video
 

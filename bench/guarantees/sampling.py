@@ -20,10 +20,9 @@ from bench.clips import SHORT_SCENES, held_out_clips
 from bench.reference import engine_model, frames_of
 from bench.running import say
 from bench.tasks import Task
-from slipstream.cli.launch import POCKET_DIR
 from slipstream.sampling.params import RULES, SamplingParams
-from slipstream.sampling.sampler import DraftSampler, TargetSampler
-from slipstream.sampling.warp import Warp
+from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
+from slipstream.stack.local import POCKET_DIR
 from tests.sampling.toy_world import TEMPERATURES, p_values, play_many, toy_drafts, toy_target
 
 PROMPT = "Describe this video in detail."

@@ -23,9 +23,9 @@ from bench.captions import Captioned, run_caption
 from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import Stack, StackOptions
 
 METHODS = {"plain": "autoregressive", "parallel": "parallel"}
 CLIENTS = (1, 2, 4, 8)

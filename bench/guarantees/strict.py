@@ -15,9 +15,9 @@ import grpc
 from bench.captions import Captioned, run_caption
 from bench.clips import held_out_clips
 from bench.running import run_to_end, say
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack.local import Stack, StackOptions
 
 MAX_WINDOW = 16
 SAMPLINGS: tuple[dict[str, Any], ...] = ({}, {"temperature": 1.0, "seed": 11}, {"temperature": 1.5, "seed": 12})

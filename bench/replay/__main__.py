@@ -23,12 +23,11 @@ from bench.replay.tables import TABLES, Replay, open_replay
 from bench.report.terminal import Cell, make_console, make_table, number, share, text
 from bench.running import run_to_end, say
 from bench.samples import Sample, stack_sample
-from slipstream.cli.client import gateway_info
-from slipstream.cli.launch import FRESH
-from slipstream.cli.stack import Stack, StackOptions
-from slipstream.rpc.client import open_channel
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.speculation.methods import get_method
+from slipstream.stack.local import FRESH, Stack, StackOptions
 
 METHODS = {
     PLAIN: get_method(PLAIN),

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipstream.models.device_times import DeviceTimes, load_device_times
+from slipstream.engine.device_times import DeviceTimes, load_device_times
 
 TABLES = Path(__file__).parent / "tables"
 LEAST_TARGET_PASS_S, LEAST_DRAFT_PASS_S = 0.05, 0.004

@@ -12,7 +12,7 @@ from bench.reference import start_reference
 from bench.report.terminal import make_console, show
 from bench.report.writing import DOCS, write
 from bench.tasks import Task
-from slipstream.cli.launch import POCKET_DIR
+from slipstream.stack.local import POCKET_DIR
 
 PROMPT = "Describe this video in detail."
 PRUNERS = ("uv", "uv_spread", "uv_cosine", "attention", "attention_variation", "specvlm", "uniform")

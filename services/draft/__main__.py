@@ -5,21 +5,18 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.draft.engine import DraftEngine, DraftLimits
-from services.draft.servicer import DraftServicer
-from services.draft.targets import Targets
 from slipstream.config import between, option
+from slipstream.engine.draft_engine import DraftEngine, DraftLimits
+from slipstream.engine.memory import MIB
+from slipstream.engine.observed import observed
+from slipstream.engine.replayed import replayed
+from slipstream.engine.startup import ModelServiceConfig, start_model
+from slipstream.engine.thread import ModelThread
+from slipstream.engine.video_lm import VideoLM
 from slipstream.metrics import REGISTRY, ModelMetrics
-from slipstream.models.base import VideoLM
-from slipstream.models.config import ModelServiceConfig
-from slipstream.models.memory import MIB
-from slipstream.models.observed import observed
-from slipstream.models.replayed import replayed
-from slipstream.models.thread import ModelThread
-from slipstream.models.warmup import start_model
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.server import run_service
+from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.rpc.v1 import draft_pb2_grpc
+from slipstream.services.draft.servicer import DraftServicer, Targets
 
 KV_SHARE = 0.25
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""

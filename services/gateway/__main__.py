@@ -5,19 +5,17 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from services.gateway.archive.service import Archive, make_queue
-from services.gateway.captioner import Captioner
-from services.gateway.config import GatewayConfig
-from services.gateway.media import Media
-from services.gateway.peers import Peers
-from services.gateway.servicer import GatewayServicer
-from services.gateway.watch import watch_target
+from slipstream.archive.service import Archive, make_queue
+from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import Media
+from slipstream.captioning.peers import Peers, watch_target
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.metrics import REGISTRY, GatewayMetrics
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.server import run_service
+from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream.services.gateway.servicer import GatewayServicer
 
 
 async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:

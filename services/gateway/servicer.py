@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Coroutine
 import grpc
 import structlog
 
-from services.gateway.captioner import Captioner, stage_event
-from services.gateway.config import GatewayConfig
-from services.gateway.ledger import Ledger
-from services.gateway.options import CaptionOptions, resolve_options
 from slipstream import __version__
+from slipstream.captioning.captioner import Captioner, stage_event
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.options import CaptionOptions, resolve_options
+from slipstream.captioning.stats import Ledger
 from slipstream.errors import ProtocolViolation, ServiceUnavailable
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 
 import grpc
 
-from services.target.engine import TargetEngine, TargetLimits, default_guidance_layer
-from services.target.servicer import TargetServicer
 from slipstream.config import between, option
+from slipstream.engine.memory import MIB
+from slipstream.engine.observed import observed
+from slipstream.engine.replayed import replayed
+from slipstream.engine.startup import ModelServiceConfig, start_model
+from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.metrics import REGISTRY, ModelMetrics
-from slipstream.models.config import ModelServiceConfig
-from slipstream.models.memory import MIB
-from slipstream.models.observed import observed
-from slipstream.models.replayed import replayed
-from slipstream.models.warmup import start_model
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.server import run_service
+from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.rpc.v1 import target_pb2_grpc
+from slipstream.services.target.servicer import TargetServicer
 
 KV_SHARE = 0.5
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""

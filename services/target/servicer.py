@@ -4,15 +4,15 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from services.target.engine import TargetEngine
-from services.target.session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_engine import TargetEngine
+from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.pruning import Score
 from slipstream.rpc import codec
+from slipstream.rpc.grpc_options import ADVERTISED_KEY
+from slipstream.rpc.guards import Patient
 from slipstream.rpc.guidance import guidance_chunks
-from slipstream.rpc.options import ADVERTISED_KEY
-from slipstream.rpc.patience import Patient
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
 

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli.archive.app import archive_app
+from slipstream.cli.archive.commands import archive_app
 from slipstream.cli.caption import caption_command
-from slipstream.cli.connection import token_command
+from slipstream.cli.common import token_command
 from slipstream.cli.demo import demo_command
-from slipstream.cli.info import info_command
-from slipstream.cli.up import up_command
+from slipstream.cli.up import info_command, up_command
 from slipstream.errors import SlipstreamError
 
 INTERRUPTED = 130

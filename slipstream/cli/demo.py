@@ -3,24 +3,243 @@
 import importlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import aclosing
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from slipstream.cli.client import caption
-from slipstream.cli.demo_archive import ArchiveResult, archive_clips, has_queue_server
-from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
-from slipstream.cli.launch import FRESH, POCKET_DIR, PRIVATE_GRACE_S
-from slipstream.cli.runtime import run_async
-from slipstream.cli.stack import Stack, StackOptions
+from slipstream.cli.archive.batch_view import overall, watch
+from slipstream.cli.archive.output import NAMES
+from slipstream.cli.common import run_async
+from slipstream.cli.views import decoding_rate
+from slipstream.client.archive_client import ArchiveClient, Submitted, submit
+from slipstream.client.caption_client import caption
 from slipstream.errors import InvalidConfig, ProtocolViolation
-from slipstream.rpc.client import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.rpc.channels import open_channel
+from slipstream.rpc.v1 import archive_pb2 as pb
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary
+from slipstream.stack.local import FRESH, POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
+from slipstream.stack.redis_server import find_server
+
+# -- demo report ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One caption by one method."""
+
+    token_ids: tuple[int, ...]
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class ClipResult:
+    """One clip captioned by both methods."""
+
+    name: str
+    attributes_right: int
+    attributes_total: int
+    plain: Run
+    parallel: Run
+
+    @property
+    def identical(self) -> bool:
+        """Whether speculation left text and tokens as they are."""
+        same_text = self.plain.summary.text == self.parallel.summary.text
+        return same_text and self.plain.token_ids == self.parallel.token_ids
+
+    @property
+    def decode_speedup(self) -> float:
+        """Tokens a second after the first token, against plain decoding."""
+        return _ratio(decoding_rate(self.parallel.summary), decoding_rate(self.plain.summary))
+
+    @property
+    def end_to_end_speedup(self) -> float:
+        """From the request to its last token, against plain decoding."""
+        return _ratio(self.plain.summary.timings.total_s, self.parallel.summary.timings.total_s)
+
+    @property
+    def first_token_ratio(self) -> float:
+        """Time to the first token, against plain decoding's."""
+        return _ratio(self.parallel.summary.timings.first_token_s, self.plain.summary.timings.first_token_s)
+
+    def row(self) -> dict[str, Any]:
+        """The clip's figures under the names of the JSON document."""
+        speculation = self.parallel.summary.speculation
+        return {
+            "clip": self.name,
+            "caption": self.parallel.summary.text,
+            "num_tokens": self.parallel.summary.num_tokens,
+            "attributes_right": self.attributes_right,
+            "attributes_total": self.attributes_total,
+            "plain_tokens_per_s": decoding_rate(self.plain.summary),
+            "parallel_tokens_per_s": decoding_rate(self.parallel.summary),
+            "decode_speedup": self.decode_speedup,
+            "end_to_end_speedup": self.end_to_end_speedup,
+            "first_token_ratio": self.first_token_ratio,
+            "tau": speculation.tau,
+            "mean_accepted_length": speculation.mean_accepted_length,
+            "c": speculation.speed_ratio,
+            "kept_tokens": speculation.kept_tokens,
+            "video_tokens": self.parallel.summary.video.video_tokens,
+            "identical": self.identical,
+        }
+
+
+MEDIANS = (
+    "plain_tokens_per_s",
+    "parallel_tokens_per_s",
+    "decode_speedup",
+    "end_to_end_speedup",
+    "first_token_ratio",
+    "tau",
+    "mean_accepted_length",
+    "c",
+    "kept_tokens",
+    "video_tokens",
+)
+
+
+def demo_document(results: Sequence[ClipResult], frames: int) -> dict[str, Any]:
+    """Medians over the clips, the share of right attributes, and a row for each clip."""
+    rows = [result.row() for result in results]
+    total = sum(row["attributes_total"] for row in rows)
+    return {
+        "clips": len(rows),
+        "frames": frames,
+        "identical": all(row["identical"] for row in rows),
+        "attribute_accuracy": _ratio(sum(row["attributes_right"] for row in rows), total),
+        **{name: statistics.median(row[name] for row in rows) for name in MEDIANS},
+        "rows": rows,
+    }
+
+
+SHOWN_CAPTION = 120
+"""Characters of a caption in the table; the document holds all of it."""
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "right": lambda row: f"{row['attributes_right']}/{row['attributes_total']}",
+    "plain\ntok/s": lambda row: f"{row['plain_tokens_per_s']:.1f}",
+    "parallel\ntok/s": lambda row: f"{row['parallel_tokens_per_s']:.1f}",
+    "decode": lambda row: f"{row['decode_speedup']:.2f}x",
+    "end to\nend": lambda row: f"{row['end_to_end_speedup']:.2f}x",
+    "tau": lambda row: f"{row['tau']:.2f}",
+    "M": lambda row: f"{row['mean_accepted_length']:.1f}",
+    "c": lambda row: f"{row['c']:.1f}",
+    "kept\ntokens": lambda row: f"{row['kept_tokens']}/{row['video_tokens']}",
+    "iden-\ntical": lambda row: "yes" if row["identical"] else "NO",
+}
+
+
+def demo_table(results: Sequence[ClipResult]) -> Table:
+    """One row a clip; the caption takes the width that the figures leave."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("clip", no_wrap=True)
+    table.add_column("caption", min_width=16)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in (result.row() for result in results):
+        cells = [cell(row) for cell in _COLUMNS.values()]
+        caption = textwrap.shorten(row["caption"], SHOWN_CAPTION, placeholder="...")
+        table.add_row(row["clip"].removeprefix("clip-"), Text(caption), *cells)
+    return table
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+# -- demo archive -----------------------------------------------------------------------------------------------------
+
+# The demo's archive: a few clips through the queue, against the captions that the same gateway gives directly.
+
+MAX_CLIPS = 4
+MAX_FRAMES = 8
+KEY = "demo"
+
+
+@dataclass(frozen=True)
+class ArchiveResult:
+    """The batch at its end, its jobs, and by custom id the text that the Caption call gave for the same options."""
+
+    batch: pb.Batch
+    jobs: tuple[pb.Job, ...]
+    direct: dict[str, str]
+
+    @property
+    def identical(self) -> bool:
+        """Whether every clip has a caption in the archive, and it is the directly given one."""
+        return {job.custom_id: job.summary.text for job in self.jobs if job.HasField("summary")} == self.direct
+
+    def document(self) -> dict[str, Any]:
+        """What the demo's JSON says of it."""
+        return {
+            "jobs": self.batch.counts.total,
+            "done": self.batch.counts.done,
+            "identical": self.identical,
+            "videos_per_hour": overall(self.batch).videos_per_h,
+        }
+
+    def table(self) -> Table:
+        """One row a job."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+        table.title = "the same gateway's archive"
+        for name in ("clip", "state", "tokens", "first token", "runs", "identical"):
+            table.add_column(name, justify="left" if name in ("clip", "state") else "right", no_wrap=True)
+        for job in self.jobs:
+            same = job.summary.text == self.direct[job.custom_id]
+            first = f"{job.summary.timings.first_token_s:.2f} s"
+            row = str(job.summary.num_tokens), first, str(job.receipt.runs), "yes" if same else "NO"
+            table.add_row(job.custom_id, NAMES.get(job.state), *row)
+        return table
+
+
+def has_queue_server() -> bool:
+    """Whether a server for the queue is at hand; the demo has no archive without one."""
+    try:
+        find_server()
+    except InvalidConfig:
+        return False
+    return True
+
+
+async def archive_clips(
+    channel: grpc.aio.Channel, videos: Sequence[Path], frames: int, max_new_tokens: int
+) -> ArchiveResult:
+    """Captions the first clips directly, then hands them to the archive and waits for it."""
+    options = CaptionOptions(num_frames=min(frames, MAX_FRAMES), max_new_tokens=max_new_tokens)
+    chosen = videos[:MAX_CLIPS]
+    direct = {video.stem: await _text(channel, video, options) for video in chosen}
+    client = ArchiveClient(channel)
+    items = [pb.BatchItem(custom_id=video.stem, source=str(video.resolve())) for video in chosen]
+    submitted = Submitted()
+    await submit(client, pb.BatchOptions(key=KEY, caption=options), items, submitted, lambda handed_in, obstacle: None)
+    batch = await watch(client, submitted.batch_id, nullcontext(lambda snapshot: None))
+    async with aclosing(client.jobs(submitted.batch_id)) as jobs:
+        return ArchiveResult(batch, tuple([job async for job in jobs]), direct)
+
+
+async def _text(channel: grpc.aio.Channel, video: Path, options: CaptionOptions) -> str:
+    text = ""
+    async with aclosing(caption(channel, video, options)) as events:
+        async for event in events:
+            text = event.summary.text
+    return text
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+# `slipstream demo`: captions sample clips with both methods on a stack of its own and shows what speculation gains.
 
 CLIP_FOLDER = POCKET_DIR.parents[1] / ".cache" / "demo"
 MAX_NEW_TOKENS = 320

@@ -1,4 +1,4 @@
-"""`slipstream up`: the whole stack on this machine until Ctrl-C."""
+"""`slipstream up`: the whole stack on this machine until Ctrl-C; `slipstream info`: what a gateway serves."""
 
 import os
 from collections.abc import Mapping
@@ -6,10 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from slipstream.cli.launch import POCKET_DIR
-from slipstream.cli.runtime import run_async
-from slipstream.cli.stack import REDIS_VARIABLE, Stack, StackOptions
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.v1 import gateway_pb2
+from slipstream.stack.local import POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
+
+# -- up ---------------------------------------------------------------------------------------------------------------
 
 TargetOption = Annotated[
     Path, typer.Option("--target", help="Folder of the target's checkpoint.", show_default="the pocket target")
@@ -85,3 +91,41 @@ async def _serve(options: StackOptions) -> None:
             roots = "DIR" if options.video_roots else "DIR (with --video-root DIR here)"
             typer.echo(f"or: slipstream archive submit {roots} --gateway {stack.gateway_address}", err=True)
         await stack.wait_failed()
+
+
+# -- info -------------------------------------------------------------------------------------------------------------
+
+# `slipstream info`: what a gateway serves and its limits.
+
+
+@bundled(connection=connection_options)
+def info_command(
+    connection: ConnectionOptions,
+    gateway: Annotated[str, typer.Option(help="Address of the gateway: host:port, or unix:PATH.")],
+) -> None:
+    """Show what a gateway serves and its limits."""
+    Console().print(_table(run_async(_fetch(gateway, connection))))
+
+
+async def _fetch(address: str, connection: ConnectionOptions) -> gateway_pb2.GatewayInfo:
+    async with open_gateway_channel(address, connection) as channel:
+        return await gateway_info(channel)
+
+
+def _table(info: gateway_pb2.GatewayInfo) -> Table:
+    table = Table(show_header=False)
+    rows = {
+        "version": info.version,
+        "target": info.target_model,
+        "draft": info.draft_model or "not connected",
+        "video tokens a frame": info.tokens_per_frame,
+        "most frames": info.max_frames,
+        "most new tokens": info.max_new_tokens,
+        "longest window": info.max_window,
+        "largest video": f"{info.max_video_bytes / 1e6:,.0f} MB",
+        "default prompt": info.default_prompt,
+        "paths below its roots": "yes" if info.accepts_paths else "no: videos are uploaded",
+    }
+    for name, value in rows.items():
+        table.add_row(name, Text(str(value)))
+    return table

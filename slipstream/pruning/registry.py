@@ -3,11 +3,25 @@
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.attention import AttentionPruner, AttentionVariationPruner, SpecVlmPruner
 from slipstream.pruning.base import Guidance, Pruner, VideoTokens, num_kept
-from slipstream.pruning.baselines import FramePruner, KeepAll, KeepNone, RandomPruner, UniformPruner, WindowPruner
-from slipstream.pruning.redundancy import DyCokePruner, FastVidPruner
-from slipstream.pruning.uv import UvCosinePruner, UvPruner, UvSpreadPruner
+from slipstream.pruning.guided import (
+    AttentionPruner,
+    AttentionVariationPruner,
+    SpecVlmPruner,
+    UvCosinePruner,
+    UvPruner,
+    UvSpreadPruner,
+)
+from slipstream.pruning.unguided import (
+    DyCokePruner,
+    FastVidPruner,
+    FramePruner,
+    KeepAll,
+    KeepNone,
+    RandomPruner,
+    UniformPruner,
+    WindowPruner,
+)
 
 _PRUNER_TYPES: tuple[type[Pruner], ...] = (
     UvPruner,

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
-from slipstream.rpc.client import chunked
-from slipstream.rpc.sampling import read_sampling, sampling_message
+from slipstream.rpc.channels import chunked
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.rpc.windows import read_sampling, sampling_message
 from slipstream.sampling.params import GREEDY, SamplingParams
 from slipstream.speculation.methods import Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 if TYPE_CHECKING:
-    from slipstream.models.base import ModelInfo
+    from slipstream.engine.video_lm import ModelInfo
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""

@@ -7,15 +7,49 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, SlipstreamError
+from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, SessionIdle, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.rpc.options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
+from slipstream.rpc.grpc_options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
+
+# -- patience ---------------------------------------------------------------------------------------------------------
+
+# Messages of a stream whose sender may pause, but not for ever.
+
+T = TypeVar("T")
+
+
+class Patient(AsyncIterator[T], Generic[T]):
+    """The same messages. Time counts only while somebody waits for the next.
+
+    Args:
+        idle_timeout_s: longest pause; after it `anext` raises `SessionIdle`.
+    """
+
+    def __init__(self, messages: AsyncIterator[T], idle_timeout_s: float) -> None:
+        self._messages = aiter(messages)
+        self._idle_timeout_s = idle_timeout_s
+
+    async def __anext__(self) -> T:
+        limit = asyncio.timeout(self._idle_timeout_s)
+        try:
+            async with limit:
+                return await anext(self._messages)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SessionIdle(
+                f"nothing was said for {self._idle_timeout_s:g} s, so the session gave up its place; open it again, or"
+                " raise --idle-timeout-s"
+            ) from None
+
+
+# -- guards -----------------------------------------------------------------------------------------------------------
 
 MAX_DETAILS_CHARS = 1000
 """An error may repeat what it complains of; a status that is too long for its header would arrive as another one."""

@@ -14,18 +14,45 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from typing import IO, Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import shown_at
+from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, SERVER_OPTIONS
 from slipstream.rpc.guards import AnswerErrors
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.options import MAX_CONCURRENT_CALLS, SERVER_OPTIONS
 from slipstream.rpc.security import WireOptions, warn_of_plaintext
 from slipstream.rpc.tokens import make_identify
+
+# -- lifecycle --------------------------------------------------------------------------------------------------------
+
+# What a service's parts learn of the process's life, and say about it: health, the beginning of its end, failure.
+
+
+class Lifecycle:
+    """Handed to a service's `setup`. The name "" stands for the process as a whole, serving once it is set up."""
+
+    def __init__(self, health_servicer: health.aio.HealthServicer) -> None:
+        self.stopping = asyncio.Event()
+        """Set when the process begins to end: open calls may finish, nothing new should begin."""
+        self.failed = asyncio.Event()
+        self.failure: SlipstreamError | None = None
+        self._health = health_servicer
+
+    async def report(self, service: str, *, is_serving: bool) -> None:
+        """Answers health checks for `service` so from now on, until the process ends."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(service, status)
+
+    def fail(self, error: SlipstreamError) -> None:
+        """Ends the process in good order, with this error's exit status."""
+        self.failure = self.failure or error
+        self.failed.set()
+
+
+# -- server -----------------------------------------------------------------------------------------------------------
 
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 """Set by whoever starts a service that must not outlive it."""

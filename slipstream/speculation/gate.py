@@ -35,7 +35,7 @@ speculative one, its gate begins closed, for RECONSIDER passes with a resting dr
 import statistics
 from collections import deque
 
-from slipstream.speculation.costs import CostModel
+from slipstream.speculation.pacing import CostModel
 
 FIRST_BUDGET = 4.0
 TRIAL_BUDGET = 1.0

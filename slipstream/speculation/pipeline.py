@@ -5,18 +5,126 @@ tokens, and whatever comes back is committed. k = 0 is pre-verify, k > 0 post-ve
 slow, lying, dead or told to rest is simply a run of k = 0 passes, which is plain decoding.
 """
 
+import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from slipstream.errors import ProtocolViolation
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
-from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.line import Comparison, DraftPhase, Line
+from slipstream.speculation.lines import Comparison, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
-from slipstream.speculation.pacing import Moment, Policy, WindowPlan, longest_hold_s
-from slipstream.speculation.passes import Passes, PassKind
-from slipstream.speculation.solo import SOLO_PASSES, Solo
-from slipstream.speculation.tree_line import TreeLine
+from slipstream.speculation.pacing import CostModel, Moment, Policy, WindowPlan, longest_hold_s
+
+# -- passes -----------------------------------------------------------------------------------------------------------
+
+# What the target has been asked for: the window in flight and the plain passes behind it. Pure bookkeeping.
+
+
+class PassKind(enum.Enum):
+    """Why passes were asked for, which decides what their seconds say."""
+
+    PREFILL = enum.auto()
+    SPECULATIVE = enum.auto()
+    PLAIN = enum.auto()
+    SELF = enum.auto()
+    """The target drafts every window itself."""
+
+
+class Passes:
+    """The passes of one request to the target. At first that is the prefill, which answers like a plain pass."""
+
+    def __init__(self) -> None:
+        self.window: tuple[int, ...] | None = ()
+        """The window that the next verdict is about; None while nothing runs."""
+        self.depth = 0
+        """Tokens that the window can commit: its length, or the depth of a tree."""
+        self.kind = PassKind.PREFILL
+        self.num_asked = self.num_left = 1
+
+    @property
+    def running(self) -> bool:
+        """A verdict is still to come."""
+        return self.window is not None
+
+    @property
+    def follows_another(self) -> bool:
+        """The pass whose verdict comes next was not the first of its request: no round trip is in its seconds."""
+        return self.num_left < self.num_asked
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens the passes that run (or else the next one) can commit beside what is pending."""
+        num_windows = max(self.num_left, 1) if self.kind is PassKind.SELF else 1
+        return self.depth * num_windows + max(self.num_left, 1)
+
+    def ask(self, window: tuple[int, ...], depth: int, kind: PassKind, num_passes: int) -> None:
+        """A new request: the first pass over `window`, the others over nothing."""
+        self.window, self.depth, self.kind = window, depth, kind
+        self.num_asked = self.num_left = num_passes
+
+    def answer(self, verdict: Verdict) -> tuple[tuple[int, ...], int]:
+        """Takes the verdict over the window in flight, which is returned with its depth. Raises `ProtocolViolation` for
+        a verdict that answers nothing."""
+        window, depth = self.window, self.depth
+        nodes = verdict.path or range(0 if self.kind is PassKind.SELF else verdict.num_accepted)
+        if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in nodes):
+            raise ProtocolViolation("the target sent a verdict that no window was waiting for")
+        if verdict.own_token is None and verdict.finish_reason is None:
+            raise ProtocolViolation("the target sent a verdict without its own token, and the text goes on")
+        self.num_left = 0 if verdict.finish_reason is not None else self.num_left - 1
+        self.window = () if self.num_left else None
+        self.depth = depth if self.kind is PassKind.SELF else 0
+        return window, depth
+
+
+# -- passes without a draft -------------------------------------------------------------------------------------------
+
+# What the target does while no draft writes for it: passes over its own text, or windows that it drafts itself. Knows
+# no line and no window of a draft.
+
+SOLO_PASSES = 4
+"""Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
+JOINING_PASSES = 2
+"""The same while a draft prefills and may be ready any moment."""
+
+
+@dataclass(frozen=True)
+class Solo:
+    """One caption's passes without a draft."""
+
+    costs: CostModel
+    gate: Gate | None
+    num_passes: int
+    """Asked for at once while there is no draft."""
+    self_draft: int
+    """Above 0: no draft takes part, and the target drafts so many tokens for each of its passes itself."""
+
+    def ask(self, passes: Passes, phase: DraftPhase) -> int:
+        """Notes the next request, over no window; the result is how many passes it is for."""
+        if self.self_draft:
+            passes.ask((), self.self_draft, PassKind.SELF, self.num_passes)
+            return self.num_passes
+        num_passes = self._num_plain_passes(phase)
+        passes.ask((), 0, PassKind.PLAIN, num_passes)
+        return num_passes
+
+    def observe(self, pass_s: float, phase: DraftPhase, *, in_batch: bool) -> None:
+        """A plain pass ended after `pass_s` seconds. `in_batch`: it followed another without a round trip."""
+        undisturbed = phase in (DraftPhase.ABSENT, DraftPhase.RESTING)
+        if in_batch and undisturbed:
+            self.costs.plain_token_s.observe(pass_s)
+        if self.gate is not None:
+            self.gate.on_plain_pass(pass_s, in_batch=in_batch, undisturbed=undisturbed)
+
+    def _num_plain_passes(self, phase: DraftPhase) -> int:
+        if self.gate is not None and self.gate.closed:
+            return self.gate.num_passes
+        return self.num_passes if phase is DraftPhase.ABSENT else JOINING_PASSES
+
+
+# -- pipeline ---------------------------------------------------------------------------------------------------------
 
 __all__ = ["SOLO_PASSES", "AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 

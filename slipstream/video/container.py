@@ -1,11 +1,12 @@
 """Opens a container from untrusted bytes and lists when its packets are shown. Decodes nothing."""
 
 import os
+import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO, ClassVar, NoReturn
 
 import av
 import numpy as np
@@ -16,10 +17,135 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
-from slipstream.video.boxes import whole_extent
-from slipstream.video.limits import DecodeLimits
-from slipstream.video.sampling import PacketTimes
-from slipstream.video.watch import Watch, WatchedReader
+from slipstream.video.frame_times import PacketTimes
+from slipstream.video.frames import DecodeLimits
+
+# -- deadline ---------------------------------------------------------------------------------------------------------
+
+# Stops a blocking decode: the deadline and the caller's wish, polled between packets and inside every read.
+
+
+class DecodeCancelled(SlipstreamError):
+    """The caller asked to stop; nobody waits for this result any more."""
+
+    status: ClassVar[str] = "CANCELLED"
+
+
+class Watch:
+    """One call's deadline and stop request."""
+
+    def __init__(self, timeout_s: float, should_stop: Callable[[], bool] | None) -> None:
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._should_stop = should_stop or (lambda: False)
+
+    @property
+    def expired(self) -> bool:
+        """Whether `check` would raise."""
+        return time.monotonic() >= self._deadline_s or self._should_stop()
+
+    def check(self) -> None:
+        """Raise DecodeCancelled or LimitExceeded when it is time to stop."""
+        if self._should_stop():
+            raise DecodeCancelled("decoding was cancelled")
+        if time.monotonic() >= self._deadline_s:
+            raise LimitExceeded(
+                f"decoding took longer than {self._timeout_s:g} s; send a shorter or smaller video, or raise timeout_s"
+            )
+
+
+class WatchedReader:
+    """The first `length` bytes of a file, for libav. It ends early instead of raising: the caller is C.
+
+    After every call into libav, `check` tells why the file seemed to end.
+    """
+
+    def __init__(self, source: BinaryIO, length: int, watch: Watch) -> None:
+        self._source = source
+        self._length = length
+        self._watch = watch
+        self._failure: Exception | None = None
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end, after a failed read, or once the watch has expired."""
+        if self._failure is not None or self._watch.expired:
+            return b""
+        try:
+            return self._source.read(max(0, min(size, self._length - self._source.tell())))
+        except Exception as failure:
+            self._failure = failure
+            return b""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the read position; -1 when the source cannot."""
+        try:
+            if whence == os.SEEK_END:
+                return self._source.seek(self._length + offset)
+            return self._source.seek(offset, whence)
+        except Exception:
+            return -1
+
+    def tell(self) -> int:
+        """The read position in bytes."""
+        return self._source.tell()
+
+    def check(self) -> None:
+        """Raise what stopped the reading: DecodeCancelled, LimitExceeded or UnreadableVideo."""
+        self._watch.check()
+        if self._failure is not None:
+            raise UnreadableVideo(f"reading the video failed: {self._failure}") from self._failure
+
+
+# -- boxes ------------------------------------------------------------------------------------------------------------
+
+# Walks the top-level boxes of an MP4 to see whether the file was cut off. Decodes and interprets nothing else.
+
+_MAX_BOXES = 200_000
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a file to read."""
+
+    length: int
+    """Bytes; less than the file when its last box is a half-written fragment header, which libav cannot stand."""
+    is_cut: bool
+    """Whether the last box is incomplete."""
+
+
+def whole_extent(source: BinaryIO, watch: Watch) -> Extent:
+    """Where the usable part of the file ends; the whole file when it is no MP4. Raises what `watch.check` raises."""
+    size = source.seek(0, os.SEEK_END)
+    position = 0
+    for _ in range(_MAX_BOXES):
+        watch.check()
+        source.seek(position)
+        header = source.read(16)
+        if position == 0 and header[4:8] != b"ftyp":
+            break
+        box_size = _box_size(header, size - position)
+        if box_size is None or position + box_size > size:
+            is_fragment_header = len(header) < 8 or header[4:8] == b"moof"
+            return Extent(position if is_fragment_header and position else size, is_cut=True)
+        position += box_size
+        if position == size:
+            break
+    return Extent(size, is_cut=False)
+
+
+def _box_size(header: bytes, rest: int) -> int | None:
+    """Bytes of the box that starts with `header`; None when the header is incomplete or impossible."""
+    if len(header) < 8:
+        return None
+    size = int.from_bytes(header[:4], "big")
+    if size == 0:
+        return rest
+    if size == 1:
+        size = int.from_bytes(header[8:16], "big")
+    return size if size >= 8 else None
+
+
+# -- container --------------------------------------------------------------------------------------------------------
 
 FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
 """Demuxers that may open a file. Playlists (HLS, DASH, concat) are absent: they make libav open other files."""

@@ -14,10 +14,9 @@ from typing import BinaryIO
 
 from slipstream.errors import InvalidRequest, ServiceUnavailable
 from slipstream.logs import get_logger
-from slipstream.video.decoder import Decoder, DecoderLost, DecoderSpec, OnProgress
-from slipstream.video.limits import DecodeLimits
+from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
+from slipstream.video.frames import DecodeLimits, SampledVideo
 from slipstream.video.messages import DecodeRequest
-from slipstream.video.sampled import SampledVideo
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 DEFAULT_MAX_JOBS = 500

@@ -9,7 +9,7 @@ import pytest
 from bench.faults.checker import Verdict, check
 from bench.faults.history import Act, Entry, History, JobEvent, Kind, read_events
 from bench.faults.plan import plan_strikes
-from slipstream.jobs.base import JobState
+from slipstream.archive.queue import JobState
 
 LEASE_S = 5.0
 TEXTS = {"a": "text of a", "b": "text of b"}

@@ -19,10 +19,10 @@ from bench.gpu.random_model import RandomModel, chain, greedy_tokens, plan_of
 from bench.gpu.replay_tables import graph_variant, write_tables
 from bench.gpu.tables import markdown
 from bench.gpu.timing import Clock, attempt
-from slipstream.models.attention import SdpaKernel
-from slipstream.models.device_times import load_device_times
-from slipstream.models.session import DecodeState
-from slipstream.speculation.tree import TokenTree
+from slipstream.engine.attention import SdpaKernel
+from slipstream.engine.device_times import load_device_times
+from slipstream.engine.states import DecodeState
+from slipstream.speculation.acceptance import TokenTree
 
 CPU = torch.device("cpu")
 SMALL = [tiny(GEOMETRIES["llava-onevision-qwen2-0.5b"]), tiny(GEOMETRIES["Qwen2.5-VL-7B"])]

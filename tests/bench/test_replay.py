@@ -10,9 +10,9 @@ import pytest
 from bench.replay.rows import replay_rows
 from bench.replay.tables import TABLES, open_replay
 from bench.samples import Sample, WindowCost
-from slipstream.cli.stack import Stack
-from slipstream.models.device_times import load_device_times
-from slipstream.rpc.client import open_channel
+from slipstream.engine.device_times import load_device_times
+from slipstream.rpc.channels import open_channel
+from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption
 from tests.support.processes import logged
 from tests.support.world import NUM_FRAMES, PROMPT, World

@@ -9,8 +9,7 @@ import grpc
 
 from slipstream.config import option
 from slipstream.errors import ModelNotUsable
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.server import run_service
+from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from tests.cli.fake_gateway import FakeGateway
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import __version__
-from slipstream.cli import info, up
+from slipstream.cli import up
 from slipstream.cli.app import run
 from tests.cli.fake_gateway import FakeGateway
 
@@ -81,7 +81,7 @@ def test_our_own_bugs_show_no_traceback_unless_asked(
     logger = logging.getLogger("slipstream.cli")
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "level", logging.WARNING)
-    monkeypatch.setattr(info, "_fetch", broken)
+    monkeypatch.setattr(up, "_fetch", broken)
     assert run(["info", "--gateway", "a:1"]) == 1
     assert capsys.readouterr().err == "slipstream: internal error: KeyError: 'x' (--debug shows where)\n"
     assert run(["--debug", "info", "--gateway", "a:1"]) == 1

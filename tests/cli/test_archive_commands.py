@@ -156,7 +156,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file(
     def broken(job: pb.Job) -> None:
         raise ServiceUnavailable("gone")
 
-    monkeypatch.setattr("slipstream.cli.archive.writers.job_record", broken)
+    monkeypatch.setattr("slipstream.cli.archive.output.job_record", broken)
     assert ask(archive, "export", batch, "--output", str(output)) == 4
     assert output.read_text() == "old\n"
     assert [path.name for path in tmp_path.glob("*.part")] == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.cli.archive.figures import Meter, describe, span
-from slipstream.cli.archive.submit import batch_key
+from slipstream.cli.archive.batch_view import Meter, describe, span
+from slipstream.client.archive_client import batch_key
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 

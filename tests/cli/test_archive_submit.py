@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from slipstream.cli.app import run
-from slipstream.cli.archive import submit as submit_module
+from slipstream.client import archive_client as submit_module
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_archive import TEXT, FakeArchive

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from slipstream.cli import demo
 from slipstream.cli.app import run
-from slipstream.cli.demo_archive import ArchiveResult
-from slipstream.cli.demo_report import ClipResult, Run, demo_document, demo_table
+from slipstream.cli.demo import ArchiveResult, ClipResult, Run, demo_document, demo_table
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_gateway import make_summary
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.launch import StackOptions, check_options, gateway_address, make_run_dir, service_argv
 from slipstream.errors import InvalidConfig, ModelNotUsable
+from slipstream.stack.local import StackOptions, check_options, gateway_address, make_run_dir, service_argv
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.process import last_error
+from slipstream.stack.process import last_error
 
 
 @pytest.mark.parametrize(

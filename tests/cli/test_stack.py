@@ -17,10 +17,10 @@ import pytest
 
 from slipstream.cli import caption as caption_module
 from slipstream.cli.app import run
-from slipstream.cli.client import gateway_info
-from slipstream.cli.stack import Stack, StackOptions
+from slipstream.client.caption_client import gateway_info
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
+from slipstream.stack.local import Stack, StackOptions
 from tests.cli.fake_gateway import TEXT, good_video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ async def test_a_killed_service_is_started_again(options: StackOptions) -> None:
 async def test_the_archives_queue_outlives_its_server(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.jobs.embedded.LOCK_S", 0.1)
+    monkeypatch.setattr("slipstream.stack.redis_server.LOCK_S", 0.1)
     options = replace(options, archive=True, data=tmp_path / "data")
     reports: list[str] = []
     async with Stack(options, reports.append) as stack:
@@ -135,7 +135,7 @@ async def test_a_failed_start_tells_the_last_error_of_the_log(options: StackOpti
         await Stack(behave(options, target="fail")).__aenter__()
     with pytest.raises(ServiceUnavailable, match="draft ended with exit status 7: no error in its log"):
         await Stack(behave(options, draft="vanish")).__aenter__()
-    missing = replace(options, modules=MODULES | {"gateway": "services.none"})
+    missing = replace(options, modules=MODULES | {"gateway": "slipstream.services.none"})
     with pytest.raises(ServiceUnavailable, match=r"gateway ended with exit status 1: .*No module named"):
         await Stack(missing).__aenter__()
 

@@ -1,6 +1,6 @@
 """The closing line of a caption."""
 
-from slipstream.cli.summary import closing_line
+from slipstream.cli.views import closing_line
 from slipstream.rpc.v1.gateway_pb2 import Speculation, Summary
 
 

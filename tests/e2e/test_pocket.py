@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.launch import POCKET_DIR
+from slipstream.stack.local import POCKET_DIR
 from tests.support.clips import make_colour_clip, sample_frames
 from tests.support.reference import Reference
 

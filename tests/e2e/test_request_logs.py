@@ -5,7 +5,7 @@ from functools import partial
 import grpc
 import pytest
 
-from slipstream.cli.stack import Stack
+from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption, options_message, refusal
 from tests.support.processes import eventually, logged, read_log
 from tests.support.world import World

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
+from slipstream.stack.process import ServiceProcess
 from tests.rpc.secured import make_certificates
 from tests.support.gateway_client import caption
 from tests.support.processes import STOP_S, eventually, logged, model_flags, new_process, read_log

@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest_asyncio
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
+from slipstream.stack.local import Stack
+from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, OnEvent, caption
 from tests.support.processes import START_S, check_logs, eventually, logged
 from tests.support.world import NUM_FRAMES, PROMPT, World

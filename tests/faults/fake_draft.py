@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import grpc
 
-from slipstream.rpc.options import SERVER_OPTIONS
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 Event = draft_pb2.DraftEvent

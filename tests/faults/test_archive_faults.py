@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.cli.launch import gateway_address
-from slipstream.jobs.embedded import EmbeddedServer
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1 import archive_pb2
+from slipstream.stack.local import gateway_address
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.faults.conftest import FragileStack
 from tests.support.archive_client import ArchiveClient
 from tests.support.processes import START_S, logged, running

@@ -10,10 +10,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream.stack.local import Stack
+from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, caption, options_message, refusal, upload_messages
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually, logged, running

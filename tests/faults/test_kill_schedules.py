@@ -11,7 +11,7 @@ from bench.faults.cluster import Cluster, ClusterOptions
 from bench.faults.drain import Harmed, harm_batch, undisturbed_texts
 from bench.faults.nemesis import Nemesis
 from bench.faults.workload import Workload, make_workload
-from slipstream.jobs.base import JobState
+from slipstream.archive.queue import JobState
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

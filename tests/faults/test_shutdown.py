@@ -11,11 +11,11 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream.stack.local import Stack
+from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import FragileStack, Strike
 from tests.support.gateway_client import options_message, refusal
 from tests.support.processes import START_S, eventually, logged, new_process, read_log, running
@@ -27,8 +27,8 @@ PATIENT = """
 import runpy, sys
 from slipstream.rpc import server
 server.DRAIN_S = 3600
-sys.argv[0] = "services.gateway"
-runpy.run_module("services.gateway", run_name="__main__")
+sys.argv[0] = "slipstream.services.gateway"
+runpy.run_module("slipstream.services.gateway", run_name="__main__")
 """
 
 
@@ -107,7 +107,7 @@ async def test_a_draft_that_is_stopped_while_it_loads(world: World, tmp_path: Pa
 
 
 async def test_no_service_outlives_its_parent(stack: Stack, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "services.gateway", "--listen", f"unix:{tmp_path / 'g.sock'}", "--target"]
+    argv = [sys.executable, "-m", "slipstream.services.gateway", "--listen", f"unix:{tmp_path / 'g.sock'}", "--target"]
     script = (
         "import os, subprocess, sys, time\n"
         f"os.environ[{PARENT_PID_VARIABLE!r}] = str(os.getpid())\n"

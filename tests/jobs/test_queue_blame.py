@@ -1,10 +1,6 @@
 """Who is blamed when what runs a job dies, by both queues: poison is found, and its neighbours are not charged."""
 
-from slipstream.jobs.base import (
-    BeatAnswer,
-    JobState,
-    Lease,
-)
+from slipstream.archive.queue import BeatAnswer, JobState, Lease
 from tests.jobs.worlds import DONE, POLICY, World, fill, specs, take_one
 
 LEASE_S = POLICY.lease_s

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.errors import InvalidRequest
-from slipstream.jobs.base import (
+from slipstream.archive.queue import (
     Admission,
     BatchSpec,
     BatchState,
@@ -17,6 +16,7 @@ from slipstream.jobs.base import (
     QueueDepth,
     UnknownBatch,
 )
+from slipstream.errors import InvalidRequest
 from tests.jobs.worlds import DONE, POLICY, World, fill, specs, take_one
 
 LEASE_S = POLICY.lease_s

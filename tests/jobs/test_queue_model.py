@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from slipstream.jobs.base import BatchSpec, JobQueue, JobState, Lease, Outcome, Priority
+from slipstream.archive.queue import BatchSpec, JobQueue, JobState, Lease, Outcome, Priority
 from tests.jobs.worlds import DONE, POLICY, World, memory_world, redis_world, specs
 
 ResultT = TypeVar("ResultT")

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from slipstream.jobs.store import load_scripts
+from slipstream.archive.redis_queue import load_scripts
 from tests.jobs import test_queue_blame as blame
 from tests.jobs import test_queue_contract as contract
 from tests.jobs.worlds import World, redis_world

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from slipstream.archive import redis_queue
+from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
-from slipstream.jobs import store
-from slipstream.jobs.base import BatchSpec, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
-from slipstream.jobs.embedded import EmbeddedServer
-from slipstream.jobs.redis_queue import RedisQueue
-from slipstream.jobs.worker import Worker
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.jobs.worlds import DONE, World, redis_world, specs, until
 
 
@@ -81,7 +81,7 @@ async def test_a_frozen_store_fails_fast_and_a_take_without_answer_is_repeated(
         await queue.open_batch(BatchSpec("batch"))
         await queue.submit("batch", specs("a", "b"))
         await queue.take("w", 0)  # the server knows the script, so that one message is all it takes
-        monkeypatch.setattr(store, "CALL_S", 0.3)
+        monkeypatch.setattr(redis_queue, "CALL_S", 0.3)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises(QueueUnavailable):
@@ -90,7 +90,7 @@ async def test_a_frozen_store_fails_fast_and_a_take_without_answer_is_repeated(
                 await queue.submit("batch", specs("c"))
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        monkeypatch.setattr(store, "CALL_S", 5.0)
+        monkeypatch.setattr(redis_queue, "CALL_S", 5.0)
 
         async def was_taken() -> bool:  # what was sent while it was frozen is carried out now
             return (await queue.depth()).running > 0

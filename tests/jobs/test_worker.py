@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, UnreadableVideo, VideoNotFound
-from slipstream.jobs import worker as worker_module
-from slipstream.jobs.base import (
+from slipstream.archive import worker as worker_module
+from slipstream.archive.memory_queue import MemoryQueue
+from slipstream.archive.queue import (
     BatchSpec,
     BatchState,
     BeatAnswer,
@@ -20,9 +20,8 @@ from slipstream.jobs.base import (
     QueuePolicy,
     QueueUnavailable,
 )
-from slipstream.jobs.memory import MemoryQueue
-from slipstream.jobs.run import RetryLater, RunnerDied
-from slipstream.jobs.worker import Handler, Worker
+from slipstream.archive.worker import Handler, RetryLater, RunnerDied, Worker
+from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, UnreadableVideo, VideoNotFound
 from tests.jobs.worlds import DONE, specs, until
 
 Progress = Callable[[str], None]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.jobs.base import BatchSpec, JobSpec, JobState
-from slipstream.jobs.embedded import EmbeddedServer
-from slipstream.jobs.redis_queue import RedisQueue
+from slipstream.archive.queue import BatchSpec, JobSpec, JobState
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.jobs.worker_process import POLICY
 from tests.jobs.worlds import until
 

@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Callable
 
-from slipstream.jobs.base import JobState, Lease, Outcome, QueuePolicy
-from slipstream.jobs.redis_queue import RedisQueue
-from slipstream.jobs.worker import Worker
+from slipstream.archive.queue import JobState, Lease, Outcome, QueuePolicy
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.worker import Worker
 from slipstream.logs import configure_logs, log_all_output
 
 POLICY = QueuePolicy(lease_s=2.0)

@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from slipstream.jobs.base import BatchSpec, JobQueue, JobRecord, JobSpec, JobState, Lease, Outcome, QueuePolicy
-from slipstream.jobs.memory import MemoryQueue
-from slipstream.jobs.redis_queue import RedisQueue
+from slipstream.archive.memory_queue import MemoryQueue
+from slipstream.archive.queue import BatchSpec, JobQueue, JobRecord, JobSpec, JobState, Lease, Outcome, QueuePolicy
+from slipstream.archive.redis_queue import RedisQueue
 
 POLICY = QueuePolicy(lease_s=60.0, max_attempts=3, max_crashes=3, max_backlog=1000, retention_s=1000.0)
 """Long leases: none expires unless a test lets time pass."""

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import LlavaOnevisionForConditionalGeneration
 
-from slipstream.models import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.models.checkpoint import Checkpoint
-from slipstream.models.preprocess import FramePreprocessor
+from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.engine.loading import Checkpoint
+from slipstream.families.preprocess import FramePreprocessor
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 

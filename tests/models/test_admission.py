@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from slipstream.engine.memory import Admission, Reservation
 from slipstream.errors import LimitExceeded, Overloaded
-from slipstream.models.admission import Admission, Reservation
 
 MIB = 1024 * 1024
 

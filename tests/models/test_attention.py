@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from slipstream.models.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, get_kernel
-from slipstream.models.attention import packed_attention as attend
-from slipstream.models.kv_cache import KVCache
-from slipstream.models.segments import Segment
+from slipstream.engine.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, get_kernel
+from slipstream.engine.attention import packed_attention as attend
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.segments import Segment
 
 HEAD_DIM = 8
 SCALE = HEAD_DIM**-0.5

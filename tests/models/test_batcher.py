@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine import DecodeState
+from slipstream.engine.batcher import Step, StepBatcher, step_each
+from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
-from slipstream.models import DecodeState
-from slipstream.models.batcher import Step, StepBatcher, step_each
-from slipstream.models.thread import Lane
 from tests.models.conftest import Pair, random_frames
 
 
@@ -146,8 +146,8 @@ def test_a_step_may_hand_in_the_next_one(pair: Pair, sessions: list[Session]) ->
 def test_a_pass_waits_a_little_for_those_of_the_last_one(
     pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.models.batcher.GATHER_SHARE", 1e9)
-    monkeypatch.setattr("slipstream.models.batcher.MAX_GATHER_S", 3600.0)
+    monkeypatch.setattr("slipstream.engine.batcher.GATHER_SHARE", 1e9)
+    monkeypatch.setattr("slipstream.engine.batcher.MAX_GATHER_S", 3600.0)
     batcher, thread = make_batcher(pair)
     for session in sessions:
         session.on_logits = lambda: True
@@ -166,8 +166,8 @@ def test_a_pass_waits_a_little_for_those_of_the_last_one(
 def test_a_pass_without_room_waits_for_nobody(
     pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.models.batcher.GATHER_SHARE", 1e9)
-    monkeypatch.setattr("slipstream.models.batcher.MAX_GATHER_S", 3600.0)
+    monkeypatch.setattr("slipstream.engine.batcher.GATHER_SHARE", 1e9)
+    monkeypatch.setattr("slipstream.engine.batcher.MAX_GATHER_S", 3600.0)
     batcher, thread = make_batcher(pair, max_steps=1)
     for session in sessions[:2]:
         session.on_logits = lambda: True

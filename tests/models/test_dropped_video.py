@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.models import DecodeState, Prefill, PromptPlan, VideoLM, load_model
-from slipstream.models.observe import TextAttention
-from slipstream.speculation.tree import TokenTree
+from slipstream.engine import DecodeState, Prefill, PromptPlan, VideoLM, load_model
+from slipstream.engine.text_attention import TextAttention
+from slipstream.speculation.acceptance import TokenTree
 from tests.models.conftest import Pair, load_pair, random_frames
 from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream.engine import DecodeState, VideoLM
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.models import DecodeState, VideoLM
 from tests.models.conftest import Pair, load_pair, random_frames
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.kv_cache import KVCache, Layout
+from slipstream.engine.kv_cache import KVCache, Layout
 
 KV_HEADS, HEAD_DIM, LAYERS = 2, 3, 2
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
-from slipstream.models import PromptPlan, load_model
-from slipstream.models import observe as observe_module
-from slipstream.models.observe import TextAttention
+from slipstream.engine import PromptPlan, load_model
+from slipstream.engine import text_attention as observe_module
+from slipstream.engine.text_attention import TextAttention
 from tests.models.conftest import Pair, random_frames
 from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.kv_cache import KVCache
-from slipstream.models.prefix import ByteLru, PrefixCache, PrefixKey, VideoPrefix, frames_digest
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.prefix_cache import ByteLru, PrefixCache, PrefixKey, VideoPrefix, frames_digest
 from tests.models.conftest import Pair, random_frames
 
 PROMPTS = ("Describe the video.", "What happens here?")

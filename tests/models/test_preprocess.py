@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers.utils.import_utils import is_torchvision_available, is_vision_available
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.models.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from tests.models.conftest import random_frames
 
 CONFIGS: list[dict[str, Any]] = [

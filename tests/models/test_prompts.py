@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
-from slipstream.models.prompts import ChatTemplate
+from slipstream.families.prompts import ChatTemplate
 from tests.models.conftest import Pair
 from tests.support.tiny_checkpoint import CHAT_TEMPLATE, TOKENS_PER_FRAME, tiny_tokenizer
 

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.engine.loading import Checkpoint
+from slipstream.engine.startup import warm_up
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
-from slipstream.models import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.models.checkpoint import Checkpoint
-from slipstream.models.preprocess import PatchPreprocessor
-from slipstream.models.warmup import warm_up
+from slipstream.families.preprocess import PatchPreprocessor
 from tests.models.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from slipstream.models import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.models.prefix import PrefixKey
+from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.engine.prefix_cache import PrefixKey
 from tests.models.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 

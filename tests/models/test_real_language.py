@@ -21,7 +21,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from slipstream.models import DecodeState, VideoLM, load_model
+from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.pruning import VideoTokens, get_pruner, prune
 from tests.models.conftest import random_frames
 

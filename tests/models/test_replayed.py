@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine.device_times import DeviceTimes, load_device_times
+from slipstream.engine.replayed import Pace, Replayed
 from slipstream.errors import InvalidConfig
-from slipstream.models.device_times import DeviceTimes, load_device_times
-from slipstream.models.replayed import Pace, Replayed
 from tests.models.conftest import Pair, random_frames
 
 TABLES = Path(__file__).resolve().parents[2] / "bench" / "replay" / "tables"

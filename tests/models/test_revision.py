@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from slipstream.models.checkpoint import Checkpoint
+from slipstream.engine.loading import Checkpoint
 from tests.models.conftest import Pair
 
 

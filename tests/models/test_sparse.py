@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from slipstream.models import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.models.observe import TextAttention
-from slipstream.models.sparse import SparseState
-from slipstream.speculation.tree import TokenTree
+from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.engine.states import SparseState
+from slipstream.engine.text_attention import TextAttention
+from slipstream.speculation.acceptance import TokenTree
 from tests.models.conftest import Pair, random_frames
 from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.stops import StopMatcher, StoppingText
-from slipstream.models.text import TextDecoder, TextStream
+from slipstream.families.text import StopMatcher, StoppingText, TextDecoder, TextStream
 from tests.models.test_text import ids_of_bytes
 from tests.support.tiny_checkpoint import tiny_tokenizer
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.attention import MatmulKernel, get_kernel
 from slipstream.errors import ModelNotUsable
-from slipstream.models import DecodeState, VideoLM, load_model
-from slipstream.models.attention import MatmulKernel, get_kernel
 from tests.models.conftest import Pair, random_frames
 
 WIDTH = 5

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from slipstream.models.thread import Lane, ModelThread
+from slipstream.engine.thread import Lane, ModelThread
 
 
 @pytest_asyncio.fixture

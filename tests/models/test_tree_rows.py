@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.attention import FlashKernel, SdpaKernel
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.segments import Segment
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.models import DecodeState, VideoLM, load_model
-from slipstream.models.attention import FlashKernel, SdpaKernel
-from slipstream.models.kv_cache import KVCache
-from slipstream.models.segments import Segment
-from slipstream.speculation.tree import TokenTree
+from slipstream.speculation.acceptance import TokenTree
 from tests.models.conftest import Pair, load_pair, random_frames
 from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.tiny_checkpoint import write_tiny_qwen

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
-from slipstream.pruning.attention import TOP_P, TOP_P_SHARE
-from slipstream.pruning.baselines import evenly
+from slipstream.pruning.guided import TOP_P, TOP_P_SHARE
+from slipstream.pruning.unguided import evenly
 
 
 def kept(name: str, scores: torch.Tensor, alpha: float) -> list[int]:

@@ -5,7 +5,7 @@ import torch
 
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import VideoTokens, get_pruner, prune
-from slipstream.pruning.baselines import evenly
+from slipstream.pruning.unguided import evenly
 
 
 def video_of(steps: list[list[int]], hidden: int = 8) -> VideoTokens:

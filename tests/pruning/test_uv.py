@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
-from slipstream.pruning.uv import make_guidance, similarity_variation, top_k
+from slipstream.pruning.guided import make_guidance, similarity_variation, top_k
 
 
 def states(num_layers: int, num_video: int, num_text: int, hidden: int, seed: int) -> tuple[Tensor, Tensor]:

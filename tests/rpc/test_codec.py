@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.rpc import codec
-from slipstream.rpc.options import CHUNK_BYTES
-from slipstream.rpc.sampling import proposal_messages, read_proposals, read_sampling, sampling_message
+from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.rpc.windows import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine

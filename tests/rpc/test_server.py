@@ -13,11 +13,10 @@ import structlog
 
 from slipstream import errors
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.client import open_channel, request_metadata
+from slipstream.rpc.channels import open_channel, request_metadata
+from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
-from slipstream.rpc.lifecycle import Lifecycle
-from slipstream.rpc.options import SERVER_OPTIONS
-from slipstream.rpc.server import _run
+from slipstream.rpc.server import Lifecycle, _run
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.test_config import Config
 

@@ -7,11 +7,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.cli.connection import ConnectionOptions, open_gateway_channel
+from slipstream.cli.common import ConnectionOptions, open_gateway_channel
 from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.rpc import tokens
-from slipstream.rpc.authorized import open_authorized_channel
-from slipstream.rpc.client import as_slipstream_error, open_channel
+from slipstream.rpc.channels import as_slipstream_error, open_authorized_channel, open_channel
 from slipstream.rpc.tokens import TokenFile, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, make_certificates, served

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import ProtocolViolation
-from slipstream.rpc.sampling import proposal_messages
 from slipstream.rpc.v1 import target_pb2
 from slipstream.rpc.windows import (
     MAX_PASSES,
@@ -15,14 +14,14 @@ from slipstream.rpc.windows import (
     PassFacts,
     finish_reason_number,
     judge_message,
+    proposal_messages,
     read_judge,
     read_verdict,
     verdict_message,
 )
 from slipstream.sampling.params import Proposal
-from slipstream.speculation.acceptance import FinishReason, Verdict
+from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
 from slipstream.speculation.actions import JudgeWindow
-from slipstream.speculation.tree import TokenTree
 
 uint32 = st.integers(0, 2**32 - 1)
 text = st.text(max_size=20)

@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 import torch
 
-from slipstream.sampling import race, sampler
+from slipstream.sampling import noise, sampler
 from slipstream.sampling.noise import position_key
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.speculation.pacing import SelfClocked
@@ -147,7 +147,7 @@ def test_a_number_shared_by_two_accept_tests_is_caught(monkeypatch: pytest.Monke
 
 
 def test_noise_that_ignores_the_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race, "position_key", lambda seed, stream, position: position_key(seed, stream, 0))
+    monkeypatch.setattr(noise, "position_key", lambda seed, stream, position: position_key(seed, stream, 0))
     assert smallest_p_of_coin_tosses("coupled") < CAUGHT
 
 

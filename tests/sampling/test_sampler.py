@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from slipstream.sampling.noise import Races
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.sampling.race import Races
 from slipstream.sampling.sampler import MAX_PROPOSAL_TOKENS, DraftSampler, TargetSampler, read_proposal, residual
 from tests.sampling.statistics import P_FLOOR, chi_square_tail, fit
 

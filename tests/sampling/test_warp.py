@@ -17,7 +17,7 @@ from transformers import (
 
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.params import SamplingParams
-from slipstream.sampling.warp import Warp
+from slipstream.sampling.sampler import Warp
 
 VOCAB = 40
 TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)

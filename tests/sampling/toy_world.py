@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.sampling.sampler import DraftSampler, TargetSampler
-from slipstream.sampling.warp import Warp
+from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
 from slipstream.speculation.acceptance import StopRule, end_verdict
 from slipstream.speculation.actions import Action, JudgeWindow
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 
 from slipstream.rpc import codec
-from slipstream.rpc.client import request_metadata
+from slipstream.rpc.channels import request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.speculation.pipeline import JoinPoint
 

@@ -7,20 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.archive.payload import (
+from slipstream.archive.records import (
     BatchPayload,
     JobPayload,
     OtherVersion,
+    content_key,
+    options_message,
     read_batch,
     read_job,
     read_result,
+    tallies,
     write_batch,
     write_job,
     write_result,
 )
-from services.gateway.archive.receipt import content_key, options_message, tallies
-from services.gateway.config import GatewayConfig
-from services.gateway.options import resolve_options
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.options import resolve_options
 from slipstream.rpc.v1 import archive_pb2, common_pb2, gateway_pb2
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")

@@ -11,16 +11,16 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pytest
 
-from services.gateway.archive.payload import BatchPayload, JobPayload, read_result, write_batch, write_job
-from services.gateway.archive.runner import ArchiveRunner
-from services.gateway.captioner import Captioner
-from services.gateway.config import GatewayConfig
-from services.gateway.ledger import Ledger
-from services.gateway.options import CaptionOptions
+from slipstream.archive.job_runner import ArchiveRunner
+from slipstream.archive.memory_queue import MemoryQueue
+from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
+from slipstream.archive.worker import RetryLater, RunnerDied
+from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.options import CaptionOptions
+from slipstream.captioning.stats import Ledger
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
-from slipstream.jobs.base import JobState, Lease, Outcome, QueueUnavailable
-from slipstream.jobs.memory import MemoryQueue
-from slipstream.jobs.run import RetryLater, RunnerDied
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.v1 import common_pb2, gateway_pb2
 from slipstream.video.decode import SampledVideo

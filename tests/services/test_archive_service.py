@@ -7,16 +7,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2
 
-from services.gateway.archive import service as service_module
-from services.gateway.archive.service import HEALTH_NAME, Archive, make_queue
-from services.gateway.captioner import Captioner
-from services.gateway.config import GatewayConfig
-from services.gateway.watch import Watch
+from slipstream.archive import service as service_module
+from slipstream.archive.memory_queue import MemoryQueue
+from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
+from slipstream.archive.service import HEALTH_NAME, Archive, make_queue
+from slipstream.archive.worker import Worker
+from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.peers import Watch
 from slipstream.errors import InvalidConfig, ServiceUnavailable
-from slipstream.jobs.base import BatchSpec, JobSpec, JobState, QueueUnavailable
-from slipstream.jobs.memory import MemoryQueue
-from slipstream.jobs.worker import Worker
-from slipstream.rpc.lifecycle import Lifecycle
+from slipstream.rpc.server import Lifecycle
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.processes import eventually
 

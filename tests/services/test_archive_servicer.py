@@ -8,15 +8,15 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from services.gateway.archive import servicer as servicer_module
-from services.gateway.archive.payload import read_batch, write_result
-from services.gateway.archive.servicer import ArchiveServicer
-from services.gateway.config import GatewayConfig
-from slipstream.jobs.base import BatchState, JobState, Outcome, QueuePolicy, QueueUnavailable
-from slipstream.jobs.memory import MemoryQueue
-from slipstream.rpc.client import open_channel
+from slipstream.archive.memory_queue import MemoryQueue
+from slipstream.archive.queue import BatchState, JobState, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.archive.records import read_batch, write_result
+from slipstream.captioning.config import GatewayConfig
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
+from slipstream.services.gateway import archive_servicer as servicer_module
+from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from tests.support.archive_client import ArchiveClient, batch_message, item_message
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND

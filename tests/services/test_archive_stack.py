@@ -9,10 +9,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.cli.stack import Stack
-from slipstream.jobs.embedded import EmbeddedServer
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1 import archive_pb2, common_pb2, target_pb2_grpc
+from slipstream.stack.local import Stack
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.support.archive_client import ArchiveClient
 from tests.support.gateway_client import caption
 from tests.support.processes import logged, read_log, running

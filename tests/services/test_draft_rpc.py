@@ -7,10 +7,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2_grpc
 from slipstream.speculation.pipeline import JoinPoint
+from slipstream.stack.local import Stack
 from tests.services.model_sessions import (
     LONG_PROMPT,
     LONG_PROMPT_ROOM,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.draft import targets
-from services.draft.targets import MAX_IDLE_CHANNELS, Targets
 from slipstream.errors import InvalidRequest, ServiceUnavailable
+from slipstream.services.draft import servicer
+from slipstream.services.draft.servicer import MAX_IDLE_CHANNELS, Targets
 
 
 async def test_only_allowed_addresses_are_called() -> None:
@@ -19,13 +19,13 @@ async def test_only_allowed_addresses_are_called() -> None:
 
 async def test_addresses_that_are_no_longer_used_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    real_open = targets.open_channel
+    real_open = servicer.open_channel
 
     def counting_open(address: str, security: object) -> object:
         opened.append(address)
         return real_open(address)
 
-    monkeypatch.setattr(targets, "open_channel", counting_open)
+    monkeypatch.setattr(servicer, "open_channel", counting_open)
     pulling = Targets()
     addresses = [f"unix:/nowhere/{number}.sock" for number in range(MAX_IDLE_CHANNELS + 5)]
     for address in [*addresses, addresses[-1], addresses[0]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from services.draft.trees import PARENTS, STATIC_TREE, WIDTHS, TreeGrowth
+from slipstream.engine.draft_session import PARENTS, STATIC_TREE, WIDTHS, TreeGrowth
 from slipstream.sampling.params import SamplingParams
 from slipstream.sampling.sampler import DraftSampler
 

@@ -6,13 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.draft import writer as writer_module
-from services.draft.engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
-from services.draft.session import DraftSession
+from slipstream.engine import VideoLM, load_model
+from slipstream.engine import draft_writer as writer_module
+from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
+from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
-from slipstream.models import VideoLM, load_model
-from slipstream.models.fair_queue import FairQueue
-from slipstream.models.thread import Lane, ModelThread
 from slipstream.rpc.codec import DraftRequest, Frames
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames

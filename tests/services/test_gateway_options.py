@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.gateway.config import GatewayConfig
-from services.gateway.options import resolve_options
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.options import resolve_options
 from slipstream.errors import InvalidRequest
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.sampling.params import SamplingParams

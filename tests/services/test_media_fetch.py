@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 import trustme
 
-from services.gateway.fetch import Address, Fetcher, Url, is_public, parse_url
-from services.gateway.media_upload import VideoBuffer
+from slipstream.captioning.fetch import Address, Fetcher, Url, is_public, parse_url
+from slipstream.captioning.media import VideoBuffer
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, VideoNotFound
 
 NAME = "videos.example"

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway import media_upload
-from services.gateway.config import GatewayConfig
-from services.gateway.fetch import Fetcher, Sink
-from services.gateway.media import Media
-from services.gateway.media_upload import VideoBuffer
+from slipstream.captioning import media as media_module
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.fetch import Fetcher, Sink
+from slipstream.captioning.media import Media, VideoBuffer
 from slipstream.config import parse_config
 from slipstream.errors import (
     InvalidConfig,
@@ -137,7 +136,7 @@ async def test_sampling_runs_ahead_of_whatever_else_is_done(media: Media) -> Non
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_upload, "IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(media_module, "IN_MEMORY_BYTES", 1000)
 
 
 def kind_of(buffer: VideoBuffer) -> str:

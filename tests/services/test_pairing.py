@@ -8,9 +8,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from slipstream.stack.local import Stack
 from tests.faults.fake_draft import FakeDraft, writes
 from tests.support.gateway_client import caption, options_message, refusal, upload_messages
 from tests.support.processes import failed_start, logged, running

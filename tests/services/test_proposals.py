@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from services.gateway.proposals import Proposals
+from slipstream.captioning.draft_link import Proposals
 from slipstream.errors import DraftFault
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.stack import Stack
-from slipstream.rpc.client import open_channel
+from slipstream.rpc.channels import open_channel
+from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption
 from tests.support.processes import all_running, logged, model_flags, running
 from tests.support.world import PROMPT, World

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.launch import gateway_address
-from slipstream.cli.stack import Stack
+from slipstream.stack.local import Stack, gateway_address
 from tests.support.processes import failed_start, read_log, running
 from tests.support.world import World
 

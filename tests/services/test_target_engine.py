@@ -7,8 +7,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from services.target import engine as engine_module
-from services.target.engine import TargetEngine, TargetLimits, default_guidance_layer
+from slipstream.engine import target_engine as engine_module
+from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
 from slipstream.rpc.codec import TargetRequest
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import grpc
 
-from services.target.engine import TargetEngine, TargetLimits
-from services.target.servicer import TargetServicer
-from slipstream.models import load_model
-from slipstream.models.thread import ModelThread
-from slipstream.rpc.client import open_channel
+from slipstream.engine import load_model
+from slipstream.engine.target_engine import TargetEngine, TargetLimits
+from slipstream.engine.thread import ModelThread
+from slipstream.rpc.channels import open_channel
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import target_pb2_grpc
+from slipstream.services.target.servicer import TargetServicer
 from tests.services.model_sessions import open_session, target_start
 from tests.support.tiny_checkpoint import write_tiny_llava
 

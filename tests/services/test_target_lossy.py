@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.target.engine import TargetEngine, TargetLimits
-from services.target.session import PrefillFacts, TargetSession
+from slipstream.engine import VideoLM, load_model
+from slipstream.engine.target_engine import TargetEngine, TargetLimits
+from slipstream.engine.target_session import PrefillFacts, TargetSession
+from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest, SlipstreamError
-from slipstream.models import VideoLM, load_model
-from slipstream.models.thread import ModelThread
 from slipstream.rpc.codec import TargetRequest
 from slipstream.rpc.windows import JudgeRequest
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy

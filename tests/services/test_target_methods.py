@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from services.target.engine import TargetEngine, TargetLimits
-from services.target.session import Judgement, TargetSession
+from slipstream.engine import VideoLM, load_model
+from slipstream.engine.target_engine import TargetEngine, TargetLimits
+from slipstream.engine.target_session import Judgement, TargetSession
+from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest
-from slipstream.models import VideoLM, load_model
-from slipstream.models.thread import ModelThread
 from slipstream.pruning import Score
 from slipstream.rpc.codec import TargetRequest
 from slipstream.rpc.windows import JudgeRequest
 from slipstream.sampling.params import SamplingParams
-from slipstream.speculation.acceptance import FinishReason
-from slipstream.speculation.tree import TokenTree
+from slipstream.speculation.acceptance import FinishReason, TokenTree
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 

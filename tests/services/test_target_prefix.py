@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.target.engine import TargetEngine, TargetLimits
-from services.target.session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine import Prefill, VideoLM, load_model
+from slipstream.engine.target_engine import TargetEngine, TargetLimits
+from slipstream.engine.target_session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.thread import ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
-from slipstream.models import Prefill, VideoLM, load_model
-from slipstream.models.thread import ModelThread
 from slipstream.rpc.codec import Frames, TargetRequest
 from slipstream.rpc.windows import JudgeRequest
 from tests.services.model_sessions import some_frames

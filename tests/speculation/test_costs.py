@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.costs import MAX_TAU, MIN_TAU, PRIOR_SLOPE, CostModel, DecayedMean, WindowCosts
+from slipstream.speculation.pacing import MAX_TAU, MIN_TAU, PRIOR_SLOPE, CostModel, DecayedMean, WindowCosts
 
 SECONDS = st.floats(1e-4, 10.0)
 

@@ -7,9 +7,8 @@ import pytest
 
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import Commit, Finish, JudgeWindow, RestartLine
-from slipstream.speculation.costs import CostModel
 from slipstream.speculation.gate import FIRST_REST, RECONSIDER, Gate
-from slipstream.speculation.pacing import Fixed, SelfClocked
+from slipstream.speculation.pacing import CostModel, Fixed, SelfClocked
 from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 

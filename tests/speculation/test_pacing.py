@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.costs import CostModel
-from slipstream.speculation.pacing import POLICIES, Fixed, Moment, SelfClocked, WindowPlan, get_policy
+from slipstream.speculation.pacing import POLICIES, CostModel, Fixed, Moment, SelfClocked, WindowPlan, get_policy
 from tests.speculation.toys import measured_costs
 
 COSTS = st.builds(

@@ -8,8 +8,7 @@ import pytest
 from slipstream.errors import DraftFault, ProtocolViolation
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
-from slipstream.speculation.costs import CostModel
-from slipstream.speculation.pacing import Fixed, Policy, SelfClocked, Sequential
+from slipstream.speculation.pacing import CostModel, Fixed, Policy, SelfClocked, Sequential
 from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 

@@ -10,9 +10,8 @@ from typing import ClassVar
 
 from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
 from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
-from slipstream.speculation.costs import CostModel, DecayedMean, WindowCosts
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.pacing import Moment, Policy, WindowPlan
+from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
 from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
 from slipstream.speculation.reference import NextToken, decode_plain
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.rpc.options import CHUNK_BYTES
+from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 TIMEOUT_S = 120.0

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.models import VideoLM
-from slipstream.models.attention import Kernel, SdpaKernel
-from slipstream.models.segments import Segment
+from slipstream.engine import VideoLM
+from slipstream.engine.attention import Kernel, SdpaKernel
+from slipstream.engine.segments import Segment
 
 
 class MaskingKernel(SdpaKernel):

@@ -10,9 +10,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from slipstream.cli.process import ServiceProcess
-from slipstream.cli.stack import Stack
 from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.stack.local import Stack
+from slipstream.stack.process import ServiceProcess
 
 START_S, STOP_S = 240.0, 30.0
 

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, LlavaOnevisionForConditionalGeneration
 
-from slipstream.models.checkpoint import Checkpoint
-from slipstream.models.preprocess import FramePreprocessor
+from slipstream.engine.loading import Checkpoint
+from slipstream.families.preprocess import FramePreprocessor
 
 _VIDEO = "<video>"
 

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slipstream.cli.stack import StackOptions
+from slipstream.stack.local import StackOptions
 from tests.support.clips import make_colour_clip, sample_frames
 from tests.support.reference import Reference
 from tests.support.tiny_pair import TinyPair, write_tiny_pair

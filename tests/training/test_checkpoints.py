@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
-from slipstream.models import load_model
+from slipstream.engine import load_model
 from training.families import FAMILIES
 from training.pocket import IMAGE_SIZE, ROLES, Family
 from training.tokenizer import chat_ids, load_tokenizer

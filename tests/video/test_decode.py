@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.video.decode import DecodeCancelled, DecodeLimits, SampledVideo, sample_video
-from slipstream.video.sampling import DecodeRun, PacketTimes, plan_all, plan_runs
+from slipstream.video.frame_times import DecodeRun, PacketTimes, plan_all, plan_runs
 from tests.support.clip_kinds import CLIPS, SHORT_GROUPS, TIMES_MS
 from tests.support.media import (
     ClipSpec,

@@ -20,9 +20,8 @@ import structlog
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, UnreadableVideo
 from slipstream.video.decode import sample_video
-from slipstream.video.limits import DecodeLimits
+from slipstream.video.frames import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool
-from slipstream.video.sampled import SampledVideo
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually
 
@@ -127,7 +126,7 @@ async def test_what_a_decoder_prints_becomes_events(pool: DecodePool) -> None:
 
 
 async def test_a_hanging_decoder_is_ended_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.video.decoder.KILL_SLACK_S", 0.0)
+    monkeypatch.setattr("slipstream.video.decoder_process.KILL_SLACK_S", 0.0)
     pool = make_pool(limits=DecodeLimits(timeout_s=0.5))
     try:
         with pytest.raises(LimitExceeded, match=r"longer than 0\.5 s"):

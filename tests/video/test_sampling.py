@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.video.sampling import (
-    TIME_TOLERANCE_S,
-    FramePicker,
-    PacketTimes,
-    plan_all,
-    plan_runs,
-    sample_times,
-)
+from slipstream.video.frame_times import TIME_TOLERANCE_S, FramePicker, PacketTimes, plan_all, plan_runs, sample_times
 
 frame_times = st.lists(st.integers(0, 2000), min_size=1, max_size=60, unique=True).map(sorted)
 

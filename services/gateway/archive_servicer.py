@@ -1,0 +1,140 @@
+"""The archive's gRPC face on any job queue. Knows no store, and of jobs only what is written into them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+
+from slipstream.archive.intake import Submission, batch_id_of, check_batch, find_batch_id, read_priority
+from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
+from slipstream.archive.records import batch_message, is_ended, is_idle, job_message, wanted_states
+from slipstream.captioning.config import GatewayConfig
+from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
+from slipstream.rpc.tokens import current_owner
+from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
+
+WATCH_S = 0.5
+ABANDONED_S = 60.0
+"""An open batch in which nothing waits, runs or comes in for so long was left by whoever handed it in."""
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+PART, MAX_PARTS = 25, 100
+"""Jobs read at once, so that a page can end before it is too large for a message; and reads of one page."""
+PAGE_BYTES = 2 * 1024**2
+
+
+class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
+    """Implements `proto/slipstream/rpc/v1/archive.proto`. A batch is seen by its owner only."""
+
+    def __init__(self, config: GatewayConfig, queue: JobQueue | None, stopping: asyncio.Event) -> None:
+        self._config = config
+        self._stopping = stopping
+        self._queue_or_none = queue
+
+    async def SubmitBatch(
+        self, requests: AsyncIterator[archive_pb2.SubmitBatchRequest], context: grpc.aio.ServicerContext
+    ) -> archive_pb2.SubmitBatchResponse:
+        queue, stream = self._queue, aiter(requests)
+        first = await anext(stream, None)
+        if first is None or first.WhichOneof("message") != "batch":
+            raise ProtocolViolation("a submit begins with `batch`")
+        check_batch(first.batch, self._config)
+        owner = current_owner()
+        batch_id = batch_id_of(owner, first.batch.key)
+        submission = Submission(queue, self._config, batch_id, owner, first.batch, read_priority(first.batch.priority))
+        async for request in stream:
+            if request.WhichOneof("message") != "item":
+                raise ProtocolViolation("after `batch` a submit takes `item`s only")
+            await submission.add(request.item)
+        return await submission.end()
+
+    async def GetBatch(
+        self, request: archive_pb2.GetBatchRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.Batch:
+        return batch_message(await self._find(request.batch))
+
+    async def WatchBatch(
+        self, request: archive_pb2.WatchBatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[archive_pb2.Batch]:
+        clock = asyncio.get_running_loop().time
+        last: archive_pb2.Batch | None = None
+        changed = clock()
+        while last is None or not is_ended(last):
+            batch = batch_message(await self._find(request.batch))
+            if batch != last:
+                yield batch
+                changed = clock()
+            last = batch
+            if is_idle(last) and clock() - changed > ABANDONED_S:
+                raise BatchAbandoned("its submit broke off and nothing of it waits or runs; submit it again to end it")
+            if not is_ended(last):
+                await self._pause()
+
+    async def ListBatches(
+        self, request: archive_pb2.ListBatchesRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.ListBatchesResponse:
+        limit = _page_size(request.limit)
+        records = await self._queue.list_batches(current_owner(), limit)
+        return archive_pb2.ListBatchesResponse(batches=[batch_message(record) for record in records])
+
+    async def ListJobs(
+        self, request: archive_pb2.ListJobsRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.ListJobsResponse:
+        left, position = _page_size(request.page_size), _position(request.page_token)
+        states = wanted_states(list(request.states))
+        batch_id = (await self._find(request.batch)).batch_id
+        response, num_bytes = archive_pb2.ListJobsResponse(), 0
+        for _ in range(MAX_PARTS):
+            records, position = await self._queue.list_jobs(batch_id, states, position, min(left, PART))
+            jobs = [job_message(record) for record in records]
+            response.jobs.extend(jobs)
+            left -= len(jobs)
+            num_bytes += sum(job.ByteSize() for job in jobs)
+            if not position or left <= 0 or num_bytes >= PAGE_BYTES:
+                break
+        response.next_page_token = str(position) if position else ""
+        return response
+
+    async def CancelBatch(
+        self, request: archive_pb2.CancelBatchRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.Batch:
+        batch_id = (await self._find(request.batch)).batch_id
+        await self._queue.cancel_batch(batch_id)
+        return batch_message(await self._queue.get_batch(batch_id))
+
+    async def RetryDead(
+        self, request: archive_pb2.RetryDeadRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.RetryDeadResponse:
+        batch_id = (await self._find(request.batch)).batch_id
+        states = {JobState.DEAD, JobState.FAILED} if request.include_failed else {JobState.DEAD}
+        num_retried = await self._queue.retry_dead(batch_id, frozenset(states))
+        return archive_pb2.RetryDeadResponse(num_retried=num_retried)
+
+    async def _pause(self) -> None:
+        """Between two looks. A gateway that ends does not wait for those who watch."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+        if self._stopping.is_set():
+            raise ServiceUnavailable("this gateway is stopping; watch the batch at another, or later")
+
+    @property
+    def _queue(self) -> JobQueue:
+        if self._queue_or_none is None:
+            raise InvalidConfig("this gateway has no archive; start it with --redis URL")
+        return self._queue_or_none
+
+    async def _find(self, batch: str) -> BatchRecord:
+        queue, owner = self._queue, current_owner()
+        return await queue.get_batch(find_batch_id(owner, batch), owner)
+
+
+def _page_size(asked: int) -> int:
+    return min(asked or DEFAULT_PAGE, MAX_PAGE)
+
+
+def _position(page_token: str) -> int:
+    if not page_token:
+        return 0
+    if not (page_token.isascii() and page_token.isdecimal() and len(page_token) < 16):
+        raise InvalidRequest("page_token is none that a page of jobs came with")
+    return int(page_token)

@@ -1,0 +1,194 @@
+"""One SubmitBatch call: what it must look like, and its items gathered into chunks, each durable before the next."""
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Mapping
+
+from slipstream.archive.queue import Admission, BacklogFull, BatchSpec, JobQueue, JobSpec, Priority
+from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.options import resolve_options
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+MAX_NAME_CHARS = 256
+MAX_SOURCE_CHARS = 4096
+MAX_METADATA, MAX_METADATA_CHARS = 16, 512
+_BATCH_ID = re.compile("batch-[0-9a-f]{32}")
+_SHA256 = re.compile("[0-9a-fA-F]{64}")
+_PRIORITIES = {
+    archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    archive_pb2.JOB_PRIORITY_HIGH: Priority.HIGH,
+    archive_pb2.JOB_PRIORITY_NORMAL: Priority.NORMAL,
+    archive_pb2.JOB_PRIORITY_LOW: Priority.LOW,
+}
+
+
+def batch_id_of(owner: str, key: str) -> str:
+    """The batch of this key and owner; without a key a new one."""
+    if not key:
+        return f"batch-{secrets.token_hex(16)}"
+    return f"batch-{hashlib.sha256(json.dumps([owner, key]).encode()).hexdigest()[:32]}"
+
+
+def find_batch_id(owner: str, batch: str) -> str:
+    """The id that an id or a key stands for. No key looks like an id."""
+    if not batch:
+        raise InvalidRequest("name a batch by its id or its key")
+    return batch if _BATCH_ID.fullmatch(batch) else batch_id_of(owner, batch)
+
+
+def read_priority(priority: archive_pb2.JobPriority) -> Priority:
+    """Raises `InvalidRequest`."""
+    if priority not in _PRIORITIES:
+        raise InvalidRequest(f"priority {priority} is unknown")
+    return _PRIORITIES[priority]
+
+
+def check_batch(batch: archive_pb2.BatchOptions, config: GatewayConfig) -> None:
+    """Raises `InvalidRequest` and what `resolve_options` does."""
+    if batch.key and not _is_name(batch.key):
+        raise InvalidRequest(f"a key must have 1 to {MAX_NAME_CHARS} printable characters")
+    if _BATCH_ID.fullmatch(batch.key):
+        raise InvalidRequest("a key must not look like a batch id")
+    _check_metadata(batch.metadata)
+    _check_options(batch.caption, config)
+
+
+def read_item(
+    item: archive_pb2.BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig
+) -> JobSpec:
+    """A job; one that cannot run has a rejection. Raises `InvalidRequest` for a name that nothing can be filed under,
+    naming the item by its `number` in the stream."""
+    if not _is_name(item.custom_id):
+        raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
+    job = JobPayload(item.source[:MAX_SOURCE_CHARS], item.caption, item.sha256[:64].lower())
+    return JobSpec(item.custom_id, write_job(job), priority, _rejection(item, job, batch, config))
+
+
+def _rejection(item: archive_pb2.BatchItem, job: JobPayload, batch: BatchPayload, config: GatewayConfig) -> str:
+    if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
+        return f"source must have 1 to {MAX_SOURCE_CHARS} characters"
+    if item.sha256 and not _SHA256.fullmatch(item.sha256):
+        return "sha256 must have 64 hexadecimal digits"
+    try:
+        _check_options(item.caption, config, merged=job.merged_options(batch))
+    except SlipstreamError as error:
+        return str(error)
+    return ""
+
+
+def _check_options(
+    given: gateway_pb2.CaptionOptions, config: GatewayConfig, merged: gateway_pb2.CaptionOptions | None = None
+) -> None:
+    if given.path or given.request_id:
+        raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
+    resolve_options(merged or given, config)
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata has {len(metadata)} entries; at most {MAX_METADATA} are kept")
+    if any(len(text) > MAX_METADATA_CHARS for entry in metadata.items() for text in entry):
+        raise InvalidRequest(f"keys and values of metadata may have {MAX_METADATA_CHARS} characters")
+
+
+def _is_name(text: str) -> bool:
+    return 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
+
+
+# -- submission -------------------------------------------------------------------------------------------------------
+
+# One SubmitBatch call: items gathered into chunks, each durable before the next, and what became of them all.
+
+CHUNK = 500
+MAX_NAMED_CONFLICTS = 100
+RETRY_AFTER_S = 10.0
+
+
+class Submission:
+    """Nothing reaches the queue before the first chunk does. A call that breaks off leaves the batch open, and what
+    was accepted of it runs."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        config: GatewayConfig,
+        batch_id: str,
+        owner: str,
+        options: archive_pb2.BatchOptions,
+        priority: Priority,
+    ) -> None:
+        self._queue = queue
+        self._config = config
+        self._priority = priority
+        self._batch = BatchPayload(options.key, options.caption)
+        self._spec = BatchSpec(batch_id, owner, dict(options.metadata), write_batch(self._batch))
+        self._chunk: list[JobSpec] = []
+        self._num_items = 0
+        self._is_open = False
+        self._response = archive_pb2.SubmitBatchResponse(batch_id=batch_id)
+
+    async def add(self, item: archive_pb2.BatchItem) -> None:
+        """One more item. Raises `InvalidRequest`, `LimitExceeded`, `BacklogFull` or `QueueUnavailable`."""
+        self._num_items += 1
+        if self._num_items > self._config.max_batch_items:
+            raise LimitExceeded(
+                f"a batch may have {self._config.max_batch_items} items; split it, or start the gateways with a higher "
+                "--max-batch-items"
+            )
+        self._chunk.append(read_item(item, self._num_items, self._batch, self._priority, self._config))
+        if len(self._chunk) >= CHUNK:
+            await self._flush()
+
+    async def end(self) -> archive_pb2.SubmitBatchResponse:
+        """No more items come."""
+        if not self._num_items:
+            raise InvalidRequest("a batch needs at least one item")
+        await self._flush()
+        await self._queue.seal_batch(self._spec.batch_id)
+        response = self._response
+        get_logger().info(
+            "batch.submitted",
+            batch_id=response.batch_id,
+            num_added=response.num_added,
+            num_known=response.num_known,
+            num_conflicts=response.num_conflicts,
+            num_rejected=response.num_rejected,
+        )
+        return response
+
+    async def _flush(self) -> None:
+        if not self._chunk:
+            return
+        if not self._is_open:
+            await self._queue.open_batch(self._spec)
+            self._is_open = True
+        answers = await self._queue.submit(self._spec.batch_id, self._chunk)
+        for job, answer in zip(self._chunk, answers, strict=True):
+            self._count(job, answer)
+        self._chunk = []
+        if Admission.FULL in answers:
+            response = self._response
+            raise BacklogFull(
+                f"the archive's backlog is full: {response.num_added} items of this call were accepted and "
+                f"{response.num_known} were known; make the same call again later to go on",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def _count(self, job: JobSpec, answer: Admission) -> None:
+        response = self._response
+        if answer is Admission.ADDED:
+            response.num_added += 1
+            response.num_rejected += bool(job.rejection)
+        elif answer is Admission.KNOWN:
+            response.num_known += 1
+        elif answer is Admission.CONFLICT:
+            response.num_conflicts += 1
+            if len(response.conflicts) < MAX_NAMED_CONFLICTS:
+                response.conflicts.append(job.custom_id)

@@ -1,0 +1,117 @@
+"""Puts the archive together: queue, worker, servicer, health, and its end. Knows how, not what."""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+
+from slipstream.archive.job_runner import ArchiveRunner
+from slipstream.archive.observed import observed_queue, watch_depth
+from slipstream.archive.queue import JobQueue, QueueUnavailable
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.worker import Worker
+from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.peers import Watch
+from slipstream.errors import SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.rpc.server import Lifecycle
+from slipstream.rpc.v1 import archive_pb2_grpc
+from slipstream.services.gateway.archive_servicer import ArchiveServicer
+
+HEALTH_NAME = "slipstream.rpc.v1.Archive"
+SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
+SETTLE_S = 10.0
+
+
+class Archive:
+    """One gateway's part in the archive. Without a queue it is a servicer that says so."""
+
+    def __init__(
+        self, config: GatewayConfig, captioner: Captioner, target: Watch, lifecycle: Lifecycle, queue: JobQueue | None
+    ) -> None:
+        self._config = config
+        self._captioner = captioner
+        self._target = target
+        self._lifecycle = lifecycle
+        self._queue = observed_queue(queue, captioner.metrics) if queue else None
+        self._worker: Worker | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, server: grpc.aio.Server) -> None:
+        """Registers the servicer and begins to take jobs. A store that cannot be reached is waited for."""
+        servicer = ArchiveServicer(self._config, self._queue, self._lifecycle.stopping)
+        archive_pb2_grpc.add_ArchiveServicer_to_server(servicer, server)
+        if self._queue is None:
+            return
+        config, queue = self._config, self._queue
+        watch = Watch("redis", HEALTH_NAME, queue.ping, self._lifecycle)
+        self._begin(watch.run())
+        self._begin(_sweep(queue))
+        if config.metrics:
+            self._begin(watch_depth(queue, self._captioner.metrics))
+        name = ""
+        if config.archive_slots:
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.doubt)
+            self._worker = Worker(
+                queue,
+                runner.run,
+                slots=config.archive_slots + config.archive_ahead,
+                ready=self._is_ready,
+                grace_s=config.archive_drain_s,
+            )
+            name = self._worker.name
+            self._begin(self._work(self._worker))
+        get_logger().info("archive.started", worker=name, slots=config.archive_slots, ahead=config.archive_ahead)
+
+    async def close(self) -> None:
+        """Lets running jobs end for a while and gives back the others."""
+        if self._queue is None:
+            return
+        if self._worker is not None:
+            self._worker.stop()
+            await asyncio.wait(self._tasks[-1:], timeout=self._config.archive_drain_s + SETTLE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._queue.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work` until `close`. If it ends by a fault of its own, so does the process: half a gateway is none."""
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._check)
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        get_logger().error("archive.failed", exc_info=error)
+        self._lifecycle.fail(SlipstreamError(f"the archive's worker failed ({type(error).__name__}); see the log"))
+
+    async def _work(self, worker: Worker) -> None:
+        """Until `close`; from the beginning of the process's end on, nothing new is taken."""
+        stopping = asyncio.create_task(self._lifecycle.stopping.wait())
+        stopping.add_done_callback(lambda _: worker.stop())
+        try:
+            await worker.run()
+        finally:
+            stopping.cancel()
+
+    async def _is_ready(self) -> bool:
+        return self._target.is_up
+
+
+def make_queue(config: GatewayConfig) -> RedisQueue | None:
+    """The queue that the options name, if they name one. Raises `InvalidConfig`; connects when first used."""
+    return RedisQueue(config.redis, config.redis_queue, config.queue_policy) if config.redis else None
+
+
+async def _sweep(queue: JobQueue) -> None:
+    """Deletes what is past its retention, for all gateways, a little at a time."""
+    while True:
+        num_deleted = 0
+        with contextlib.suppress(QueueUnavailable):
+            num_deleted = await queue.sweep()
+        await asyncio.sleep(SWEEP_PAUSE_S if num_deleted else SWEEP_S)

@@ -1,0 +1,1 @@
+"""One caption at the gateway: its video, its two model streams, the protocol between them, and what it measured."""

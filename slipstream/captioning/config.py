@@ -1,0 +1,128 @@
+"""What a gateway can be told at start: about captions, about videos, about the archive."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.archive.queue import QueuePolicy
+from slipstream.config import between, one_of, option
+from slipstream.logs import LEVELS
+from slipstream.rpc.security import WireOptions
+from slipstream.rpc.tokens import TokenOptions
+
+# -- media options ----------------------------------------------------------------------------------------------------
+
+
+def _check_hosts(value: str) -> str | None:
+    """What is wrong with a list of URL hosts, or None."""
+    for entry in filter(None, value.split(",")):
+        host, _, port = entry.partition(":")
+        if not host or any(char.isspace() or char in "/@*[]?#" for char in entry):
+            return f"names {entry!r}, which is no HOST or HOST:PORT"
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            return f"names {entry!r}, whose port is none"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOptions:
+    """Options of receiving and decoding videos."""
+
+    video_roots: str = option("directories that request paths may lie below, separated by ':'", default="")
+    url_hosts: str = option(
+        "hosts that archive videos may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",
+        default="",
+        check=_check_hosts,
+    )
+    url_timeout_s: float = option("longest time for fetching one video", default=600.0, check=between(0.1, 86400))
+    max_video_bytes: int = option("largest video file", default=2 * 1024**3, check=between(1, 2**50))
+    decode_workers: int = option("videos decoded at once, each in a process", default=2, check=between(1, 256))
+    decode_timeout_s: float = option("longest time for decoding one video", default=120.0, check=between(0.1, 86400))
+    decode_memory_mb: int = option(
+        "most memory of one decoder in MiB, sampled frames apart", default=2048, check=between(64, 2**20)
+    )
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Directories that request paths may lie below."""
+        return tuple(Path(root) for root in self.video_roots.split(":") if root)
+
+    @property
+    def allowed_hosts(self) -> frozenset[tuple[str, int]]:
+        """(host in lower case, port) of the https servers that videos may be fetched from."""
+        pairs = (entry.partition(":") for entry in self.url_hosts.split(",") if entry)
+        return frozenset((host.lower(), int(port or 443)) for host, _, port in pairs)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+# What a gateway can be told about the archive at start.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveOptions:
+    """Options of the archive. Those of the queue must be the same at every gateway that shares it."""
+
+    redis: str = option("URL of the Redis that holds the archive's queue; empty: no archive", default="")
+    redis_queue: str = option("name of the queue within that Redis", default="slipstream")
+    archive_slots: int = option("archive captions at once; 0 only takes batches in", default=2, check=between(0, 256))
+    archive_ahead: int = option("archive videos decoded ahead of the models", default=2, check=between(0, 256))
+    archive_drain_s: float = option(
+        "how long running archive captions may go on after SIGTERM; what remains is run elsewhere",
+        default=5.0,
+        check=between(0, 3600),
+    )
+    max_batch_items: int = option("most jobs of one batch", default=1_000_000, check=between(1, 100_000_000))
+    lease_s: float = option(
+        "a gateway that is silent for so long has lost its jobs", default=15.0, check=between(1, 3600)
+    )
+    max_attempts: int = option("counted failures after which a job is dead", default=4, check=between(1, 100))
+    max_crashes: int = option("deaths of whatever ran it after which a job is dead", default=3, check=between(1, 100))
+    max_backlog: int = option("jobs that may wait", default=1_000_000, check=between(1, 100_000_000))
+    retention_s: float = option(
+        "how long a batch is kept after its last job ended", default=30 * 86_400.0, check=between(1, 10 * 365 * 86_400)
+    )
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """The part that the queue is told."""
+        return QueuePolicy(
+            lease_s=self.lease_s,
+            max_attempts=self.max_attempts,
+            max_crashes=self.max_crashes,
+            max_backlog=self.max_backlog,
+            retention_s=self.retention_s,
+        )
+
+
+# -- config -----------------------------------------------------------------------------------------------------------
+
+# What a gateway can be told at start.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
+    """Options of the gateway service."""
+
+    listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
+    target: str = option("address of the target service")
+    draft: str = option("address of the draft service; empty for plain decoding only", default="")
+    max_captions: int = option("captions in work at once; more are refused", default=16, check=between(1, 4096))
+    max_frames: int = option("most frames of a request", default=256, check=between(1, 4096))
+    max_new_tokens: int = option("most tokens of a caption", default=2048, check=between(1, 1_000_000))
+    max_window: int = option("most draft tokens in one target pass", default=64, check=between(1, 1024))
+    max_prompt_chars: int = option("longest prompt, in characters", default=8192, check=between(1, 1_000_000))
+    default_prompt: str = option("asked when a request asks nothing", default="Describe this video in detail.")
+    default_frames: int = option("frames sampled when a request does not say", default=64, check=between(1, 4096))
+    default_new_tokens: int = option(
+        "token limit when a request does not say", default=512, check=between(1, 1_000_000)
+    )
+    default_window: int = option("window limit when a request does not say", default=24, check=between(1, 1024))
+    default_alpha: float = option("pruned share when a request does not say", default=0.9, check=between(0, 1))
+    request_timeout_s: float = option("longest time for one caption", default=3600.0, check=between(1, 86400))
+    draft_timeout_s: float = option(
+        "a draft that owes tokens and is silent for so long is dropped", default=1.0, check=between(0.01, 3600)
+    )
+    start_timeout_s: float = option(
+        "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
+    )
+    log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))

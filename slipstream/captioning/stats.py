@@ -1,0 +1,222 @@
+"""What one caption measured of itself: its trace, for who asked for one, and the summary at its end."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from slipstream.captioning.options import CaptionOptions
+from slipstream.rpc.v1 import draft_pb2, gateway_pb2, target_pb2
+from slipstream.rpc.windows import finish_reason_number
+from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.pipeline import Pipeline
+from slipstream.video.decode import SampledVideo
+
+# -- trace ------------------------------------------------------------------------------------------------------------
+
+# Tells who asked for it what the models did and when.
+
+
+class Tracer:
+    """Emits a caption's `Trace` events; does nothing for a request without `trace`."""
+
+    def __init__(self, emit: Callable[[gateway_pb2.CaptionEvent], None], *, is_on: bool) -> None:
+        self._emit = emit
+        self._is_on = is_on
+
+    def passed(self, at_s: float, asked_s: float, num_tokens: int, verdict: target_pb2.Verdict) -> None:
+        """A verdict came on a window of `num_tokens`, asked for at `asked_s`."""
+        self._tell(
+            kind="pass",
+            at_s=at_s,
+            asked_s=asked_s,
+            pass_s=verdict.pass_s,
+            tokens=num_tokens,
+            accepted=verdict.num_accepted,
+        )
+
+    def drafted(self, at_s: float, tokens: draft_pb2.DraftTokens, *, stale: bool) -> None:
+        """The draft's tokens came; stale ones belong to a line that was given up."""
+        self._tell(kind="draft", at_s=at_s, pass_s=tokens.pass_s, tokens=len(tokens.token_ids), stale=stale)
+
+    def restarted(self, at_s: float) -> None:
+        """The draft was told to begin anew."""
+        self._tell(kind="restart", at_s=at_s)
+
+    def _tell(self, **figures: object) -> None:
+        if self._is_on:
+            self._emit(gateway_pb2.CaptionEvent(trace=gateway_pb2.Trace(**figures)))  # type: ignore[arg-type]
+
+
+# -- ledger -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class PassTally:
+    """Target passes over windows of one length."""
+
+    count: int = 0
+    pass_s: float = 0.0
+    round_s: float = 0.0
+
+
+@dataclass
+class Ledger:
+    """Times are `loop.time()` of this process; durations come from the services themselves."""
+
+    arrived: float
+    sampled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    draft_ready_at: float = 0.0
+    longest_gap_s: float = 0.0
+    held_s: float = 0.0
+    draft_pass_s: float = 0.0
+    draft_tokens: int = 0
+    drafts_lost: int = 0
+    passes: defaultdict[int, PassTally] = field(default_factory=lambda: defaultdict(PassTally))
+    prefilled: target_pb2.Prefilled = field(default_factory=target_pb2.Prefilled)
+    draft_ready: draft_pb2.DraftReady = field(default_factory=draft_pb2.DraftReady)
+    pieces: list[str] = field(default_factory=list)
+    stop_string: str = ""
+
+    def waited_until(self, now: float) -> None:
+        """The sampled frames waited until now for a place: that is no work, so it counts nowhere."""
+        self.arrived += now - self.sampled
+        self.sampled = now
+
+    def committed(self, now: float, pieces: list[str]) -> None:
+        """Tokens became text."""
+        if not self.first_token:
+            self.first_token = now
+        else:
+            self.longest_gap_s = max(self.longest_gap_s, now - self.last_token)
+        self.last_token = now
+        self.pieces.extend(pieces)
+
+    def passed(self, window_len: int, pass_s: float, round_s: float, held_s: float) -> None:
+        """A target pass ended. `round_s` is what it took as seen from here, after the target was held for `held_s`."""
+        self.held_s += held_s
+        tally = self.passes[window_len]
+        tally.count += 1
+        tally.pass_s += pass_s
+        tally.round_s += round_s
+
+    def drafted(self, tokens: draft_pb2.DraftTokens) -> None:
+        """The draft wrote tokens."""
+        num_passes = _depth(tokens.parents) or len(tokens.token_ids)
+        self.draft_tokens += num_passes
+        self.draft_pass_s += tokens.pass_s * num_passes
+
+    def self_drafted(self, verdict: target_pb2.Verdict) -> None:
+        """The target drafted a window itself."""
+        self.draft_tokens += verdict.num_drafted
+        self.draft_pass_s += verdict.draft_s
+
+    def joined(self, now: float, ready: draft_pb2.DraftReady) -> None:
+        """A draft became ready; the first one's figures are kept."""
+        if not self.draft_ready_at:
+            self.draft_ready_at, self.draft_ready = now, ready
+
+    def summary(
+        self,
+        options: CaptionOptions,
+        video: SampledVideo,
+        pipeline: Pipeline,
+        finish_reason: FinishReason | None,
+    ) -> gateway_pb2.Summary:
+        """Everything, for the client."""
+        return gateway_pb2.Summary(
+            request_id=options.request_id,
+            text="".join(self.pieces),
+            num_tokens=len(pipeline.committed),
+            finish_reason=finish_reason_number(finish_reason),
+            method=options.method,
+            pruner=options.pruner,
+            alpha=options.alpha,
+            policy=options.policy,
+            max_window=options.max_window,
+            video=self._video_facts(video),
+            timings=self._timings(),
+            speculation=self._speculation(pipeline),
+            stop_string=self.stop_string,
+            lossy=options.lossy.method if options.lossy else "",
+            lossy_keep=options.lossy.keep if options.lossy else 0.0,
+        )
+
+    def _video_facts(self, video: SampledVideo) -> gateway_pb2.VideoFacts:
+        num_frames, height, width, _ = video.frames.shape
+        return gateway_pb2.VideoFacts(
+            num_frames=num_frames,
+            width=width,
+            height=height,
+            duration_s=video.duration_s,
+            timestamps_s=video.timestamps_s,
+            warnings=video.warnings,
+            video_tokens=self.prefilled.video_tokens,
+            prompt_tokens=self.prefilled.prompt_tokens,
+            reused_tokens=self.prefilled.reused_tokens,
+        )
+
+    def _timings(self) -> gateway_pb2.Timings:
+        target, draft = self.prefilled, self.draft_ready
+        return gateway_pb2.Timings(
+            decode_s=self.sampled - self.arrived,
+            target_encode_s=target.encode_s,
+            target_prefill_s=target.prefill_until_guidance_s + target.prefill_after_guidance_s,
+            draft_encode_s=draft.encode_s,
+            draft_guidance_s=draft.guidance_s,
+            draft_prune_s=draft.prune_s,
+            draft_prefill_s=draft.prefill_s,
+            first_token_s=self.first_token - self.sampled,
+            draft_ready_s=self.draft_ready_at - self.sampled if self.draft_ready_at else 0.0,
+            generate_s=self.last_token - self.first_token,
+            total_s=self.last_token - self.arrived,
+            longest_gap_s=self.longest_gap_s,
+        )
+
+    def _speculation(self, pipeline: Pipeline) -> gateway_pb2.Speculation:
+        tallies = sorted(self.passes.items())
+        windows = [tally for window_len, tally in tallies if window_len]
+        plain = self.passes.get(0, PassTally())
+        num_passes = sum(tally.count for _, tally in tallies)
+        mean_pass_s = sum(tally.pass_s for _, tally in tallies) / max(num_passes, 1)
+        plain_pass_s = plain.pass_s / max(plain.count, 1)
+        draft_pass_s = self.draft_pass_s / max(self.draft_tokens, 1)
+        single_pass_s = plain_pass_s or pipeline.costs.target_pass_s(0)
+        return gateway_pb2.Speculation(
+            passes=num_passes,
+            windows=sum(tally.count for tally in windows),
+            judged=pipeline.num_judged,
+            accepted=pipeline.num_accepted,
+            restarts=pipeline.num_deaths,
+            drafts_lost=self.drafts_lost,
+            tau=pipeline.num_accepted / max(pipeline.num_judged, 1),
+            mean_accepted_length=pipeline.num_accepted / max(pipeline.num_deaths, 1),
+            target_pass_s=mean_pass_s,
+            plain_pass_s=plain_pass_s,
+            draft_pass_s=draft_pass_s,
+            speed_ratio=single_pass_s / draft_pass_s if draft_pass_s else 0.0,
+            kept_tokens=self.draft_ready.kept_tokens,
+            guidance_bytes=self.draft_ready.guidance_bytes,
+            kept_digest=self.draft_ready.kept_digest,
+            held_s=self.held_s,
+            gate_closings=pipeline.gate.num_closings if pipeline.gate else 0,
+            gated_tokens=pipeline.gate.num_gated_tokens if pipeline.gate else 0,
+            pass_costs=[
+                gateway_pb2.PassCost(
+                    window=window_len,
+                    count=tally.count,
+                    pass_s=tally.pass_s / tally.count,
+                    round_s=tally.round_s / tally.count,
+                )
+                for window_len, tally in tallies
+            ],
+        )
+
+
+def _depth(parents: Iterable[int]) -> int:
+    """Levels of a tree, each of which was one pass of the draft. Nobody has checked it yet."""
+    levels = {-1: 0}
+    for node, parent in enumerate(parents):
+        levels[node] = levels.get(parent, 0) + 1
+    return max(levels.values())

@@ -1,0 +1,248 @@
+"""Shows a batch until it ends: a progress bar on a terminal, plain lines in a pipe, or JSON."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from slipstream.cli.views import message_dict
+from slipstream.client.archive_client import ENDED, ArchiveClient
+from slipstream.rpc.v1 import archive_pb2 as pb
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+SECONDS_PER_HOUR = 3600.0
+WINDOW_S = 300.0
+"""Rates are those of this long."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """None: not known (yet)."""
+
+    videos_per_h: float | None
+    tokens_per_s: float | None
+    speedup: float | None
+    """Time of plain decoding over the time it took."""
+    eta_s: float | None
+    """Seconds until the last job ends, at the rate of the last minutes."""
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at_s: float
+    ended: int
+    done: int
+    tokens: int
+
+
+class Meter:
+    """Takes a batch's snapshots as they come."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._samples: deque[_Sample] = deque()
+
+    def update(self, batch: pb.Batch) -> Figures:
+        """The figures as of this snapshot; those of a batch that has ended are over its whole life."""
+        now = _Sample(self._clock(), num_ended(batch.counts), batch.counts.done, batch.totals.tokens)
+        self._samples.append(now)
+        while len(self._samples) > 2 and self._samples[1].at_s <= now.at_s - WINDOW_S:
+            self._samples.popleft()
+        if batch.ended_s:
+            return overall(batch)
+        first = self._samples[0]
+        elapsed_s = now.at_s - first.at_s
+        ended_per_s = _ratio(now.ended - first.ended, elapsed_s)
+        return Figures(
+            _per_hour(_ratio(now.done - first.done, elapsed_s)),
+            _ratio(now.tokens - first.tokens, elapsed_s),
+            speedup(batch.totals),
+            _ratio(batch.counts.total - now.ended, ended_per_s or 0.0),
+        )
+
+
+def overall(batch: pb.Batch) -> Figures:
+    """The figures from the batch's beginning to its end; without rates while it goes on."""
+    elapsed_s = batch.ended_s - batch.created_s if batch.ended_s else 0.0
+    return Figures(
+        _per_hour(_ratio(batch.counts.done, elapsed_s)),
+        _ratio(batch.totals.tokens, elapsed_s),
+        speedup(batch.totals),
+        0.0 if batch.ended_s else None,
+    )
+
+
+def speedup(totals: pb.BatchTotals) -> float | None:
+    """How much longer plain decoding would have taken, as measured in the same captions."""
+    return _ratio(totals.plain_generate_s, totals.generate_s)
+
+
+def num_ended(counts: pb.JobCounts) -> int:
+    """Jobs in a terminal state."""
+    return counts.done + counts.failed + counts.dead + counts.cancelled
+
+
+def has_failures(batch: pb.Batch) -> bool:
+    """Whether it ended with jobs that have no result."""
+    return num_ended(batch.counts) > batch.counts.done
+
+
+def describe(batch: pb.Batch, figures: Figures) -> str:
+    """Counts and figures on one line."""
+    counts = batch.counts
+    facts = [f"done {counts.done:,} of {counts.total:,}"]
+    facts += [
+        f"{number:,} {name}"
+        for name, number in (
+            ("failed", counts.failed),
+            ("dead", counts.dead),
+            ("cancelled", counts.cancelled),
+            ("running", counts.running),
+        )
+        if number
+    ]
+    return ", ".join(facts + describe_figures(figures))
+
+
+def describe_figures(figures: Figures) -> list[str]:
+    """What is known of them, in words."""
+    facts = []
+    if figures.videos_per_h:
+        facts.append(f"{figures.videos_per_h:,.0f} videos/h")
+    if figures.tokens_per_s:
+        facts.append(f"{figures.tokens_per_s:,.1f} tokens/s")
+    if figures.speedup:
+        facts.append(f"speedup {figures.speedup:.2f}x")
+    if figures.eta_s:
+        facts.append(f"{span(figures.eta_s)} left")
+    return facts
+
+
+def span(seconds: float) -> str:
+    """A length of time as people say it."""
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.1f} days"
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _per_hour(per_s: float | None) -> float | None:
+    return None if per_s is None else per_s * SECONDS_PER_HOUR
+
+
+# -- watch ------------------------------------------------------------------------------------------------------------
+
+# Shows a batch until it ends: a progress bar on a terminal, plain lines in a pipe, or JSON.
+
+JOBS_WITHOUT_RESULT = 5
+"""Exit status of a command that waited for a batch which ended with jobs that have no result."""
+LINE_PERIOD_S = 5.0
+"""Most lines in a pipe are that far apart."""
+
+Show = Callable[[pb.Batch], None]
+
+
+async def watch(client: ArchiveClient, batch: str, view: AbstractContextManager[Show]) -> pb.Batch:
+    """Shows every change until the batch has ended; its last state."""
+    with view as show:
+        last = pb.Batch()
+        async with aclosing(client.watch(batch)) as snapshots:
+            async for last in snapshots:
+                show(last)
+    return last
+
+
+def exit_status(batch: pb.Batch) -> int:
+    """What a command that waited for this batch ends with."""
+    return JOBS_WITHOUT_RESULT if has_failures(batch) else 0
+
+
+def choose_view(as_json: bool, stream: TextIO | None = None) -> AbstractContextManager[Show]:
+    """The view that fits the request and what the stream (stdout, if none is given) is."""
+    stream = stream or sys.stdout
+    if as_json:
+        return _json_lines(stream)
+    console = Console(file=stream)
+    return _bar(console) if console.is_terminal else _plain_lines(stream)
+
+
+def batch_dict(batch: pb.Batch) -> dict[str, Any]:
+    """The batch under the names of the contract, with the figures of its whole life once it has ended."""
+    figures = overall(batch)
+    return message_dict(batch) | {
+        "state": state_name(batch),
+        "videos_per_h": figures.videos_per_h,
+        "tokens_per_s": figures.tokens_per_s,
+        "speedup": figures.speedup,
+    }
+
+
+def state_name(batch: pb.Batch) -> str:
+    """As users know it."""
+    return pb.BatchState.Name(batch.state).removeprefix("BATCH_STATE_").lower()
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Show]:
+    columns = SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    meter = Meter()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("waiting", total=None)
+
+        def show(batch: pb.Batch) -> None:
+            line = describe(batch, meter.update(batch))
+            progress.update(task, description=line, completed=num_ended(batch.counts), total=batch.counts.total or None)
+
+        yield show
+
+
+@contextmanager
+def _plain_lines(stream: TextIO) -> Iterator[Show]:
+    meter = Meter()
+    due = _every(LINE_PERIOD_S)
+
+    def show(batch: pb.Batch) -> None:
+        figures = meter.update(batch)
+        if due(batch):
+            print(f"{state_name(batch)}: {describe(batch, figures)}", file=stream, flush=True)
+
+    yield show
+
+
+@contextmanager
+def _json_lines(stream: TextIO) -> Iterator[Show]:
+    due = _every(LINE_PERIOD_S)
+
+    def show(batch: pb.Batch) -> None:
+        if due(batch):
+            print(json.dumps(batch_dict(batch)), file=stream, flush=True)
+
+    yield show
+
+
+def _every(period_s: float) -> Callable[[pb.Batch], bool]:
+    """Whether a line is due: the first, one a period, and always the last."""
+    next_s = 0.0
+
+    def due(batch: pb.Batch) -> bool:
+        nonlocal next_s
+        if time.monotonic() < next_s and batch.state not in ENDED:
+            return False
+        next_s = time.monotonic() + period_s
+        return True
+
+    return due

@@ -1,0 +1,143 @@
+"""What commands share: bundles of options, the connection to a gateway, and a clean end at every signal."""
+
+import asyncio
+import functools
+import inspect
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import grpc
+import typer
+
+from slipstream.errors import InvalidConfig
+from slipstream.rpc.channels import open_authorized_channel
+from slipstream.rpc.security import make_peer_security
+from slipstream.rpc.tokens import new_token
+
+# -- bundles of options -----------------------------------------------------------------------------------------------
+
+# Command-line options that several commands share, written once.
+
+ResultT = TypeVar("ResultT")
+
+
+def bundled(**bundles: Callable[..., Any]) -> Callable[[Callable[..., ResultT]], Callable[..., ResultT]]:
+    """Gives a command the options of `bundles` too, for typer to see.
+
+    Each bundle is a function whose parameters are options; the command takes what it returns under the bundle's name.
+    """
+
+    def decorate(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
+        parameters = {name: inspect.signature(bundle).parameters for name, bundle in bundles.items()}
+        own = [item for name, item in inspect.signature(command).parameters.items() if name not in bundles]
+        every = [*own, *(item for shared in parameters.values() for item in shared.values())]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> ResultT:
+            for name, bundle in bundles.items():
+                values[name] = bundle(**{option: values.pop(option) for option in parameters[name]})
+            return command(**values)
+
+        keyword_only = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in every]
+        run.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+        run.__annotations__ = {item.name: item.annotation for item in every}
+        return run
+
+    return decorate
+
+
+# -- connection -------------------------------------------------------------------------------------------------------
+
+TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
+MAX_TOKEN_FILE_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """What a user said of the connection to the gateway. `token_file` wins over the environment."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token_file: Path | None = None
+
+    def token(self, environ: Mapping[str, str]) -> str:
+        """'' without one. Raises `InvalidConfig` when the file cannot be used."""
+        if self.token_file is None:
+            return environ.get(TOKEN_VARIABLE, "").strip()
+        try:
+            with self.token_file.open("rb") as file:
+                token = file.read(MAX_TOKEN_FILE_BYTES).decode().strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InvalidConfig(f"--token-file: cannot read {str(self.token_file)!r}: {reason}") from None
+        if not token:
+            raise InvalidConfig(f"--token-file: {str(self.token_file)!r} is empty")
+        return token
+
+
+def connection_options(
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="PEM file of the authority of the gateway's certificate: use TLS.")
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option("--cert", help="PEM file of the certificate to show, where one is asked for.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="PEM file of that certificate's private key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", help="File with the token to send.", show_default=f"${TOKEN_VARIABLE}"),
+    ] = None,
+) -> ConnectionOptions:
+    """For `bundled(connection=connection_options)`."""
+    return ConnectionOptions(ca=ca, cert=cert, key=key, token_file=token_file)
+
+
+def open_gateway_channel(address: str, options: ConnectionOptions | None = None) -> grpc.aio.Channel:
+    """A channel to a gateway, as its user wants it. Raises `InvalidConfig` naming the option that is wrong."""
+    options = options or ConnectionOptions()
+    security = make_peer_security(
+        ("--ca", str(options.ca or "")), ("--cert", str(options.cert or "")), ("--key", str(options.key or ""))
+    )
+    return open_authorized_channel(address, security, options.token(os.environ))
+
+
+def token_command(owner: Annotated[str, typer.Argument(help="Who will use it: a name without spaces.")]) -> None:
+    """Make a token: for its user the token, for the gateway's --tokens file the line that accepts it."""
+    token, line = new_token(owner)
+    typer.echo(f"token, to be kept by {owner} and shown only now:\n{token}")
+    typer.echo(f"line for the gateway's --tokens file:\n{line}")
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+# Runs a command's coroutine so that every signal that ends the command also lets it clean up.
+
+
+def run_async(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """`asyncio.run`, with SIGTERM and SIGHUP cancelling the command as Ctrl-C does."""
+    return asyncio.run(_run_cancellable(main))
+
+
+async def _run_cancellable(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(main)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP: leave it so
+            loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise typer.Exit(128 + received[0]) from None
+        raise

@@ -1,0 +1,238 @@
+"""How a caption is shown: live on a terminal, as plain lines in a pipe, or as one JSON object a video."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import typer
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedToken, StageChange, Summary
+from slipstream.rpc.v1.target_pb2 import FinishReason
+
+# -- summary ----------------------------------------------------------------------------------------------------------
+
+# What a caption's summary says: as a dictionary for JSON, as one line, and the rates that follow from it.
+
+
+def decoding_rate(summary: Summary) -> float:
+    """Tokens a second after the first one; 0 when there is no second one."""
+    return _rate(summary.num_tokens - 1, summary.timings.generate_s)
+
+
+def end_to_end_rate(summary: Summary) -> float:
+    """Tokens a second from the request's arrival to its last token."""
+    return _rate(summary.num_tokens, summary.timings.total_s)
+
+
+def closing_line(summary: Summary) -> str:
+    """The caption's figures on one line."""
+    speculation = summary.speculation
+    facts = [
+        f"{summary.num_tokens} tokens",
+        f"{decoding_rate(summary):.1f} tokens/s",
+        f"{speculation.passes} passes",
+        f"first token after {summary.timings.first_token_s:.2f} s",
+    ]
+    if summary.lossy:
+        facts.insert(0, f"lossy: {summary.lossy} keeps {summary.lossy_keep:.0%}")
+    if speculation.judged:
+        facts.insert(2, f"tau {speculation.tau:.2f}")
+    if speculation.drafts_lost:
+        facts.append(f"draft lost {speculation.drafts_lost} time(s)")
+    if speculation.gate_closings:
+        facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
+    if summary.stop_string:
+        facts.append(f"ended before {summary.stop_string!r}")
+    if summary.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+        facts.append("cut at the token limit")
+    return ", ".join([*facts, *summary.video.warnings])
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """Every field of a message under its name in the contract; numbers stay numbers, absent messages stay out."""
+    fields: dict[str, Any] = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _restore_numbers(message, fields)
+    return fields
+
+
+def summary_dict(summary: Summary) -> dict[str, Any]:
+    """`message_dict` of a summary, in which every group has an entry."""
+    fields = message_dict(summary)
+    fields["finish_reason"] = FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_").lower()
+    for group in ("video", "timings", "speculation"):
+        fields.setdefault(group, {})
+    return fields
+
+
+def _restore_numbers(message: Message, fields: dict[str, Any]) -> None:
+    """protobuf's JSON spells 64-bit numbers as strings."""
+    for descriptor, value in message.ListFields():
+        if isinstance(value, Message):
+            _restore_numbers(value, fields[descriptor.name])
+    for name, value in fields.items():
+        if isinstance(value, str) and isinstance(getattr(message, name), int):
+            fields[name] = int(value) if value.lstrip("-").isdecimal() else value
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+# -- view -------------------------------------------------------------------------------------------------------------
+
+DRAFT_STYLE = "green"
+REFRESHES_PER_S = 12
+
+ShowEvent = Callable[[CaptionEvent], None]
+
+
+class View(Protocol):
+    """Shows captions one after the other."""
+
+    def caption(self, video: str) -> AbstractContextManager[ShowEvent]:
+        """Opens the display of one video; gives the function that takes its events."""
+
+    def fail(self, video: str, message: str) -> None:
+        """Tells that there is no (whole) caption of this video."""
+
+
+def choose_view(as_json: bool, num_videos: int) -> View:
+    """The view that fits the request and what stdout is."""
+    if as_json:
+        return JsonView()
+    console = Console()
+    return LiveView(console) if console.is_terminal else PlainView(with_names=num_videos > 1)
+
+
+def printable(text: str) -> str:
+    """Text that cannot steer the terminal: control characters, above all escape, become a visible mark."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def complain(video: str, message: str) -> None:
+    """One line on stderr."""
+    typer.echo(f"slipstream: {printable(video)}: {printable(message)}", err=True)
+
+
+class JsonView:
+    """One JSON object a video on stdout and nothing else there."""
+
+    @contextmanager
+    def caption(self, video: str) -> Iterator[ShowEvent]:
+        """Prints the summary when it comes."""
+
+        def show(event: CaptionEvent) -> None:
+            if event.HasField("summary"):
+                typer.echo(json.dumps({"file": video} | summary_dict(event.summary)))
+
+        yield show
+
+    def fail(self, video: str, message: str) -> None:
+        """The object of this video holds the message that stderr gets."""
+        typer.echo(json.dumps({"file": video, "error": message}))
+        complain(video, message)
+
+
+class PlainView:
+    """Text as it comes, without any escape code."""
+
+    def __init__(self, with_names: bool) -> None:
+        self._with_names = with_names
+
+    @contextmanager
+    def caption(self, video: str) -> Iterator[ShowEvent]:
+        """Streams the text, then the closing line."""
+        line_is_open = False
+
+        def show(event: CaptionEvent) -> None:
+            nonlocal line_is_open
+            for token in event.text.tokens:
+                typer.echo(printable(token.piece), nl=False)
+                line_is_open = True
+            if event.HasField("summary"):
+                typer.echo(f"\n[{closing_line(event.summary)}]")
+                line_is_open = False
+
+        if self._with_names:
+            typer.echo(f"{printable(video)}:")
+        try:
+            yield show
+        finally:
+            if line_is_open:
+                typer.echo()
+
+    def fail(self, video: str, message: str) -> None:
+        """One line on stderr."""
+        complain(video, message)
+
+
+class LiveView:
+    """A progress line, then the growing text with the draft's tokens marked."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def caption(self, video: str) -> Iterator[ShowEvent]:
+        """Redraws while events come; text and closing line stay on the screen."""
+        screen = _Screen()
+        self._console.print(Text(printable(video), style="bold"))
+        with Live(screen.layout, console=self._console, refresh_per_second=REFRESHES_PER_S) as live:
+
+            def show(event: CaptionEvent) -> None:
+                screen.apply(event)
+                live.update(screen.layout)
+
+            try:
+                yield show
+            finally:
+                live.update(screen.finished_layout)
+
+    def fail(self, video: str, message: str) -> None:
+        """One line on stderr."""
+        complain(video, message)
+
+
+class _Screen:
+    """What the live view shows of one caption."""
+
+    def __init__(self) -> None:
+        self._text = Text()
+        self._closing = Text(style="dim")
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self._task = self._progress.add_task("connect", total=None)
+
+    @property
+    def layout(self) -> RenderableType:
+        return Group(self._text, self._progress) if self._text else self._progress
+
+    @property
+    def finished_layout(self) -> RenderableType:
+        return Group(self._text, self._closing) if self._closing else self._text
+
+    def apply(self, event: CaptionEvent) -> None:
+        self._show_stage(event.stage)
+        self._append(event.text.tokens)
+        if event.HasField("summary"):
+            self._closing.append(closing_line(event.summary))
+
+    def _show_stage(self, change: StageChange) -> None:
+        if change.stage:
+            label = change.stage.replace("_", " ") + (f": {change.detail}" if change.detail else "")
+            total = change.total or None
+            self._progress.update(self._task, description=printable(label), completed=change.done, total=total)
+
+    def _append(self, tokens: Iterable[CommittedToken]) -> None:
+        for token in tokens:
+            self._text.append(printable(token.piece), style=DRAFT_STYLE if token.from_draft else None)

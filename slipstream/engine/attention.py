@@ -1,0 +1,202 @@
+"""The attention call of every decoder layer: writes new keys and values into each session's cache and attends over it.
+
+A packed pass carries rows of several sessions along the sequence axis. The decoder layers hand their extra keyword
+arguments through to the attention function, which is how `segments` and `kernel` arrive here. Grouped-query attention
+folds the query heads of a group into rows of their key/value head, so keys and values are never copied.
+
+Milliseconds a layer on one idle Xeon core: fp32, 4 heads on 2 KV heads of 64, 6,272 tokens of past. The first two can
+be measured with `bench/attention.py`; the others lost and are not kept.
+
+    window                                         1      2      4      8     16
+    matmuls, K stored [dim, token]: MatmulKernel   0.286  0.317  0.391  0.616  1.059
+    SDPA on folded rows, one mask: SdpaKernel      0.285  0.415  0.516  0.727  1.186
+    SDPA with enable_gqa, which expands K and V    0.484  0.516  0.740  0.922  1.381
+    SDPA on the past, joined to the window by lse  0.334  0.464  0.556  0.731  1.098
+    matmuls, K stored [token, dim]                 0.283  0.423  0.536  0.782  1.204
+    matmuls, V stored [dim, token]                 0.265  0.452  0.608  0.834  1.244
+    K @ q^T, softmax over the first axis           0.493  0.604  0.886  0.771  1.276
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from slipstream.engine.kv_cache import Layout
+from slipstream.engine.segments import Segment
+from slipstream.errors import ModelNotUsable
+
+IMPLEMENTATION = "slipstream"
+"""Name under which the attention function is registered with transformers."""
+ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash")
+
+_MAX_ROWS = 64
+"""Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
+
+
+class Kernel(Protocol):
+    """One way to compute attention of new rows over the cache."""
+
+    key_layout: Layout
+    value_layout: Layout
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        """Attention of a segment that has a past.
+
+        Args:
+            query: [heads, n, head_dim].
+            keys, values: the cache with the new rows, [kv_heads, segment.past + segment.num_columns, head_dim].
+            segment: as this layer has it, see `Segment.in_layer`.
+
+        Returns:
+            [heads, n, head_dim].
+        """
+        ...
+
+    def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """The same without a past: keys and values are [kv_heads, n, head_dim]."""
+        ...
+
+
+class SdpaKernel:
+    """`scaled_dot_product_attention`: any device, any dtype."""
+
+    key_layout = Layout.HEAD_TOKEN_DIM
+    value_layout = Layout.HEAD_TOKEN_DIM
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        heads, num_rows, head_dim = query.shape
+        kv_heads = keys.shape[0]
+        folded = query.reshape(1, kv_heads, -1, head_dim)
+        mask = segment.folded_mask(heads // kv_heads) if segment.is_masked else None
+        output = scaled_dot_product_attention(folded, keys[None], values[None], attn_mask=mask, scale=scale)
+        return output.view(heads, num_rows, head_dim)
+
+    def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return scaled_dot_product_attention(
+            query[None].contiguous(),
+            keys[None].contiguous(),
+            values[None].contiguous(),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=query.shape[0] != keys.shape[0],
+        )[0]
+
+
+class MatmulKernel(SdpaKernel):
+    """Two batched matmuls around a softmax, with K stored [dim, token]: the fastest for fp32 on a CPU."""
+
+    key_layout = Layout.HEAD_DIM_TOKEN
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        heads, num_rows, head_dim = query.shape
+        kv_heads, num_tokens, _ = keys.shape
+        scaled = (query * scale).view(kv_heads, -1, num_rows, head_dim)
+        output = torch.empty_like(scaled)
+        for first in range(0, num_rows, _MAX_ROWS):
+            rows = slice(first, min(first + _MAX_ROWS, num_rows))
+            block = scaled[:, :, rows]
+            scores = torch.bmm(block.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2))
+            if segment.is_masked:
+                scores.view(*block.shape[:3], num_tokens)[..., segment.past :] += segment.window_mask[rows]
+            weights = torch.softmax(scores, dim=-1)
+            output[:, :, rows] = torch.bmm(weights, values).view(block.shape)
+        return output.view(heads, num_rows, head_dim)
+
+
+class FlashKernel:
+    """The `flash-attn` package on CUDA; its causal mask is aligned to the end, so one call serves every chain.
+
+    It has no other mask: trees go to SDPA.
+    """
+
+    key_layout = Layout.TOKEN_HEAD_DIM
+    value_layout = Layout.TOKEN_HEAD_DIM
+
+    def __init__(self) -> None:
+        from flash_attn import flash_attn_func  # type: ignore[import-not-found,unused-ignore]
+
+        self._attend = flash_attn_func
+        self._masked = SdpaKernel()
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        if segment.tree is not None:
+            return self._masked.attend(query, keys, values, segment, scale)
+        return self.attend_causal(query, keys, values, scale)
+
+    def attend_causal(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        batch = (tensor.transpose(0, 1)[None] for tensor in (query, keys, values))
+        output: Tensor = self._attend(*batch, softmax_scale=scale, causal=True)
+        return output[0].transpose(0, 1)
+
+
+def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_ends: bool = False) -> Kernel:
+    """The kernel called `name`; "auto" takes the fastest that works on `device` with `dtype`.
+
+    Args:
+        masked_ends: caches show rows that nobody may see, which takes a kernel with a mask.
+
+    Raises:
+        ModelNotUsable: an unknown name, or flash attention without CUDA, half precision or its package, or with
+            masked ends.
+    """
+    half = dtype in (torch.float16, torch.bfloat16)
+    flash_works = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
+    flash_works = flash_works and not masked_ends
+    if name == "auto":
+        name = "flash" if flash_works else "matmul" if device.type == "cpu" and not half else "sdpa"
+    if name == "flash" and not flash_works:
+        raise ModelNotUsable(
+            "attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype, and no strict width; use 'auto'"
+        )
+    kernels: dict[str, type[Kernel]] = {"sdpa": SdpaKernel, "matmul": MatmulKernel, "flash": FlashKernel}
+    if name not in kernels:
+        raise ModelNotUsable(f"unknown attention {name!r}; known: {', '.join(ATTENTION_NAMES)}")
+    return kernels[name]()
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    segments: Sequence[Segment],
+    kernel: Kernel,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention over every segment's own cache; the signature is that of `AttentionInterface`.
+
+    Args:
+        module: the layer's attention module, for its `layer_idx`.
+        query: [1, heads, rows, head_dim], rotated. `key`, `value`: [1, kv_heads, rows, head_dim].
+        attention_mask: unused; segments carry what each row may see.
+
+    Returns:
+        [1, rows, heads, head_dim], and no attention weights.
+    """
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    outputs = []
+    for whole in segments:
+        segment = whole.in_layer(layer)
+        rows = segment.rows
+        keys, values = segment.cache.write(layer, key[0, :, rows], value[0, :, rows])
+        if segment.observer is not None:
+            segment.observer.observe(layer, query[0, :, rows], keys[:, : segment.num_keys], scaling)
+        if segment.past == 0 and segment.tree is None:
+            output = kernel.attend_causal(query[0, :, rows], key[0, :, rows], value[0, :, rows], scaling)
+        else:
+            output = kernel.attend(query[0, :, rows], keys, values, segment, scaling)
+        outputs.append(output.transpose(0, 1))
+    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return packed[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, packed_attention)

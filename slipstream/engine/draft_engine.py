@@ -1,0 +1,152 @@
+"""One draft model and its sessions: encode, prune, prefill, then write a line without waiting. Knows no wire."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.engine.draft_session import Chunk, DraftSession, Line
+from slipstream.engine.draft_writer import LineWriter
+from slipstream.engine.memory import Admission
+from slipstream.engine.prefix_cache import ByteLru, frames_digest
+from slipstream.engine.thread import ModelThread
+from slipstream.engine.video_lm import VideoLM
+from slipstream.engine.work import SessionWork, encode_blocks
+from slipstream.errors import ProtocolViolation
+from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
+from slipstream.rpc.codec import DraftRequest, Frames
+from slipstream.sampling.sampler import DraftSampler
+from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
+
+HEADROOM_TOKENS = 512
+"""Room for a line behind the committed tokens, counted when a session is admitted; the draft is not told how long the
+text may become."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftLimits:
+    """How much a draft takes on."""
+
+    max_sessions: int
+    kv_budget_bytes: int
+    embedding_cache_bytes: int = 0
+
+
+class DraftEngine:
+    """Owns the model's thread. Every public method is called on the event loop."""
+
+    def __init__(self, model: VideoLM, thread: ModelThread, limits: DraftLimits) -> None:
+        self.model = model
+        self.thread = thread
+        self.admission = Admission(
+            budget_bytes=limits.kv_budget_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued=0,
+            queue_timeout_s=0.0,
+            what="draft",
+        )
+        self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes)
+        """Video embeddings by the digest of their frames. Touched on the model's thread only."""
+        self._writer = LineWriter(model, thread)
+
+    def open(
+        self, request: DraftRequest, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
+    ) -> DraftSession:
+        """Admits a session. Raises for an unknown pruner, a prompt that does not fit, or when there is no room: nobody
+        waits for a draft, as the caption goes on without one."""
+        get_pruner(request.pruner)
+        num_kept(1, request.alpha)
+        plan = self.model.plan_prompt(
+            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+        )
+        if any(token >= self.model.info.vocab_size for token in join.committed):
+            raise ProtocolViolation("a committed token is outside the vocabulary")
+        num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
+        num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
+        line = Line(join.epoch, join.write_until, join.first_chunk, list(join.committed))
+        sampler = DraftSampler(request.sampling, plan.token_ids, self.model.info.vocab_size)
+        place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
+        return DraftSession(request, plan, SessionWork(self.thread), place, sampler, line, num_sent=len(join.committed))
+
+    def close(self, session: DraftSession) -> asyncio.Future[None]:
+        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread; then the
+        result is done."""
+        released = session.work.close(then=session.place.release)
+        session.chunks.put_nowait(None)
+        self._writer.wake(session)
+        return released
+
+    async def encode(self, session: DraftSession, frames: Frames) -> tuple[torch.Tensor, float]:
+        """Video embeddings [tokens, hidden] of all frames, and the seconds that took. Those of an earlier session
+        with the same frames are taken where they were kept."""
+        keeps = self.embeddings.limit_bytes > 0
+        digest = await asyncio.to_thread(frames_digest, frames) if keeps else None
+        blocks = [block async for block in session.work.run_blocks(self._encode(frames, digest))]
+        return blocks[-1][0], sum(seconds for _, seconds in blocks)
+
+    def _encode(self, frames: Frames, digest: bytes | None) -> Iterator[tuple[torch.Tensor, float]]:
+        """Block after block; all of them together come last."""
+        known = self.embeddings.get(digest) if digest is not None else None
+        if known is not None:
+            yield known, 0.0
+            return
+        blocks = []
+        for block, seconds in encode_blocks(self.model, frames):
+            blocks.append(block)
+            yield block, seconds
+        embeddings = torch.cat(blocks)
+        if digest is not None:
+            self.embeddings.put(digest, embeddings, embeddings.nbytes)
+        yield embeddings, 0.0
+
+    async def choose_tokens(
+        self, session: DraftSession, embeddings: torch.Tensor, guidance: Guidance | None
+    ) -> tuple[torch.Tensor, float]:
+        """Indices of the video tokens to keep, ascending int64, and the seconds that took."""
+        request, plan = session.request, session.plan
+        pruner = get_pruner(request.pruner)
+        video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings)
+
+        def choose() -> torch.Tensor:
+            here = None if guidance is None else guidance.to(embeddings.device)  # states are rated faster on a GPU
+            return prune(pruner, video, request.alpha, guidance=here, seed=request.seed)
+
+        return await session.work.run(choose)
+
+    async def prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> float:
+        """Runs the pruned prompt through the layers; returns the seconds that took."""
+        return sum([seconds async for seconds in session.work.run_blocks(self._prefill(session, embeddings, keep))])
+
+    def _prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> Iterator[float]:
+        started = time.perf_counter()
+        headroom = len(session.line.output) + HEADROOM_TOKENS
+        prefill = self.model.start_prefill(
+            session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=headroom
+        )
+        session.work.on_release(prefill.cache.clear)
+        for layer in range(1, self.model.info.num_layers + 1):
+            prefill.run_layers(layer)
+            yield time.perf_counter() - started
+            started = time.perf_counter()
+        session.work.state, session.prompt_logits = prefill.finish()
+        yield time.perf_counter() - started
+
+    def restart(self, session: DraftSession, action: RestartLine) -> None:
+        """Ends the line that is being written, at the latest after the token that is being computed."""
+        session.orders.append(action)
+        self._writer.wake(session)
+
+    def advance(self, session: DraftSession, action: AdvanceLine) -> None:
+        """Moves the limit of the line, if it is still the one that is written."""
+        session.orders.append(action)
+        self._writer.wake(session)
+
+    async def write(self, session: DraftSession) -> AsyncIterator[Chunk]:
+        """What is written until the session is closed: as far as the line may go, then as it is told more."""
+        self._writer.wake(session)
+        while (chunk := await session.chunks.get()) is not None:
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk

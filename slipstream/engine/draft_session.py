@@ -1,0 +1,157 @@
+"""One caption at the draft: what was asked, its line or its trees, and what is sent of it."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.memory import Reservation
+from slipstream.engine.video_lm import PromptPlan
+from slipstream.engine.work import SessionWork
+from slipstream.rpc.codec import DraftRequest
+from slipstream.sampling.params import Proposal
+from slipstream.sampling.sampler import DraftSampler
+from slipstream.speculation.acceptance import ROOT, TokenTree
+from slipstream.speculation.pipeline import AdvanceLine, RestartLine
+
+# -- trees ------------------------------------------------------------------------------------------------------------
+
+STATIC_TREE: tuple[tuple[int, ...], ...] = (
+    *((0,), (1,), (2,), (3,)),
+    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
+    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+)
+"""Nodes as paths of ranks: (1, 0) is the best token behind the second best one. Level by level, parents first."""
+_PLACES = {path: node for node, path in enumerate(STATIC_TREE)}
+PARENTS = tuple(_PLACES.get(path[:-1], ROOT) for path in STATIC_TREE)
+WIDTHS = {parent: PARENTS.count(parent) for parent in set(PARENTS)}
+"""Candidates behind each node that has any; behind -1, the roots."""
+
+Rank = Callable[[Tensor, Sequence[int], int], list[int]]
+"""Logits [vocab], the text before, how many: the best tokens, best first."""
+
+
+@dataclass
+class TreeGrowth:
+    """One tree being written behind `text`: it takes the logits of the text's last row, then those of each `fed`."""
+
+    text: Sequence[int]
+    depth: int
+    """Levels that it may have."""
+    token_ids: dict[int, int] = field(default_factory=dict)
+    """By node of the static tree; nodes come in ascending order."""
+    fed: TokenTree | None = None
+    """The nodes that the model takes in: those with candidates behind them. Its new ones are the next window."""
+    is_complete: bool = False
+    started_s: float = 0.0
+    _level: int = 0
+    _fed_nodes: list[int] = field(default_factory=list)
+
+    @property
+    def num_levels(self) -> int:
+        """Levels so far, each of which took a pass."""
+        return self._level
+
+    def grow(self, rows: Tensor, rank: Rank) -> None:
+        """Takes the logits [n, vocab] behind the nodes of the last window: the candidates of the next level. Then there
+        is either another window, or the tree is complete."""
+        num_new = 1 if self.fed is None else len(self.fed) - self.fed.num_cached
+        parents = [ROOT] if self.fed is None else self._fed_nodes[-num_new:]
+        for parent, logits in zip(parents, rows, strict=True):
+            best = rank(logits, [*self.text, *self._path(parent)], WIDTHS[parent])
+            children = [node for node in range(len(STATIC_TREE)) if PARENTS[node] == parent]
+            self.token_ids.update(zip(children, best, strict=False))
+        self._level += 1
+        new = [node for node in self.token_ids if len(STATIC_TREE[node]) == self._level and node in WIDTHS]
+        self.is_complete = not new or self._level >= self.depth
+        if not self.is_complete:
+            self._feed(new)
+
+    def _feed(self, new: list[int]) -> None:
+        self._fed_nodes += new
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(self._fed_nodes)}
+        tokens, parents = [self.token_ids[node] for node in new], [places[PARENTS[node]] for node in new]
+        self.fed = TokenTree(tuple(tokens), tuple(parents)) if self.fed is None else self.fed.grown(tokens, parents)
+
+    @property
+    def tree(self) -> TokenTree:
+        """All candidates."""
+        nodes = sorted(self.token_ids)
+        places = {ROOT: ROOT} | {node: place for place, node in enumerate(nodes)}
+        return TokenTree(tuple(self.token_ids[n] for n in nodes), tuple(places[PARENTS[n]] for n in nodes))
+
+    def cached_path(self, suffix: Sequence[int], num_cached: int) -> tuple[int, ...]:
+        """Of the `num_cached` rows that the model's cache holds behind the text, those of the beginning of `suffix`."""
+        path: list[int] = []
+        node: int | None = ROOT
+        for token in suffix:
+            node = self.fed.child(node, token) if self.fed is not None and node is not None else None
+            if node is None or node >= num_cached:
+                break
+            path.append(node)
+        return tuple(path)
+
+    def _path(self, node: int) -> list[int]:
+        if node == ROOT:
+            return []
+        return [self.token_ids[_PLACES[STATIC_TREE[node][:length]]] for length in range(1, len(STATIC_TREE[node]) + 1)]
+
+
+# -- session ----------------------------------------------------------------------------------------------------------
+
+# One caption at the draft: what was asked, its line, and what is sent of it.
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of a line, the output position of the first, and the mean seconds of a pass."""
+
+    epoch: int
+    position: int
+    token_ids: list[int]
+    pass_s: float
+    proposals: tuple[Proposal, ...] = ()
+    """What each token was drawn from, where the sampling rule needs it."""
+    parents: tuple[int, ...] = ()
+    """Of a tree, see `TokenTree`."""
+
+
+@dataclass
+class Line:
+    """Where the draft writes. `output` holds committed tokens and, after them, what it wrote itself."""
+
+    epoch: int
+    write_until: int
+    first_chunk: int
+    output: list[int]
+
+
+@dataclass(eq=False)
+class DraftSession:
+    """One caption at the draft. All but `orders` and `chunks` is touched on the model's thread only, once it writes."""
+
+    request: DraftRequest
+    plan: PromptPlan
+    work: SessionWork
+    place: Reservation
+    sampler: DraftSampler
+    line: Line
+    orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
+    """What the thread has not carried out. All is, in order: each restart builds on the one before."""
+    chunks: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
+    """What was written; None, or what went wrong, at the end."""
+    prompt_logits: torch.Tensor | None = None
+    """[vocab], after the prefill."""
+    num_sent: int = 0
+    """Tokens of the line's output that are in a chunk already, or were committed before the line."""
+    proposals: list[Proposal] = field(default_factory=list)
+    """Of the tokens that are not sent yet, where the sampling rule needs them."""
+    chunk_started_s: float = 0.0
+    """When the first pass of the chunk began that is being written."""
+    growth: TreeGrowth | None = None
+    """The line's tree, where trees are asked for; None until there is room for one."""

@@ -1,0 +1,171 @@
+"""The layer loop over upstream decoder layers. Knows segments and caches; nothing of videos, prompts or text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.engine.attention import Kernel
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.segments import Observer, Segment
+from slipstream.speculation.acceptance import TokenTree
+
+
+class Decoder(Protocol):
+    """What the loop needs of an upstream text model: Qwen2, Qwen2.5-VL's and Llama's have it."""
+
+    layers: nn.ModuleList
+    norm: nn.Module
+    rotary_emb: nn.Module
+    embed_tokens: nn.Embedding
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one session adds to a pass."""
+
+    cache: KVCache
+    hidden: Tensor
+    """Input embeddings, [n, hidden]."""
+    positions: Tensor
+    """Position ids, [n], or [axes, n] for rotary embeddings of several axes."""
+    tree: TokenTree | None = None
+    """Whose new nodes these are; None: each row follows the one before it."""
+    observer: Observer | None = None
+    """Sees the rows' attention in every layer."""
+
+
+class ForwardPass:
+    """One packed pass that may stop after any layer and go on later.
+
+    Until `finish`, the caches keep their old length, so an abandoned pass leaves no trace.
+    """
+
+    def __init__(self, runner: "Runner", batch: Sequence[Rows]) -> None:
+        assert all(rows.hidden.shape[0] > 0 for rows in batch), "every session in a pass needs rows"
+        self._runner = runner
+        self._hidden = torch.cat([rows.hidden for rows in batch])[None]
+        self._segments = _segments(batch)
+        self._num_tokens = [segment.length for segment in self._segments]
+        positions = torch.cat([rows.positions for rows in batch], dim=-1)
+        self._position_ids = positions[..., None, :]
+        self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
+        self._next_layer = 0
+
+    @property
+    def next_layer(self) -> int:
+        """Layers run so far."""
+        return self._next_layer
+
+    @property
+    def hidden(self) -> Tensor:
+        """The rows' current states, [rows, hidden]: the embeddings before any layer."""
+        return self._hidden[0]
+
+    def run_layers(self, until_layer: int) -> None:
+        """Run layers up to, not including, `until_layer`; does nothing for those already run."""
+        runner = self._runner
+        with torch.inference_mode():
+            for layer in runner.decoder.layers[self._next_layer : until_layer]:
+                self._hidden = layer(
+                    self._hidden,
+                    attention_mask=None,
+                    position_ids=self._position_ids,
+                    position_embeddings=self._rotary,
+                    segments=self._segments,
+                    kernel=runner.kernel,
+                )
+                self._next_layer += 1
+
+    def keep_rows(self, keep: Tensor) -> None:
+        """Go on with the rows `keep` alone (int64, ascending), at the positions they have.
+
+        The layers that have run keep all of theirs; lengths count the rows that are gone, too. For one session's first
+        pass only.
+        """
+        (segment,) = self._segments
+        assert segment.past == 0, "rows are left out of a prompt's first pass only"
+        segment.cache.leave_out(segment.length - len(keep), from_layer=self._next_layer)
+        self._segments = [replace(segment, length=len(keep))]
+        with torch.inference_mode():
+            self._hidden = self._hidden.index_select(1, keep.to(self._hidden.device))
+            self._position_ids = self._position_ids.index_select(-1, keep.to(self._position_ids.device))
+            self._rotary = self._runner.decoder.rotary_emb(self._hidden, self._position_ids)
+
+    def finish(self, *, last_row_only: bool = False) -> list[Tensor]:
+        """Run what is left, count the rows as past, and return logits.
+
+        Returns:
+            One fp32 tensor per segment: [n, vocab], or [1, vocab] with `last_row_only`.
+        """
+        self.run_layers(self._runner.num_layers)
+        with torch.inference_mode():
+            hidden = self.hidden
+            if last_row_only:
+                hidden = hidden[[segment.rows.stop - 1 for segment in self._segments]]
+            logits = self._runner.lm_head(self._runner.decoder.norm(hidden)).float()
+        for segment, num_tokens in zip(self._segments, self._num_tokens, strict=True):
+            segment.cache.advance(num_tokens)
+        lengths = [1 if last_row_only else segment.length for segment in self._segments]
+        return list(logits.split(lengths))
+
+
+class Runner:
+    """A text model ready to run packed passes.
+
+    Args:
+        decoder: the upstream text model, loaded with our attention implementation.
+        lm_head: [hidden] -> [vocab].
+        kernel: the attention kernel; also decides the layout of caches.
+        fixed_shapes: attention reads caches in whole granules, see `KVCache`.
+    """
+
+    def __init__(self, decoder: Decoder, lm_head: nn.Module, kernel: Kernel, *, fixed_shapes: bool = False) -> None:
+        self.decoder = decoder
+        self.lm_head = lm_head
+        self.kernel = kernel
+        self.fixed_shapes = fixed_shapes
+        self.num_layers = len(decoder.layers)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers]
+        width = sum(attention.k_proj.out_features + attention.v_proj.out_features for attention in attentions)
+        return int(width) * self.decoder.embed_tokens.weight.element_size()
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for one session, with room for `capacity` tokens."""
+        return KVCache(
+            self.num_layers,
+            capacity=capacity,
+            key_layout=self.kernel.key_layout,
+            value_layout=self.kernel.value_layout,
+            whole_granules=self.fixed_shapes,
+        )
+
+    def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Input embeddings of text tokens, [n, hidden]."""
+        table = self.decoder.embed_tokens
+        with torch.inference_mode():
+            return cast(Tensor, table(torch.as_tensor(token_ids, dtype=torch.int64, device=table.weight.device)))
+
+    def start(self, batch: Sequence[Rows]) -> ForwardPass:
+        """Make room in every cache and begin a packed pass; no layer has run yet."""
+        for rows in batch:
+            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+        with torch.inference_mode():
+            return ForwardPass(self, batch)
+
+
+def _segments(batch: Sequence[Rows]) -> list[Segment]:
+    segments = []
+    start = 0
+    for rows in batch:
+        hidden, length = rows.hidden, rows.hidden.shape[0]
+        past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)
+        segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
+        start += length
+    return segments

@@ -1,0 +1,201 @@
+"""Judges windows: every session's passes are packed with the others', and each has its own verdict. Knows no wire."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
+from slipstream.engine.states import SparseState
+from slipstream.engine.target_session import Judgement, TargetSession
+from slipstream.engine.thread import Lane, ModelThread
+from slipstream.engine.video_lm import VideoLM, Window
+from slipstream.errors import InvalidRequest
+from slipstream.rpc.windows import JudgeRequest, PassFacts
+from slipstream.speculation.acceptance import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
+
+
+class Judge:
+    """Runs the passes of all sessions of one target."""
+
+    def __init__(self, model: VideoLM, thread: ModelThread) -> None:
+        self._model = model
+        self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS)
+        self._longest_window = model.strict_width - 1 if model.strict_width else None
+
+    async def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
+        """The first pass judges the window, each further one adds a token; less when the text ends before. Where the
+        session drafts for itself, every pass judges what was drafted for it.
+
+        The first call must bring an empty window: it answers from the prefill's logits, without a pass. The next one
+        must wait for the last judgement of the one before.
+        """
+        if session.rule.max_new_tokens <= len(session.committed):
+            raise InvalidRequest("the text of this session has ended")
+        vocab_size = self._model.info.vocab_size
+        if any(token >= vocab_size for token in request.window):
+            raise InvalidRequest(f"the window has a token outside the vocabulary of {vocab_size}")
+        if request.self_draft and not session.request.self_draft_kept:
+            raise InvalidRequest("this session was opened without a cache of its own drafting")
+        if not session.committed:
+            judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
+            yield judgement
+            return
+        if request.self_draft and session.sparse is None:
+            await session.work.run(partial(_prepare_drafting, session), Lane.DECODE)
+        passes = _Passes(session, self._batcher, request, self._longest_window)
+        passes.begin()
+        async for judgement in passes.results():
+            yield judgement
+
+    def forget(self, session: TargetSession) -> None:
+        """The session has ended: its waiting step is dropped and no pass waits for its next."""
+        self._batcher.forget(session.work)
+
+
+@dataclass(eq=False)
+class _Passes:
+    """The passes that one message asks for. Each further one is handed in where the last one ended, on the model's
+    thread, so that plain decoding waits for no event loop."""
+
+    session: TargetSession
+    batcher: StepBatcher
+    request: JudgeRequest
+    longest_window: int | None
+
+    def __post_init__(self) -> None:
+        self._num_left = self.request.num_passes
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Queue[Judgement | Exception | None] = asyncio.Queue()
+        self._nodes: tuple[int, ...] = ()
+        """The nodes of the tree that was asked about which are judged: those that can be committed."""
+
+    def begin(self) -> None:
+        """Hands in the first pass."""
+        if self.request.self_draft:
+            self._draft([], 0.0)
+        elif self.request.tree is not None:
+            tree, self._nodes = self.request.tree.shallow(self._room)
+            self._judge(JudgeRequest(tree.token_ids if tree else (), tree=tree))
+        else:
+            window = self.request.window[: self._room][: self.longest_window]
+            self._judge(JudgeRequest(window, proposals=self.request.proposals))
+
+    async def results(self) -> AsyncIterator[Judgement]:
+        try:
+            while (judgement := await self._done.get()) is not None:
+                if isinstance(judgement, Exception):
+                    raise judgement
+                yield judgement
+        finally:
+            self._num_left = 0
+
+    @property
+    def _room(self) -> int:
+        """Tokens that can be committed beside the pass's own; more would not fit the context either."""
+        return self.session.rule.max_new_tokens - len(self.session.committed) - 1
+
+    def _draft(self, drafted: list[int], draft_s: float) -> None:
+        """Drafts one more token over the session's sparse cache, or judges when there are enough."""
+        if len(drafted) == min(self.request.self_draft, self._room):
+            self._judge(JudgeRequest(tuple(drafted)), draft_s)
+            return
+        session = self.session
+        assert session.sparse is not None
+
+        def on_logits(logits: torch.Tensor, pass_s: float) -> bool:
+            _, token = session.sampler.judge(logits, [*session.committed, *drafted], ())
+            self._draft([*drafted, token], draft_s + pass_s)
+            return True
+
+        token = drafted[-1] if drafted else session.committed[-1]
+        self.batcher.submit(Step(session.work, session.sparse, (token,), on_logits=on_logits, on_error=self._tell))
+
+    def _judge(self, request: JudgeRequest, draft_s: float = 0.0) -> None:
+        self._num_left -= 1
+        session = self.session
+        on_logits = partial(self._on_logits, request, draft_s)
+        window = _rows(session.committed[-1], request)
+        self.batcher.submit(Step(session.work, session.work.state, window, on_logits=on_logits, on_error=self._tell))
+
+    def _on_logits(self, request: JudgeRequest, draft_s: float, logits: torch.Tensor, pass_s: float) -> bool:
+        num_drafted = len(request.window) if self.request.self_draft else 0
+        judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s))
+        judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
+        text_goes_on = judgement.verdict.finish_reason is None
+        if text_goes_on and self._num_left > 0:
+            if self.request.self_draft:
+                self._draft([], 0.0)
+            else:
+                self._judge(JudgeRequest())
+            self._tell(judgement)
+        else:
+            self._tell(judgement, None)
+        return text_goes_on
+
+    def _told(self, verdict: Verdict, request: JudgeRequest) -> Verdict:
+        """The verdict in words that the caller knows: nodes of its own tree, tokens that it has not seen."""
+        drafted = request.window[: verdict.num_accepted] if self.request.self_draft else ()
+        return replace(verdict, path=tuple(self._nodes[node] for node in verdict.path), drafted=drafted)
+
+    def _tell(self, *outcomes: Judgement | Exception | None) -> None:
+        for outcome in outcomes:
+            self._loop.call_soon_threadsafe(self._done.put_nowait, outcome)
+
+
+def _rows(last_token: int, request: JudgeRequest) -> Window:
+    """What the pass takes in: the last committed token, which is in no cache yet, and the window behind it."""
+    if request.tree is None:
+        return (last_token, *request.window)
+    return TokenTree((last_token, *request.window), (ROOT, *(parent + 1 for parent in request.tree.parents)))
+
+
+def _prepare_drafting(session: TargetSession) -> None:
+    """On the model's thread."""
+    assert session.attention is not None
+    kept, headroom = session.request.self_draft_kept, session.request.max_new_tokens
+    sparse = SparseState(session.work.state, session.attention, kept, headroom=headroom)
+    session.work.on_release(sparse.close)
+    session.sparse = sparse
+
+
+def _first_judgement(session: TargetSession) -> Judgement:
+    """On the model's thread, which has waited for no pass."""
+    assert session.first_logits is not None
+    logits, session.first_logits = session.first_logits[None], None
+    return _judgement(session, logits, JudgeRequest(), PassFacts(0.0))
+
+
+def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeRequest, facts: PassFacts) -> Judgement:
+    """On the model's thread: decides from the logits [len(window) + 1, vocab], forgets what was rejected, commits the
+    rest."""
+    verdict = _decide(session, logits, request)
+    text = session.text.push(verdict.committed(request.window), last=verdict.finish_reason is not None)
+    if text.stop:
+        verdict = verdict.ended_at(len(text.pieces) - 1, FinishReason.STOP, text.stop)
+    num_before = session.plan.num_tokens + len(session.committed)
+    if request.tree is None:
+        session.work.state.rollback(num_before + verdict.num_accepted)
+    else:
+        session.work.state.keep_path(num_before - 1, (0, *(node + 1 for node in verdict.path)))
+    session.committed.extend(verdict.committed(request.window))
+    if session.sparse is not None:
+        session.sparse.sync(session.work.state)
+    return Judgement(verdict, text.pieces, facts)
+
+
+def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest) -> Verdict:
+    committed, sampler, window = session.committed, session.sampler, request.window
+    if request.tree is None:
+        num_accepted, own_token = sampler.judge(logits, committed, window, request.proposals)
+        return end_verdict(window, num_accepted, own_token, len(committed), session.rule)
+
+    def choose(row: int, path: tuple[int, ...]) -> int:
+        """The target's own choice there: a tree is judged by equality with it under every sampling rule."""
+        _, token = sampler.judge(logits[row : row + 1], [*committed, *(window[node] for node in path)], ())
+        return token
+
+    path, own_token = accept_tree(request.tree, choose)
+    return end_verdict(window, len(path), own_token, len(committed), session.rule, path)

@@ -1,0 +1,182 @@
+"""Memory of a device and who may use it: a budget of bytes and of sessions, with a bounded queue in front of it."""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import torch
+
+from slipstream.errors import LimitExceeded, Overloaded
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+# How much memory there is left on a device.
+
+MEMORY_INFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+MIB = 1024 * 1024
+
+
+def available_bytes(device: str) -> int:
+    """What can still be taken: of the GPU, or of the machine within the limits of our control group."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    available = _meminfo_available()
+    limit, used = _read_number(CGROUP / "memory.max"), _read_number(CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _meminfo_available() -> int:
+    if MEMORY_INFO.exists():
+        for line in MEMORY_INFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _read_number(path: Path) -> int | None:
+    """None when there is no such file, or no limit in it."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+# -- admission --------------------------------------------------------------------------------------------------------
+
+FIRST_ESTIMATE_S = 5.0
+LEAST_RETRY_S, MOST_RETRY_S = 0.5, 120.0
+SMOOTHING = 0.3
+
+
+class Admission:
+    """Admits sessions in order of arrival while their bytes fit. Belongs to one event loop.
+
+    Args:
+        budget_bytes: what all admitted sessions may take together.
+        max_sessions: sessions admitted at once.
+        max_queued: sessions that may wait; one more is refused.
+        queue_timeout_s: seconds after which a waiting session is refused.
+        what: what this service is, for messages.
+    """
+
+    def __init__(
+        self, *, budget_bytes: int, max_sessions: int, max_queued: int, queue_timeout_s: float, what: str
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self.used_bytes = 0
+        self.num_admitted = 0
+        self._max_sessions = max_sessions
+        self._max_queued = max_queued
+        self._queue_timeout_s = queue_timeout_s
+        self._what = what
+        self._queue: deque[Reservation] = deque()
+        self._mean_stay_s = FIRST_ESTIMATE_S
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def reserve(self, num_bytes: int) -> "Reservation":
+        """A place: admitted at once when there is room and nobody waits, else the last in the queue.
+
+        Raises:
+            LimitExceeded: more bytes than the whole budget; waiting would not help.
+            Overloaded: the queue is full.
+        """
+        if num_bytes > self.budget_bytes:
+            raise LimitExceeded(
+                f"the caption needs {-(-num_bytes // MIB)} MiB of keys and values, but the {self._what} has"
+                f" {self.budget_bytes // MIB} MiB in all; ask for fewer frames or tokens, or raise --kv-budget-mb"
+            )
+        reservation = Reservation(self, num_bytes)
+        if not self._queue and self._fits(reservation):
+            self._admit(reservation)
+        elif len(self._queue) < self._max_queued:
+            self._queue.append(reservation)
+        else:
+            raise self.refusal(f"{self._occupancy()} and {len(self._queue)} wait")
+        return reservation
+
+    def refusal(self, why: str) -> Overloaded:
+        """The error that says when to come back: a guess from how long sessions have stayed so far."""
+        ahead = len(self._queue) + 1
+        estimate_s = self._mean_stay_s * ahead / max(1, self.num_admitted)
+        retry_after_s = min(max(estimate_s, LEAST_RETRY_S), MOST_RETRY_S)
+        message = f"the {self._what} has no room: {why}; try again in about {max(1, round(retry_after_s))} s"
+        return Overloaded(message, retry_after_s=retry_after_s)
+
+    def _occupancy(self) -> str:
+        free_mib = (self.budget_bytes - self.used_bytes) // MIB
+        return f"{self.num_admitted} of at most {self._max_sessions} captions are served, {free_mib} MiB are free"
+
+    def _fits(self, reservation: "Reservation") -> bool:
+        in_budget = self.used_bytes + reservation.num_bytes <= self.budget_bytes
+        return in_budget and self.num_admitted < self._max_sessions
+
+    def _admit(self, reservation: "Reservation") -> None:
+        self.used_bytes += reservation.num_bytes
+        self.num_admitted += 1
+        reservation.admitted_at = asyncio.get_running_loop().time()
+
+    def _release(self, reservation: "Reservation") -> None:
+        if reservation.admitted_at is None:
+            if reservation in self._queue:
+                self._queue.remove(reservation)
+        else:
+            self.used_bytes -= reservation.num_bytes
+            self.num_admitted -= 1
+            stay_s = asyncio.get_running_loop().time() - reservation.admitted_at
+            self._mean_stay_s += SMOOTHING * (stay_s - self._mean_stay_s)
+        while self._queue and self._fits(self._queue[0]):
+            self._admit(self._queue[0])
+            self._queue.popleft().moved.set()
+        for waiting in self._queue:
+            waiting.moved.set()
+
+
+class Reservation:
+    """One session's place, in the queue or behind it."""
+
+    def __init__(self, admission: Admission, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.admitted_at: float | None = None
+        self.moved = asyncio.Event()
+        self._admission = admission
+        self._released = False
+
+    async def wait(self) -> AsyncIterator[int]:
+        """Until admitted: how many wait before this one, at first and whenever that changes.
+
+        Raises:
+            Overloaded: it took too long.
+        """
+        admission, loop = self._admission, asyncio.get_running_loop()
+        deadline, told = loop.time() + admission._queue_timeout_s, -1
+        while self.admitted_at is None:
+            assert not self._released, "a place that was given up is not waited for"
+            ahead = admission._queue.index(self)
+            if ahead != told:
+                told = ahead
+                yield ahead
+            self.moved.clear()
+            if self.admitted_at is not None:
+                return
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.moved.wait()
+            except TimeoutError:
+                if self.admitted_at is None:
+                    self.release()
+                    waited = f"no place became free within {admission._queue_timeout_s:g} s"
+                    raise admission.refusal(waited) from None
+
+    def release(self) -> None:
+        """Gives the place back, in the queue or behind it; may be called again. The next in line are woken."""
+        if not self._released:
+            self._released = True
+            self._admission._release(self)

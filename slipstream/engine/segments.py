@@ -1,0 +1,95 @@
+"""One session's rows in a packed pass and what each of them may see. Knows no kernel and no layer maths."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from slipstream.engine.kv_cache import KVCache
+from slipstream.speculation.acceptance import TokenTree
+
+
+class Observer(Protocol):
+    """Sees what goes into the attention of one session; the pass itself is the same with and without it."""
+
+    def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
+        """One layer's queries and keys, rotated; the query rows are the last of the keys' tokens, in their order.
+
+        Args:
+            query: [heads, n, head_dim].
+            keys: all keys including the rows' own, [kv_heads, num_tokens, head_dim].
+        """
+        ...
+
+
+@dataclass(eq=False)
+class Segment:
+    """One session's rows in a packed pass."""
+
+    start: int
+    """First row of the segment in the packed sequence."""
+    length: int
+    """Rows of the segment: new tokens."""
+    cache: KVCache
+    past: int
+    """Keys that every row sees: those in the cache before this pass, without a tree's nodes among them."""
+    device: torch.device
+    dtype: torch.dtype
+    tree: TokenTree | None = None
+    """Whose last nodes the rows are; None: they are a chain."""
+    observer: Observer | None = None
+    _folded_mask: Tensor | None = field(default=None, init=False)
+    _in_layers: dict[int, "Segment"] = field(default_factory=dict, init=False)
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.length)
+
+    @property
+    def num_keys(self) -> int:
+        """Keys up to the last new row's own."""
+        return self.past + (self.length if self.tree is None else len(self.tree))
+
+    @cached_property
+    def num_columns(self) -> int:
+        """Keys behind the past: of a tree's nodes or the new tokens, and what the cache shows behind them."""
+        return self.cache.view_length(self.num_keys) - self.past
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether there is a key that some row must not see."""
+        return self.num_columns > 1
+
+    @cached_property
+    def window_mask(self) -> Tensor:
+        """What new rows add to their scores of the keys behind the past: 0 or -inf, [length, num_columns].
+
+        Built once for all layers.
+        """
+        mask = torch.full((self.length, self.num_columns), float("-inf"), dtype=self.dtype, device=self.device)
+        if self.tree is None:
+            return mask.triu_(1)
+        rows, columns = self.tree.visible()
+        mask[rows, columns] = 0
+        return mask
+
+    def folded_mask(self, group_size: int) -> Tensor:
+        """The window mask behind a past that every row sees, once for each query head of a group.
+
+        [group_size * length, past + num_columns], built once for all layers.
+        """
+        if self._folded_mask is None:
+            self._folded_mask = pad(self.window_mask, (self.past, 0)).repeat(group_size, 1)
+        return self._folded_mask
+
+    def in_layer(self, layer: int) -> "Segment":
+        """The segment as `layer` has it: with a shorter past where the layer holds fewer rows than there are tokens."""
+        num_missing = self.cache.num_missing(layer)
+        if not num_missing or not self.past:
+            return self
+        if num_missing not in self._in_layers:
+            self._in_layers[num_missing] = replace(self, past=self.past - num_missing)
+        return self._in_layers[num_missing]

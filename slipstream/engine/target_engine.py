@@ -1,0 +1,195 @@
+"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end. Knows no wire.
+
+The passes over windows are in `judging.py`, the prefill's blocks in `prefill.py`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from slipstream.engine.judging import Judge
+from slipstream.engine.memory import Admission
+from slipstream.engine.prefix_cache import PrefixCache, frames_digest
+from slipstream.engine.target_prefill import PromptPass, schedule_of
+from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.text_attention import TextAttention
+from slipstream.engine.thread import ModelThread
+from slipstream.engine.video_lm import PromptPlan, VideoLM
+from slipstream.engine.work import SessionWork
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
+from slipstream.families.text import StoppingText
+from slipstream.pruning import Guidance, Score
+from slipstream.pruning.guided import scores_of
+from slipstream.rpc.codec import Frames, TargetRequest
+from slipstream.rpc.windows import JudgeRequest
+from slipstream.sampling.sampler import TargetSampler
+from slipstream.speculation.acceptance import StopRule
+
+T = TypeVar("T")
+SESSION_WAIT_S = 30.0
+"""How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetLimits:
+    """How much a target takes on, and the layer of its guidance."""
+
+    guidance_layer: int = 0
+    """0: `default_guidance_layer`."""
+    max_sessions: int
+    kv_budget_bytes: int
+    max_queued: int = 0
+    queue_timeout_s: float = 0.0
+    prefix_cache_bytes: int = 0
+
+
+class TargetEngine:
+    """Owns the model's thread. Every method is called on the event loop."""
+
+    def __init__(self, model: VideoLM, thread: ModelThread, limits: TargetLimits) -> None:
+        num_layers = model.info.num_layers
+        if limits.guidance_layer > num_layers:
+            raise InvalidConfig(f"--guidance-layer {limits.guidance_layer}: the model has {num_layers} layers")
+        self.model = model
+        self.thread = thread
+        self.guidance_layer = limits.guidance_layer or default_guidance_layer(num_layers)
+        self.admission = Admission(
+            budget_bytes=limits.kv_budget_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued=limits.max_queued,
+            queue_timeout_s=limits.queue_timeout_s,
+            what="target",
+        )
+        self.prefixes = PrefixCache(limits.prefix_cache_bytes)
+        self._judge = Judge(model, thread)
+        self._sessions: dict[str, TargetSession] = {}
+        self._opened = asyncio.Condition()
+
+    async def open(
+        self, request: TargetRequest, num_frames: int, frame_size: tuple[int, int] | None = None
+    ) -> TargetSession:
+        """Gives a session a place, which `prefill` waits for. Raises for a prompt that does not fit the context or the
+        memory, an id in use, or when there is no room in the queue either."""
+        if request.session_id in self._sessions:
+            raise InvalidRequest(f"session {request.session_id!r} is open already; give every request its own id")
+        info = self.model.info
+        plan = self.model.plan_prompt(
+            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+        )
+        if plan.num_tokens + request.max_new_tokens > info.max_context:
+            raise LimitExceeded(
+                f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "
+                f"the model's context of {info.max_context}; ask for fewer frames or tokens"
+            )
+        session = TargetSession(
+            request=request,
+            plan=plan,
+            rule=StopRule(frozenset(info.eos_token_ids), request.max_new_tokens),
+            sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
+            text=StoppingText(self.model.text_stream(), request.sampling.stop),
+            guidance=asyncio.get_running_loop().create_future(),
+            attention=TextAttention(plan) if request.with_attention or request.self_draft_kept else None,
+            lossy=schedule_of(request, plan, info.num_layers),
+            prefilled=asyncio.get_running_loop().create_future(),
+            work=SessionWork(self.thread),
+            place=self.admission.reserve(self._kv_bytes(request, plan)),
+        )
+        self._sessions[request.session_id] = session
+        try:
+            async with self._opened:
+                self._opened.notify_all()
+        except asyncio.CancelledError:
+            self.close(session)
+            raise
+        return session
+
+    def close(self, session: TargetSession) -> asyncio.Future[None]:
+        """Ends a session. Its memory is freed after the pass that may be running, on the model's thread, and then its
+        place is given to the next; the result is done when it is."""
+        if self._sessions.get(session.request.session_id) is session:
+            del self._sessions[session.request.session_id]
+        self._judge.forget(session)
+        session.guidance.cancel()
+        session.prefilled.cancel()
+        return session.work.close(then=session.place.release)
+
+    async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | PrefillFacts]:
+        """Waits for the session's place and runs its prompt, telling how far it is; the facts come last.
+
+        Raises:
+            Overloaded: no place became free in time.
+        """
+        async for num_ahead in session.place.wait():
+            yield StageProgress("queued", 0, num_ahead)
+        shares = self.prefixes.is_on and session.lossy is None
+        digest = await asyncio.to_thread(frames_digest, frames) if shares else None
+        prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
+        async for event in session.work.run_blocks(prompt.blocks(frames)):
+            if not isinstance(event, Guidance):
+                yield event
+            elif not session.guidance.done():
+                session.guidance.set_result(event)
+        if not session.prefilled.done():
+            session.prefilled.set_result(None)
+
+    def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
+        """Runs passes over the last committed token and the window; see `Judge.judge`."""
+        return self._judge.judge(session, request)
+
+    async def guidance(self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION) -> Guidance:
+        """The guidance of a session, as soon as the layers that it is made of have run: layer L, or all for attention
+        as such. Raises `SessionGone` when there is no such session."""
+        session = await self._wait_opened(session_id)
+        if not session.request.with_guidance:
+            raise InvalidRequest(f"session {session_id!r} was opened without guidance")
+        guidance = await _of_open_session(session, session.guidance)
+        if score.is_attention:
+            return await self._attention(session, kind, score)
+        if kind == "hidden_states":
+            return await asyncio.to_thread(guidance.to, "cpu")  # hundreds of MB, which the event loop must not wait for
+        return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
+
+    async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:
+        attention, last = session.attention, self.guidance_layer - 1
+        if attention is None or kind != "scores":
+            raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
+        if score is Score.ATTENTION_VARIATION:
+            return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))
+        await _of_open_session(session, session.prefilled)
+        return Guidance(scores=await self.thread.run(attention.mean))
+
+    def _kv_bytes(self, request: TargetRequest, plan: PromptPlan) -> int:
+        """What the session's caches will hold at most: its own, and the sparse one that it drafts with."""
+        num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
+        if request.self_draft_kept:
+            num_video = min(request.self_draft_kept, plan.num_video_tokens)
+            num_bytes += self.model.kv_bytes(
+                plan.num_tokens - plan.num_video_tokens + num_video + request.max_new_tokens
+            )
+        return num_bytes
+
+    async def _wait_opened(self, session_id: str) -> TargetSession:
+        async with self._opened:
+            opened = self._opened.wait_for(lambda: session_id in self._sessions)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(opened, timeout=SESSION_WAIT_S)
+            if session_id not in self._sessions:  # never opened, or closed again at once
+                raise SessionGone(f"no session {session_id!r} is open here")
+            return self._sessions[session_id]
+
+
+async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) -> T:
+    """What the future brings; it is cancelled when the session ends."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if future.cancelled():
+            raise SessionGone(f"session {session.request.session_id!r} has ended") from None
+        raise
+
+
+def default_guidance_layer(num_layers: int) -> int:
+    """L = 20 for the papers' models of 80 layers; at most a quarter of the layers otherwise."""
+    return min(20, max(1, num_layers // 4))

@@ -1,0 +1,222 @@
+"""The target's prefill, block by block on the model's thread: from the frames, or from a prefix that is at hand.
+
+The lossy baselines are here too: they drop video tokens while it runs.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
+from slipstream.engine.target_session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.text_attention import TextAttention
+from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
+from slipstream.engine.work import encode_blocks
+from slipstream.errors import InvalidRequest
+from slipstream.pruning import Guidance, VideoTokens
+from slipstream.pruning.guided import make_guidance, top_k
+from slipstream.pruning.lossy import Rank, Schedule, make_schedule, text_raters
+from slipstream.pruning.unguided import DyCokePruner
+from slipstream.rpc.codec import Frames, TargetRequest
+
+# -- prefill ----------------------------------------------------------------------------------------------------------
+
+PrefillEvent = StageProgress | Guidance | PrefillFacts
+VideoStates = tuple[torch.Tensor, torch.Tensor]
+
+
+class PromptPass:
+    """One session's prompt on its way through the model. Layer-major (design section 5): all tokens pass layers 1..L,
+    guidance is made, the other layers follow.
+
+    When an earlier prompt was about the same frames, their rows and states are copied and only the text is run. A lossy
+    session drops video tokens on the way, copies nothing and gives nothing.
+
+    Args:
+        guidance_layer: L.
+        digest: of the frames; None when prefixes are not kept, or not for this session.
+    """
+
+    def __init__(
+        self,
+        model: VideoLM,
+        prefixes: PrefixCache,
+        session: TargetSession,
+        *,
+        guidance_layer: int,
+        digest: bytes | None,
+    ) -> None:
+        self._model = model
+        self._prefixes = prefixes
+        self._session = session
+        self._layer = guidance_layer
+        self._key = None if digest is None else PrefixKey.of(session.plan, digest)
+        self._lossy = LossyPass(session.plan, session.lossy) if session.lossy is not None else None
+        self._shared: VideoPrefix | None = None
+        self._cache: KVCache | None = None
+        self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
+
+    def blocks(self, frames: Frames) -> Iterator[PrefillEvent]:
+        """Does one block of work before each item; the facts come last, and then the session has a state."""
+        self._session.work.on_release(self._release)
+        prefix = self._prefixes.find(self._key) if self._key is not None else None
+        if prefix is None:
+            yield from self._fresh(frames)
+        else:
+            yield from self._resumed(prefix)
+
+    def _fresh(self, frames: Frames) -> Iterator[PrefillEvent]:
+        plan, request = self._session.plan, self._session.request
+        yield StageProgress("encode", 0, len(frames))
+        embeddings: list[torch.Tensor] = []
+        for block, seconds in encode_blocks(self._model, frames):
+            embeddings.append(block)
+            self._encode_s += seconds
+            num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
+            yield StageProgress("encode", num_done, len(frames))
+        started = time.perf_counter()
+        observer = self._lossy or self._session.attention
+        prefill = self._model.start_prefill(
+            plan, torch.cat(embeddings), headroom=request.max_new_tokens, observer=observer
+        )
+        embeddings.clear()
+        keep_states = request.with_guidance or self._key is not None
+        video_0 = _rounded(prefill.video_states()) if keep_states else None
+        text_0 = prefill.text_states()
+        if self._lossy is not None:
+            self._lossy.drop(prefill)
+        self._until_guidance_s += time.perf_counter() - started
+        video_states = None
+        for event in self._layers(prefill):
+            yield event
+            if event.done == self._layer and video_0 is not None:
+                video_states = video_0, _rounded(prefill.video_states())
+                yield from self._guidance(video_states, text_0, prefill)
+        facts = self._finish(prefill, num_reused=0)
+        if self._key is not None and video_states is not None:
+            self._shared = VideoPrefix(self._key, self._session.work.state.cache, video_states)
+            self._prefixes.share(self._shared)
+        yield facts
+
+    def _resumed(self, prefix: VideoPrefix) -> Iterator[PrefillEvent]:
+        plan = self._session.plan
+        started = time.perf_counter()
+        cache = prefix.cache.fork(prefix.num_tokens, plan.num_tokens + self._session.request.max_new_tokens)
+        prefill = self._model.resume_prefill(plan, cache, observer=self._session.attention)
+        video_states, text_0 = prefix.video_states, prefill.text_states()
+        self._until_guidance_s += time.perf_counter() - started
+        for event in self._layers(prefill):
+            yield event
+            if event.done == self._layer:
+                yield from self._guidance(video_states, text_0, prefill)
+        yield self._finish(prefill, num_reused=prefix.num_tokens)
+
+    def _layers(self, prefill: Prefill) -> Iterator[StageProgress]:
+        self._cache = prefill.cache
+        num_layers = self._model.info.num_layers
+        for layer in range(1, num_layers + 1):
+            started = time.perf_counter()
+            prefill.run_layers(layer)
+            if self._lossy is not None:
+                self._lossy.drop(prefill)
+            seconds = time.perf_counter() - started
+            if layer <= self._layer:
+                self._until_guidance_s += seconds
+            else:
+                self._after_guidance_s += seconds
+            yield StageProgress("prefill", layer, num_layers)
+
+    def _guidance(self, video_states: VideoStates, text_0: torch.Tensor, prefill: Prefill) -> Iterator[Guidance]:
+        if self._session.request.with_guidance:
+            yield make_guidance(video_states[0], text_0, video_states[1], prefill.text_states(), kind="hidden_states")
+
+    def _finish(self, prefill: Prefill, num_reused: int) -> PrefillFacts:
+        session = self._session
+        started = time.perf_counter()
+        session.work.state, session.first_logits = prefill.finish()
+        self._after_guidance_s += time.perf_counter() - started
+        return PrefillFacts(
+            prompt_tokens=session.plan.num_tokens,
+            video_tokens=session.plan.num_video_tokens,
+            encode_s=self._encode_s,
+            until_guidance_s=self._until_guidance_s,
+            after_guidance_s=self._after_guidance_s,
+            kv_bytes=session.work.state.kv_bytes,
+            reused_tokens=num_reused,
+        )
+
+    def _release(self) -> None:
+        """The session has ended: what others may reuse is handed to the prefix cache, the rest is freed."""
+        if self._shared is not None:
+            self._prefixes.retire(self._shared)
+        elif self._cache is not None:
+            self._cache.clear()
+
+
+def _rounded(states: torch.Tensor) -> torch.Tensor:
+    """A copy in the precision that guidance has."""
+    return states.to(torch.bfloat16, copy=True)
+
+
+# -- lossy ------------------------------------------------------------------------------------------------------------
+
+# Carries out a lossy baseline's schedule in one prefill: ranks the video tokens, and drops them where it says.
+#
+# What is left of the session is no longer the model's own answer, so nothing of it is shared.
+
+_LAST_TOKEN = (-1,)
+
+
+def schedule_of(request: TargetRequest, plan: PromptPlan, num_layers: int) -> Schedule | None:
+    """What the request wants dropped; None of a lossless one.
+
+    Raises:
+        InvalidRequest: it wants more of the session than plain decoding, or a share that the method cannot keep.
+    """
+    if request.lossy is None:
+        return None
+    if request.with_guidance or request.with_attention or request.self_draft_kept:
+        raise InvalidRequest("a lossy session is a baseline of plain decoding: it guides no draft and drafts nothing")
+    return make_schedule(request.lossy, num_video=plan.num_video_tokens, num_layers=num_layers)
+
+
+class LossyPass:
+    """An observer of one whole prefill, which also drops its video tokens: call `drop` before the first layer and after
+    each."""
+
+    def __init__(self, plan: PromptPlan, schedule: Schedule) -> None:
+        self._plan = plan
+        self._rank = schedule.rank
+        self._num_keep = {stage.after_layer: stage.num_keep for stage in schedule.stages}
+        self._attention: TextAttention | None = None
+
+    def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
+        """Records the layers that rank, see `Observer`."""
+        if self._attention is not None:
+            self._attention.observe(layer, query, keys, scale)
+
+    def drop(self, prefill: Prefill) -> None:
+        """Keeps what the schedule says at this place, if it says anything."""
+        num_run = prefill.next_layer
+        if num_run == 0:
+            self._prepare(prefill)
+        num_keep = self._num_keep.get(num_run)
+        if num_keep is None:
+            return
+        if self._rank is Rank.REDUNDANCY:
+            video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, prefill.video_states())
+            keep = DyCokePruner().keep(video, num_keep, None, 0)
+        else:
+            assert self._attention is not None, "recorded from the first layer on"
+            keep = top_k(self._attention.mean([num_run - 1]), num_keep)
+        prefill.keep_video(keep)
+
+    def _prepare(self, prefill: Prefill) -> None:
+        if self._rank is Rank.REDUNDANCY:
+            return
+        raters = self._rank is Rank.RATERS
+        rows = text_raters(prefill.video_states(), prefill.text_states()) if raters else _LAST_TOKEN
+        self._attention = TextAttention(self._plan, text_rows=rows, layers={place - 1 for place in self._num_keep})

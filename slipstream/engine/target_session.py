@@ -1,0 +1,77 @@
+"""One caption at the target: what was asked, what is committed, and what its stages tell. Knows no model pass."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from slipstream.engine.memory import Reservation
+from slipstream.engine.states import SparseState
+from slipstream.engine.text_attention import TextAttention
+from slipstream.engine.video_lm import PromptPlan
+from slipstream.engine.work import SessionWork
+from slipstream.families.text import StoppingText
+from slipstream.pruning import Guidance
+from slipstream.pruning.lossy import Schedule
+from slipstream.rpc.codec import TargetRequest
+from slipstream.rpc.windows import PassFacts
+from slipstream.sampling.sampler import TargetSampler
+from slipstream.speculation.acceptance import StopRule, Verdict
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """Units of work done of a stage; of the stage "queued", how many wait before this one as `total`."""
+
+    stage: Literal["queued", "encode", "prefill"]
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class PrefillFacts:
+    """What the prefill was and took. `until_guidance_s` and `after_guidance_s` are the layers before and after L."""
+
+    prompt_tokens: int
+    video_tokens: int
+    encode_s: float
+    until_guidance_s: float
+    after_guidance_s: float
+    kv_bytes: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the text of its tokens, and what its pass was."""
+
+    verdict: Verdict
+    pieces: list[str]
+    facts: PassFacts
+
+
+@dataclass(eq=False)
+class TargetSession:
+    """One caption at the target. `committed` ends with the one token that is not in the cache yet."""
+
+    request: TargetRequest
+    plan: PromptPlan
+    rule: StopRule
+    sampler: TargetSampler
+    text: StoppingText
+    guidance: asyncio.Future[Guidance]
+    """Done when layer L has run."""
+    attention: TextAttention | None
+    """The text's to the video, where somebody asked for it."""
+    lossy: Schedule | None
+    """What the prefill drops of the video, where the session is a lossy baseline."""
+    prefilled: asyncio.Future[None]
+    work: SessionWork
+    place: Reservation
+    committed: list[int] = field(default_factory=list)
+    """Touched on the model's thread only, once the prefill is done."""
+    first_logits: torch.Tensor | None = None
+    """[vocab], after the prefill."""
+    sparse: SparseState | None = None
+    """What it drafts for itself with."""

@@ -1,0 +1,92 @@
+"""How much a prompt's text attends to its video, recorded while the prompt runs. Knows no pruner and no kernel.
+
+This is what SpecVLM rates video tokens by (paper 001, eq. 4-5), what STD selects them by for each layer and KV head
+(paper 004, section 3.2), and with the last text row alone what FastV and PyramidDrop rank by. Only the text rows'
+scores are computed, beside the pass and without changing it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from slipstream.families.adapter import PromptPlan
+
+_MAX_SCORES = 1 << 22
+"""Scores in fp32 that exist at a time."""
+
+
+class TextAttention:
+    """An observer of one prefill, whole, pruned or resumed.
+
+    Args:
+        plan: of the prompt.
+        text_rows: whose attention counts, as indices among the text tokens behind the video, which may be negative
+            like Python's: [-1] is the last alone. None: all of them.
+        layers: which to record; None: all.
+    """
+
+    def __init__(
+        self, plan: PromptPlan, *, text_rows: Sequence[int] | None = None, layers: Collection[int] | None = None
+    ) -> None:
+        num_text = plan.num_text_tokens
+        self._rows = sorted({range(num_text)[row] for row in (range(num_text) if text_rows is None else text_rows)})
+        if not self._rows:
+            raise ValueError("attention needs at least one text row")
+        self._num_text = num_text
+        self._num_before = plan.video_start
+        self._num_after = plan.num_tokens - plan.video_stop
+        self._layers = layers
+        self._by_layer: dict[int, Tensor] = {}
+        self._group_size = 1
+
+    @property
+    def by_layer(self) -> Mapping[int, Tensor]:
+        """What has been recorded so far, layer -> fp32 [kv_heads, num_video_tokens], on the layer's device.
+
+        The share of its attention that a text row pays to each video token, of all that it pays to all tokens: averaged
+        over the text rows, summed over the query heads of a KV head. Video tokens are those that the layer has.
+        """
+        return MappingProxyType(self._by_layer)
+
+    def mean(self, layers: Collection[int] | None = None) -> Tensor:
+        """Averaged over layers (those recorded so far, or some of them) and query heads, fp32 [num_video_tokens].
+
+        SpecVLM's a_j. The layers must have the same video tokens.
+        """
+        chosen = sorted(self._by_layer) if layers is None else sorted(layers)
+        if not chosen:
+            raise ValueError("no layer has been recorded yet")
+        device = self._by_layer[chosen[0]].device
+        return torch.stack([self._head_mean(layer).to(device) for layer in chosen]).mean(dim=0)
+
+    def video_rows(self, num_prompt_tokens: int) -> slice:
+        """Where the video lies in a cache whose prompt has `num_prompt_tokens` tokens."""
+        return slice(self._num_before, num_prompt_tokens - self._num_after)
+
+    def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
+        """Records a layer, see `Observer`."""
+        if self._layers is not None and layer not in self._layers:
+            return
+        kv_heads, num_keys, head_dim = keys.shape
+        text = query[:, query.shape[1] - self._num_text :][:, self._rows]
+        self._group_size = len(text) // kv_heads
+        folded = text.reshape(kv_heads, self._group_size, len(self._rows), head_dim)
+        first_key = num_keys - self._num_text  # the first text row's own
+        mask = torch.full((self._num_text, self._num_text), float("-inf"), device=keys.device).triu_(1)[self._rows]
+        video = self.video_rows(num_keys)
+        sums = torch.zeros(kv_heads, video.stop - video.start, device=keys.device)
+        block_len = max(1, _MAX_SCORES // (self._group_size * num_keys))
+        for head in range(kv_heads):
+            head_keys = keys[head].T.float()
+            for first in range(0, len(self._rows), block_len):
+                rows = slice(first, first + block_len)
+                scores = folded[head, :, rows].float() * scale @ head_keys
+                scores[..., first_key:] += mask[rows]
+                sums[head] += scores.softmax(dim=-1)[..., video].sum(dim=(0, 1))
+        self._by_layer[layer] = sums / len(self._rows)
+
+    def _head_mean(self, layer: int) -> Tensor:
+        by_head = self._by_layer[layer]
+        return by_head.sum(dim=0) / (len(by_head) * self._group_size)

@@ -1,0 +1,222 @@
+"""One thread that owns a model; coroutines await its results. The event loop never runs a model pass.
+
+Work comes in jobs of at most one block (a packed pass, some frames, one layer of a prefill), and `FairQueue` says whose
+is next, so neither a long prefill nor endless decoding keeps the other waiting.
+"""
+
+import asyncio
+import enum
+import heapq
+import itertools
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+import torch
+
+from slipstream.logs import get_logger
+
+# -- device -----------------------------------------------------------------------------------------------------------
+
+# Waiting for a device. CUDA works behind the host's back: what is not waited for seems to take no time, and whatever
+# reads a result next pays for it. The services time their blocks of work and share the model by these times.
+
+
+def finish_work(device: torch.device) -> None:
+    """Returns when `device` has done what this thread has given it. On a CPU that is at once."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+# -- fair queue -------------------------------------------------------------------------------------------------------
+
+# Who may use a model next: decoding and prefill share its time evenly, prefills go first come, first served.
+#
+# Pure: jobs in, the next job out, the clock is the caller's. Every lane has a virtual time, the seconds it has used,
+# and the lane that has used less goes first (start-time fair queueing). Jobs are not interrupted, so a lane may be
+# owed time, but not more than for `CREDIT_S` or one job: who was away for long does not push the others out when it
+# comes back.
+
+JobT = TypeVar("JobT")
+CREDIT_S = 0.5
+"""Most seconds that a lane can be owed, unless the other lane's last job took longer still."""
+PATIENCE_S = 0.003
+"""A decoding session needs a round trip between two passes. So long the lane is waited for while it is owed time,
+and at its own cost; a prefill's next layer, which may take much longer than a pass, would else always slip in."""
+
+
+class Lane(enum.Enum):
+    """Two kinds of work."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+class FairQueue(Generic[JobT]):
+    """Jobs that wait. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Lane, list[tuple[int, int, JobT]]] = {lane: [] for lane in Lane}
+        self._used_s = dict.fromkeys(Lane, 0.0)
+        self._last_job_s = dict.fromkeys(Lane, 0.0)
+        self._arrivals = itertools.count()
+        self._decode_ended_at = float("-inf")
+        self._lingering_since: float | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def push(self, lane: Lane, job: JobT, order: int = 0) -> None:
+        """Adds a job. In its lane, lower `order` goes first, then who came first: work without end must have an order
+        that others share."""
+        other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
+        if not self._waiting[lane]:
+            credit_s = max(CREDIT_S, self._last_job_s[other])
+            self._used_s[lane] = max(self._used_s[lane], self._used_s[other] - credit_s)
+        heapq.heappush(self._waiting[lane], (order, next(self._arrivals), job))
+
+    def pop(self, now_s: float) -> tuple[Lane, JobT] | float:
+        """The next job and its lane; or the seconds after which to ask again, if nothing is pushed before: infinity
+        when nothing waits."""
+        if self._lingering_since is not None:
+            self._used_s[Lane.DECODE] += now_s - self._lingering_since
+            self._lingering_since = None
+        lanes = [lane for lane in Lane if self._waiting[lane]]
+        if not lanes:
+            return float("inf")
+        linger_s = self._decode_ended_at + PATIENCE_S - now_s
+        if lanes == [Lane.PREFILL] and linger_s > 0 and self._used_s[Lane.DECODE] < self._used_s[Lane.PREFILL]:
+            self._lingering_since = now_s
+            return linger_s
+        lane = min(lanes, key=self._used_s.__getitem__)
+        return lane, heapq.heappop(self._waiting[lane])[-1]
+
+    def charge(self, lane: Lane, seconds: float, now_s: float) -> None:
+        """Tells that a job of `lane` has taken `seconds` and ended now."""
+        self._used_s[lane] += seconds
+        self._last_job_s[lane] = seconds
+        if lane is Lane.DECODE:
+            self._decode_ended_at = now_s
+
+
+# -- thread -----------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+SWITCH_INTERVAL_S = 0.0005
+"""Shorter than Python's default, so that the event loop answers while the model thread runs Python code."""
+
+__all__ = ["Lane", "ModelThread"]
+
+
+class ModelThread:
+    """Runs callables one after another on a thread of its own, with inference mode and thread count set there."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._queue: FairQueue[Callable[[], None]] = FairQueue()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._num_threads = num_threads
+        self._thread = threading.Thread(target=self._main, name="model", daemon=True)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread.start()
+
+    @property
+    def is_contended(self) -> bool:
+        """Whether a job waits while another one runs."""
+        return len(self._queue) > 0
+
+    def submit(self, job: Callable[[], None], lane: Lane, order: int = 0) -> None:
+        """Hands in a job that raises nothing and that nobody awaits. From any thread, also the model's own."""
+        with self._changed:
+            self._queue.push(lane, job, order)
+            self._changed.notify()
+
+    async def run(self, work: Callable[[], T], lane: Lane = Lane.DECODE, order: int = 0) -> T:
+        """Awaits `work()`. A cancelled caller abandons work that has not begun; work that runs, runs to its end."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+            if not future.done():
+                set_outcome(outcome)
+
+        def job() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = work()
+            except BaseException as error:
+                loop.call_soon_threadsafe(deliver, future.set_exception, error)
+            else:
+                loop.call_soon_threadsafe(deliver, future.set_result, result)
+
+        self.submit(job, lane, order)
+        return await future
+
+    async def run_blocks(self, blocks: Iterator[T], order: int) -> AsyncIterator[T]:
+        """Runs an iterator on the prefill lane, one item a job, and yields its items.
+
+        The next block queues before the event loop has heard of the last one, so that of two prefills the one with
+        the lower `order` stays ahead. When the caller stops listening, the block that runs is the last one.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
+        abandoned = False
+
+        def job() -> None:
+            outcome: tuple[str, object]
+            try:
+                if abandoned:
+                    return
+                outcome = "item", next(blocks)
+                self.submit(job, Lane.PREFILL, order)
+            except StopIteration:
+                outcome = "end", None
+            except BaseException as error:
+                outcome = "error", error
+            loop.call_soon_threadsafe(done.put_nowait, outcome)
+
+        self.submit(job, Lane.PREFILL, order)
+        try:
+            while True:
+                kind, value = await done.get()
+                if kind == "end":
+                    return
+                if kind == "error":
+                    raise cast(BaseException, value)
+                yield cast(T, value)
+        finally:
+            abandoned = True
+
+    def close(self) -> None:
+        """Lets the work that was handed in finish, then ends the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _main(self) -> None:
+        torch.set_num_threads(self._num_threads)
+        with torch.inference_mode():
+            while (taken := self._take()) is not None:
+                lane, job = taken
+                started = time.perf_counter()
+                try:
+                    job()
+                except Exception:
+                    get_logger().exception("model.job_failed")  # without this thread the service would only seem alive
+                now = time.perf_counter()
+                with self._changed:
+                    self._queue.charge(lane, now - started, now)
+
+    def _take(self) -> tuple[Lane, Callable[[], None]] | None:
+        with self._changed:
+            while True:
+                taken = self._queue.pop(time.perf_counter())
+                if isinstance(taken, tuple):
+                    return taken
+                if self._closing and not len(self._queue):
+                    return None
+                self._changed.wait(None if taken == float("inf") else taken)

@@ -1,0 +1,241 @@
+"""What every Video-LLM looks like to the services: `VideoLM`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.engine.forward import Rows, Runner
+from slipstream.engine.kv_cache import KVCache, round_up
+from slipstream.engine.segments import Observer
+from slipstream.engine.states import DecodeState, Prefill, kept_rows
+from slipstream.engine.thread import finish_work
+from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.families.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
+from slipstream.families.text import TextDecoder, TextStream
+from slipstream.speculation.acceptance import TokenTree
+
+__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
+
+Window = Sequence[int] | TokenTree
+"""New tokens of one session: a chain, or a tree."""
+
+FRAMES_PER_CHUNK = 8
+"""Most frames that the vision tower takes at once."""
+MAX_SECONDS_PER_FRAME = 86_400
+
+
+class VideoLM:
+    """A loaded Video-LLM. Not thread-safe: all tensor work belongs on the one thread that owns the model."""
+
+    def __init__(
+        self, info: ModelInfo, adapter: Adapter, runner: Runner, text: TextDecoder, *, strict_width: int = 0
+    ) -> None:
+        self.info = info
+        self.strict_width = strict_width
+        """Above 0, every step runs alone and at exactly this width, see `step`."""
+        self._adapter = adapter
+        self._runner = runner
+        self._text = text
+
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        *,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        """Tokenise a prompt about `num_frames` frames. Needs no model pass.
+
+        Args:
+            prompt: the user's words.
+            num_frames: frames that `encode_frames` will get.
+            frame_size: their height and width, which some families need to count tokens; None means the usual size.
+            seconds_per_frame: time from one frame to the next, which some families put into the positions; None
+                means what the family takes when nothing is known.
+
+        Raises:
+            InvalidRequest: an empty prompt, no frames, a pace that no video has, or frames that the model cannot take.
+            LimitExceeded: prompt and video leave no room in the context for an answer.
+        """
+        if not prompt.strip():
+            raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+        if num_frames < 1:
+            raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
+        if seconds_per_frame is not None and not 0 <= seconds_per_frame <= MAX_SECONDS_PER_FRAME:
+            raise InvalidRequest(
+                f"seconds_per_frame must be 0 to {MAX_SECONDS_PER_FRAME} (a day), got {seconds_per_frame}"
+            )
+        plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame)
+        if plan.num_tokens >= self.info.max_context:
+            raise LimitExceeded(
+                f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
+                f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
+                " or a shorter prompt"
+            )
+        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        if int(positions.max()) >= self.info.max_context:
+            raise LimitExceeded(
+                f"the video's time reaches position {int(positions.max())}, but {self.info.model_id} was made for"
+                f" {self.info.max_context}: the video is too long; caption a part of it"
+            )
+        return plan
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        """Run the vision tower.
+
+        Args:
+            frames: RGB, uint8 [n, height, width, 3].
+
+        Returns:
+            [tokens, hidden], as many as `plan_prompt` counts for frames of this number and size.
+
+        Raises:
+            InvalidRequest: frames of another shape or type.
+        """
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+            raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
+        chunks = []
+        for first in range(0, len(frames), FRAMES_PER_CHUNK):
+            with torch.inference_mode():
+                chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
+        embeddings = torch.cat(chunks)
+        finish_work(embeddings.device)
+        return embeddings
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
+        return self._runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
+
+    def start_prefill(
+        self,
+        plan: PromptPlan,
+        video_embeddings: Tensor,
+        *,
+        keep: Tensor | None = None,
+        positions: str = "original",
+        headroom: int = 512,
+        observer: Observer | None = None,
+    ) -> Prefill:
+        """Begin the pass over a prompt; no layer has run when this returns.
+
+        Args:
+            plan: from `plan_prompt`.
+            video_embeddings: from `encode_frames`, [num_video_tokens, hidden].
+            keep: which video tokens to keep, int64, ascending; None keeps all.
+            positions: "original" or "compact", see `Adapter.positions`.
+            headroom: tokens that the answer may take before the cache is reallocated.
+            observer: sees the prompt's attention in every layer, see `TextAttention`.
+        """
+        if positions not in ("original", "compact"):
+            raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
+        if len(video_embeddings) != plan.num_video_tokens:
+            raise InvalidRequest(
+                f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
+                " plan it with the frames' number and size"
+            )
+        with torch.inference_mode():
+            rows, num_kept = _kept_rows(plan, keep)
+            position_ids, next_position = self._adapter.positions(plan, rows, positions)
+            hidden = self._adapter.embed_prompt(plan, video_embeddings)
+            hidden = hidden.index_select(0, rows.to(hidden.device))
+        cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
+        forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device), observer=observer)])
+        state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
+        video = slice(plan.video_start, plan.video_start + num_kept)
+        return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens)
+
+    def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
+        """Begin the pass over a prompt's text alone; `cache` holds all that comes before it, none of it pruned.
+
+        The positions of those rows do not depend on the text, so a cache of another prompt about the same video will
+        do when the token ids before the text are equal.
+        """
+        assert cache.length == plan.text_start, "the cache ends where the text begins"
+        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        hidden = self._runner.embed(plan.token_ids[plan.text_start :])
+        positions = positions[..., plan.text_start :].to(hidden.device)
+        forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
+        state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
+        return Prefill(forward, state, video=slice(0, 0), num_text_tokens=plan.num_text_tokens)
+
+    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+        """Feed every state's new tokens in one packed pass and append them to its cache.
+
+        The rows of a tree are in its nodes' order, and see the nodes above them; `DecodeState.keep_path` then makes a
+        chain of one of its paths. Until that, or a rollback, the state only takes in more nodes of the same tree.
+
+        With a `strict_width` every state has a pass of its own, filled up to that width with rows that are forgotten
+        again: a token's row is then computed by the same kernels on the same shapes, whether it stands in a window or
+        alone.
+
+        Returns:
+            Per state the fp32 logits that follow each of its new tokens, [n, vocab].
+
+        Raises:
+            LimitExceeded: a state would leave the model's context; no state has changed then.
+            InvalidRequest: a tree where there is a strict width.
+        """
+        assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
+        if any(_end(state, window) > self.info.max_context for state, window in batch):
+            raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        if self.strict_width:
+            return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
+        logits = self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()
+        finish_work(logits[0].device)
+        return logits
+
+    def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
+        num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
+        assert num_fill >= 0, "a window must fit the strict width"
+        filled = [*token_ids, *[token_ids[-1]] * num_fill]
+        (logits,) = self._runner.start([self._step_rows(state, filled)]).finish()
+        state.rollback(num_tokens + len(token_ids))
+        finish_work(logits.device)
+        return logits[: len(token_ids)]
+
+    def text_stream(self) -> TextStream:
+        """A fresh incremental detokeniser."""
+        return TextStream(self._text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens."""
+        return self._text.decode(token_ids)
+
+    def _step_rows(self, state: DecodeState, window: Window) -> Rows:
+        if isinstance(window, TokenTree):
+            return self._tree_rows(state, window)
+        hidden = self._runner.embed(window)
+        first = state.next_position
+        positions = torch.arange(first, first + len(window), device=hidden.device)
+        return Rows(state.cache, hidden, positions)
+
+    def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
+        assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
+        hidden = self._runner.embed(tree.new_token_ids)
+        depths = torch.tensor(tree.depths[tree.num_cached :], device=hidden.device)
+        return Rows(state.cache, hidden, state.next_position - tree.num_cached + depths, tree=tree)
+
+
+def _end(state: DecodeState, window: Window) -> int:
+    """The position behind the last one that a window takes."""
+    if isinstance(window, TokenTree):
+        return state.next_position - window.num_cached + max(window.depths) + 1
+    return state.next_position + len(window)
+
+
+def _chains(batch: Sequence[tuple[DecodeState, Window]]) -> list[tuple[DecodeState, Sequence[int]]]:
+    chains = [(state, window) for state, window in batch if not isinstance(window, TokenTree)]
+    if len(chains) < len(batch):
+        raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
+    return chains
+
+
+def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, int]:
+    """Prompt rows that survive pruning, int64 ascending, and how many of them are video tokens."""
+    if keep is None:
+        return torch.arange(plan.num_tokens), plan.num_video_tokens
+    return kept_rows(keep, slice(plan.video_start, plan.video_stop), plan.num_tokens), len(keep)

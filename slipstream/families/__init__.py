@@ -1,0 +1,1 @@
+"""The model families: one file each turns frames and a prompt into embeddings, positions and video spans, and back."""

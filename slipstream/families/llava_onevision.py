@@ -1,0 +1,86 @@
+"""LLaVA-OneVision: prompt layout, frame features and positions. Weights and layer maths are upstream's."""
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerBase
+
+from slipstream.engine.forward import Decoder
+from slipstream.engine.loading import Checkpoint
+from slipstream.engine.video_lm import PromptPlan
+from slipstream.errors import ModelNotUsable
+from slipstream.families.preprocess import FramePreprocessor
+from slipstream.families.prompts import ChatTemplate
+
+
+class LlavaOnevision:
+    """Adapter of `LlavaOnevisionForConditionalGeneration`.
+
+    The prompt is: template, frames * tokens_per_step placeholders, one newline embedding, text.
+
+    Raises:
+        ModelNotUsable: the parts of the checkpoint do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: LlavaOnevisionForConditionalGeneration,
+        checkpoint: Checkpoint,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        vision: Any = model.config.vision_config
+        self._model = model
+        self._preprocess = FramePreprocessor.from_config(checkpoint.video_processor_config())
+        if (self._preprocess.height, self._preprocess.width) != (vision.image_size, vision.image_size):
+            raise ModelNotUsable(
+                f"{checkpoint.ref}: the vision tower takes frames of {vision.image_size}x{vision.image_size}, not the"
+                f" {self._preprocess.height}x{self._preprocess.width} of the video processor's config"
+            )
+        self._video_token_id: int = model.config.video_token_id
+        self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
+        self.decoder = cast(Decoder, model.model.language_model)
+        self.lm_head = model.lm_head
+        self.frames_per_step = 1
+        self.tokens_per_step: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        """Size and spacing of the frames make no difference to this family."""
+        before, after = self._template.encode_around_video(prompt, self._video_token_id)
+        num_video_tokens = num_frames * self.tokens_per_step
+        newline = 1
+        placeholders = [self._video_token_id] * (num_video_tokens + newline)
+        return PromptPlan(
+            token_ids=(*before, *placeholders, *after),
+            video_start=len(before),
+            num_video_tokens=num_video_tokens,
+            text_start=len(before) + len(placeholders),
+            num_steps=num_frames,
+        )
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        pixels = self._preprocess(frames).to(self._model.device, self._model.dtype)
+        features = self._model.get_video_features(pixels[None]).pooler_output
+        return cast(Tensor, features)[0, :-1]
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        table = self.decoder.embed_tokens
+        token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
+        hidden = cast(Tensor, table(token_ids))
+        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        hidden[plan.video_stop] = self._model.model.image_newline
+        return hidden
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        if scheme == "compact":
+            return torch.arange(len(rows)), len(rows)
+        return rows, plan.num_tokens

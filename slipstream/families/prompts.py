@@ -1,0 +1,110 @@
+"""From a user's words to token ids through the checkpoint's chat template. Knows no model and no frames.
+
+User text is data: "<video>" or "<|im_end|>" inside it must stay ordinary text. So the template is rendered once around
+a marker, its special tokens are looked up there and only there, and the user's words are tokenised with special tokens
+switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from slipstream.engine.loading import Checkpoint
+from slipstream.errors import InvalidRequest, ModelNotUsable
+
+_MARKER = "USER-WORDS-GO-HERE"
+
+_Piece = str | int
+"""Plain text, or the id of an added token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A chat template for one video and one user message, taken apart around the message."""
+
+    before: tuple[_Piece, ...]
+    after: tuple[_Piece, ...]
+    plain_tokenizer: Tokenizer
+    """Matches no special tokens."""
+
+    @classmethod
+    def render(cls, tokenizer: PreTrainedTokenizerBase, template: str | None) -> "ChatTemplate":
+        """Take apart `template`, or the tokenizer's own one if that is None.
+
+        Raises:
+            ModelNotUsable: there is no template, it fails, or it drops the message.
+        """
+        content: Any = [{"type": "video"}, {"type": "text", "text": _MARKER}]
+        try:
+            rendered = tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            raise ModelNotUsable(f"the checkpoint's chat template is missing or fails: {error}") from error
+        before, marker, after = str(rendered).partition(_MARKER)
+        if not marker:
+            raise ModelNotUsable("the checkpoint's chat template drops the text of the user's message")
+        backend: Tokenizer = tokenizer.backend_tokenizer
+        plain_tokenizer = Tokenizer.from_str(backend.to_str())
+        plain_tokenizer.encode_special_tokens = True
+        added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
+        return cls(tuple(_split(before, added_ids)), tuple(_split(after, added_ids)), plain_tokenizer)
+
+    @classmethod
+    def for_video(
+        cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, video_token_id: int
+    ) -> "ChatTemplate":
+        """The checkpoint's template, which must put one video before the message. Raises `ModelNotUsable`."""
+        template = cls.render(tokenizer, checkpoint.chat_template())
+        if template.before.count(video_token_id) != 1:
+            raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
+        return template
+
+    def encode_around_video(self, message: str, video_token_id: int) -> tuple[list[int], list[int]]:
+        """Token ids of the prompt before and after its video. Raises `InvalidRequest` for a message with a video."""
+        token_ids = self.encode(message)
+        if token_ids.count(video_token_id) != 1:
+            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        video_start = token_ids.index(video_token_id)
+        return token_ids[:video_start], token_ids[video_start + 1 :]
+
+    def encode(self, message: str) -> list[int]:
+        """Token ids of the whole prompt around the user's `message`."""
+        token_ids: list[int] = []
+        for piece in _join([*self.before, message, *self.after]):
+            if isinstance(piece, int):
+                token_ids.append(piece)
+            else:
+                token_ids.extend(self.plain_tokenizer.encode(piece, add_special_tokens=False).ids)
+        return token_ids
+
+
+def _split(text: str, added_ids: dict[str, int]) -> Iterator[_Piece]:
+    """Cut `text` at the added tokens."""
+    longest_first = sorted(added_ids, key=len, reverse=True)
+    pattern = "|".join(re.escape(content) for content in longest_first)
+    for piece in re.split(f"({pattern})", text) if pattern else [text]:
+        if piece:
+            yield added_ids.get(piece, piece)
+
+
+def _join(pieces: list[_Piece]) -> Iterator[_Piece]:
+    """Merge neighbouring texts: the tokenizer must see them as one."""
+    text = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+            continue
+        if text:
+            yield text
+        text = ""
+        yield piece
+    if text:
+        yield text

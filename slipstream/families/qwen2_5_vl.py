@@ -1,0 +1,155 @@
+"""Qwen2.5-VL: prompt layout, frame features and three-axis positions. Weights and layer maths are upstream's."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+
+from slipstream.engine.forward import Decoder
+from slipstream.engine.loading import Checkpoint
+from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
+from slipstream.errors import ModelNotUsable
+from slipstream.families.preprocess import PatchPreprocessor
+from slipstream.families.prompts import ChatTemplate
+
+_USUAL_SIZE = (448, 448)
+"""Height and width assumed where nobody has said how large the frames are."""
+_DEFAULT_SECONDS_PER_STEP = 1.0
+"""Upstream's, where no frame rate is known."""
+_TEXT, _VIDEO = 0, 2
+"""Upstream's token types."""
+
+
+class Qwen2_5VL:
+    """Adapter of `Qwen2_5_VLForConditionalGeneration`.
+
+    The prompt is: template, vision start, steps * rows * columns placeholders, vision end, text. A step is two frames,
+    the last one repeated if their number is odd. Positions are upstream's own (`get_rope_index`), which is a pure
+    function; its `forward` would keep what it finds on the module, and mix up sessions.
+
+    Raises:
+        ModelNotUsable: the parts of the checkpoint do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: Qwen2_5_VLForConditionalGeneration,
+        checkpoint: Checkpoint,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        vision: Any = model.config.vision_config
+        self._model = model
+        self._preprocess = PatchPreprocessor.from_config(checkpoint.video_processor_config())
+        self._merge_size: int = vision.spatial_merge_size
+        ours = (self._preprocess.patch_size, self._preprocess.temporal_patch_size, self._preprocess.merge_size)
+        theirs = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
+        if ours != theirs:
+            raise ModelNotUsable(
+                f"{checkpoint.ref}: patch size, temporal patch size and merge size are {theirs} in the model's config"
+                f" but {ours} in the video processor's"
+            )
+        self.frames_per_step: int = vision.temporal_patch_size
+        if FRAMES_PER_CHUNK % self.frames_per_step:
+            raise ModelNotUsable(
+                f"{checkpoint.ref}: a temporal patch of {self.frames_per_step} frames is not supported, only a divisor"
+                f" of {FRAMES_PER_CHUNK}"
+            )
+        self._video_token_id: int = model.config.video_token_id
+        self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
+        self.decoder = cast(Decoder, model.model.language_model)
+        self.lm_head = model.lm_head
+        self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *_USUAL_SIZE))
+
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+    ) -> PromptPlan:
+        before, after = self._template.encode_around_video(prompt, self._video_token_id)
+        patches = self._preprocess.grid(num_frames, *(frame_size or _USUAL_SIZE))
+        num_video_tokens = self._num_tokens(patches)
+        ends = after[:1] == [self._model.config.vision_end_token_id]
+        return PromptPlan(
+            token_ids=(*before, *[self._video_token_id] * num_video_tokens, *after),
+            video_start=len(before),
+            num_video_tokens=num_video_tokens,
+            text_start=len(before) + num_video_tokens + ends,
+            grid=VideoGrid(
+                num_steps=patches[0],
+                num_rows=patches[1] // self._merge_size,
+                num_columns=patches[2] // self._merge_size,
+                seconds_per_step=self._seconds_per_step(seconds_per_frame),
+            ),
+            num_steps=patches[0],
+        )
+
+    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+        num_frames, height, width, _ = frames.shape
+        patches = self._preprocess(frames).to(self._model.device, self._model.dtype)
+        grid = torch.tensor([self._preprocess.grid(num_frames, height, width)], device=self._model.device)
+        features = self._model.get_video_features(patches, grid).pooler_output
+        return cast(tuple[Tensor], features)[0]
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        table = self.decoder.embed_tokens
+        token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
+        hidden = cast(Tensor, table(token_ids))
+        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        return hidden
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        """Time, row and column of every token, [3, n]; all three are equal for text, and for the answer.
+
+        "compact" numbers the times, rows and columns that are still there without gaps, each axis for itself, from
+        the video's start; the text follows behind the largest of them.
+        """
+        positions, next_position = self._prompt_positions(plan)
+        kept = positions[:, rows]
+        if scheme == "original":
+            return kept, next_position
+        num_kept = int(((rows >= plan.video_start) & (rows < plan.video_stop)).sum())
+        return _compact(kept, plan.video_start, num_kept)
+
+    def _prompt_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:
+        """Upstream's positions of the whole prompt, [3, num_tokens], and that of the answer's first token.
+
+        Like upstream's `generate`, the answer goes on from the prompt's last token. (Upstream's `forward` alone would
+        go on from the largest position; in a long video that is one of its times.)
+        """
+        assert plan.grid is not None, "plans of this family have a grid"
+        token_ids = torch.tensor([plan.token_ids])
+        types = torch.full_like(token_ids, _TEXT)
+        types[:, plan.video_start : plan.video_stop] = _VIDEO
+        grid = (plan.grid.num_steps, plan.grid.num_rows * self._merge_size, plan.grid.num_columns * self._merge_size)
+        positions, _ = self._model.model.get_rope_index(
+            token_ids,
+            types.int(),
+            video_grid_thw=torch.tensor([grid]),
+            second_per_grid_ts=torch.tensor([plan.grid.seconds_per_step]),
+        )
+        return positions[:, 0], int(positions[0, 0, -1]) + 1
+
+    def _num_tokens(self, patches: tuple[int, int, int]) -> int:
+        steps, rows, columns = patches
+        return steps * (rows // self._merge_size) * (columns // self._merge_size)
+
+    def _seconds_per_step(self, seconds_per_frame: float | None) -> float:
+        if seconds_per_frame is None:
+            return _DEFAULT_SECONDS_PER_STEP
+        return seconds_per_frame * self.frames_per_step
+
+
+def _compact(positions: Tensor, video_start: int, num_kept: int) -> tuple[Tensor, int]:
+    """Positions [3, n] whose video part is renumbered on each axis, with the text right behind it."""
+    video = positions[:, video_start : video_start + num_kept]
+    ranks = [torch.unique(axis, return_inverse=True)[1] for axis in video]
+    extent = max((int(axis.max()) + 1 for axis in ranks if num_kept), default=0)
+    num_after = positions.shape[-1] - video_start - num_kept
+    after = video_start + extent + torch.arange(num_after)
+    compact = torch.cat([positions[:, :video_start], video_start + torch.stack(ranks), after.expand(3, -1)], dim=-1)
+    return compact, video_start + extent + num_after

@@ -1,0 +1,179 @@
+"""UV-Prune: keep the video tokens that grow towards the text through the target's early layers (paper 000, eq. 2-4).
+
+Equation 3 sums S^l - S^(l-1) over the layers l = 1..L, which telescopes to S^L - S^0. The cosine similarities S of one
+video token with all text tokens (eq. 2) sum to one dot product with the sum of the normalised text vectors. So
+
+    score_i = v_i(L) . t(L) - v_i(0) . t(0)
+
+with v normalised and t that sum: two states are enough, whatever L is.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from slipstream.errors import InvalidRequest
+from slipstream.pruning.base import Guidance, Score, VideoTokens
+from slipstream.pruning.unguided import evenly
+
+# -- uv ---------------------------------------------------------------------------------------------------------------
+
+GUIDANCE_KINDS = ("hidden_states", "scores")
+
+
+def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tensor, kind: str) -> Guidance:
+    """Guidance from the target's states before layer 1 and after layer L.
+
+    The video states are rounded to bf16 first for both kinds, so both select the same tokens.
+
+    Args:
+        video_0, video_L: [m, hidden].
+        text_0, text_L: text tokens after the video, [n, hidden].
+        kind: "hidden_states" leaves the scoring to the draft, "scores" does it here.
+
+    Raises:
+        InvalidRequest: an unknown kind.
+    """
+    if kind not in GUIDANCE_KINDS:
+        raise InvalidRequest(f"unknown guidance {kind!r}; known: {', '.join(GUIDANCE_KINDS)}")
+    with torch.inference_mode():
+        states = (video_0.to(torch.bfloat16), video_L.to(torch.bfloat16))
+        text_sums = (_text_sum(text_0), _text_sum(text_L))
+        if kind == "scores":
+            return Guidance(scores=similarity_variation(states, text_sums))
+        return Guidance(video_states=states, text_sums=text_sums)
+
+
+def similarity_variation(video_states: tuple[Tensor, Tensor], text_sums: tuple[Tensor, Tensor]) -> Tensor:
+    """Equation 3 in telescoped form: [m, hidden] states and [hidden] sums at layers 0 and L -> fp32 scores [m]."""
+    first, last = (_similarity(*pair) for pair in zip(video_states, text_sums, strict=True))
+    return last - first
+
+
+def scores_of(guidance: Guidance | None, score: Score) -> Tensor:
+    """The scores [m] of that kind in guidance, made from its states where it brings those.
+
+    Raises:
+        InvalidRequest: guidance without scores, and without states to make them from.
+    """
+    if guidance is not None and guidance.scores is not None:
+        return guidance.scores
+    if guidance is None or guidance.video_states is None or guidance.text_sums is None or score.is_attention:
+        raise InvalidRequest(f"guidance brings neither {score} scores nor what they are made from")
+    if score is Score.SIMILARITY:
+        return _similarity(guidance.video_states[1], guidance.text_sums[1])
+    return similarity_variation(guidance.video_states, guidance.text_sums)
+
+
+def top_k(scores: Tensor, num_keep: int) -> Tensor:
+    """Equation 4: the `num_keep` best of [m] scores, ascending; of equal scores the earlier token, NaN last."""
+    ranked = scores.float().nan_to_num(nan=float("-inf")).argsort(descending=True, stable=True)
+    return ranked[:num_keep].sort().values.cpu()
+
+
+class UvPruner:
+    """Keeps the tokens whose similarity to the text grows most."""
+
+    name: ClassVar[str] = "uv"
+    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.SIMILARITY_VARIATION), num_keep)
+
+
+class UvCosinePruner:
+    """Similarity without variation: what UV-Prune is without its first idea (paper 000, figure 9)."""
+
+    name: ClassVar[str] = "uv_cosine"
+    score: ClassVar[Score | None] = Score.SIMILARITY
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.SIMILARITY), num_keep)
+
+
+class UvSpreadPruner:
+    """The same scores under full coverage: keeps the best token of each of `num_keep` equal stretches of the video.
+
+    Equation 4 ranks all tokens against each other, so one scene whose content scores high can take nearly all places
+    and leave the draft blind to the others.
+    """
+
+    name: ClassVar[str] = "uv_spread"
+    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        if num_keep == 0:
+            return torch.arange(0)
+        num_tokens = video.num_tokens
+        scores = scores_of(guidance, Score.SIMILARITY_VARIATION).float().cpu().nan_to_num(nan=float("-inf"))
+        stretches = torch.arange(num_tokens) * num_keep // num_tokens
+        best = torch.full((num_keep,), float("-inf")).scatter_reduce(0, stretches, scores, "amax")
+        places = torch.arange(num_tokens).masked_fill(scores < best[stretches], num_tokens)
+        return torch.full((num_keep,), num_tokens).scatter_reduce(0, stretches, places, "amin")
+
+
+def _similarity(video_states: Tensor, text_sum: Tensor) -> Tensor:
+    """Equation 2, summed over the text: [m, hidden] and [hidden] -> [m]."""
+    return normalize(video_states.float(), dim=-1) @ text_sum.float()
+
+
+def _text_sum(text_states: Tensor) -> Tensor:
+    return normalize(text_states.float(), dim=-1).sum(dim=0)
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+# Pruners that follow the target's text-to-video attention: SpecVLM (paper 001, section 3.2).
+
+TOP_P_SHARE = 0.5
+"""Of the places, at most this share goes to stage I. The paper calibrates its threshold lambda_r a model and ratio; in
+its figure 5 the best tenth of the tokens has half of the attention, so stage I would otherwise take every place."""
+TOP_P = 0.4
+"""lambda: stage I ends when its tokens have this share of all attention."""
+
+
+class AttentionPruner:
+    """Keeps the tokens that the text attends to most: SpecVLM without its second stage."""
+
+    name: ClassVar[str] = "attention"
+    score: ClassVar[Score | None] = Score.ATTENTION
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.ATTENTION), num_keep)
+
+
+class AttentionVariationPruner:
+    """Keeps the tokens that the text's attention grows for most (paper 000, figure 9)."""
+
+    name: ClassVar[str] = "attention_variation"
+    score: ClassVar[Score | None] = Score.ATTENTION_VARIATION
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        return top_k(scores_of(guidance, Score.ATTENTION_VARIATION), num_keep)
+
+
+class SpecVlmPruner:
+    """Stage I keeps the most attended tokens up to a share of all attention (Top-P, eq. 6); stage II keeps the others
+    at a fixed spatial interval (eq. 7)."""
+
+    name: ClassVar[str] = "specvlm"
+    score: ClassVar[Score | None] = Score.ATTENTION
+
+    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
+        scores = scores_of(guidance, Score.ATTENTION).float().cpu().nan_to_num(nan=0.0)
+        informative = _top_p(scores, TOP_P, int(num_keep * TOP_P_SHARE))
+        others = torch.ones(video.num_tokens, dtype=torch.bool)
+        others[informative] = False
+        rest = others.nonzero().flatten()
+        spread = rest[evenly(len(rest), num_keep - len(informative))]
+        return torch.cat([informative, spread]).sort().values
+
+
+def _top_p(scores: Tensor, share: float, most: int) -> Tensor:
+    """The fewest best tokens that have `share` of the sum of [m] scores, `most` at most."""
+    ranked = scores.argsort(descending=True, stable=True)
+    reached = scores[ranked].double().cumsum(0)
+    num_needed = int((reached < share * reached[-1]).sum()) + 1
+    return ranked[: min(num_needed, most)]

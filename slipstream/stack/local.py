@@ -1,0 +1,320 @@
+"""The three services as child processes of this one: started together, restarted when they die, never left behind."""
+
+import asyncio
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.rpc.server import PARENT_PID_VARIABLE
+from slipstream.stack.process import ServiceProcess
+from slipstream.stack.redis_server import QueueServer
+
+# -- launch -----------------------------------------------------------------------------------------------------------
+
+POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
+TLS_FLAG = "--tls-cert"
+PRIVATE_GRACE_S = 0.5
+"""Seconds to stop in, for a stack whose only client is done."""
+FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
+"""`StackOptions.extra_flags` of a stack to which every clip is new, however often it was captioned before."""
+LONGEST_SOCKET_PATH = 107
+"""Bytes that the kernel takes as the path of a unix socket."""
+
+
+def _default_modules() -> dict[str, str]:
+    return {name: f"services.{name}" for name in ("target", "draft", "gateway")}
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """How to run the three services on this machine."""
+
+    target_model: Path = POCKET_DIR / "target"
+    draft_model: Path | None = POCKET_DIR / "draft"
+    """None: no draft process; every caption is decoded plainly."""
+    device: str = "cpu"
+    draft_device: str | None = None
+    """None: the target's."""
+    dtype: str = "float32"
+    listen: str | None = None
+    """Where the gateway listens; None: a free port of the loopback interface."""
+    video_roots: tuple[Path, ...] = ()
+    archive: bool = False
+    """Serve the archive: with the queue in `redis`, or in an embedded server."""
+    redis: str = ""
+    """URL of a Redis that runs already."""
+    archive_slots: int | None = None
+    """Archive captions at once; None: the gateway's default."""
+    data: Path | None = None
+    """Folder in which the embedded server keeps the queue; None: it is gone with the stack."""
+    threads: int | None = None
+    """Torch threads of each model process; None: the usable cores shared out, on a CPU."""
+    pin: bool = False
+    """One core for each model process, where there are two or more."""
+    restart: bool = True
+    """Start a service that dies again."""
+    start_timeout_s: float = 300.0
+    stop_grace_s: float = 8.0
+    """A little more than the services give the captions that run."""
+    extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """More command-line flags, by service name."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables for all services."""
+    modules: Mapping[str, str] = field(default_factory=_default_modules)
+    """The Python module that is each service."""
+
+
+def make_run_dir() -> Path:
+    """A private folder (mode 0700) whose sockets have paths that are short enough."""
+    short_enough = len(os.fsencode(tempfile.gettempdir())) < LONGEST_SOCKET_PATH - 40
+    return Path(tempfile.mkdtemp(prefix="slipstream-", dir=None if short_enough else "/tmp"))
+
+
+def check_options(options: StackOptions) -> None:
+    """Raises what can be known to be wrong before any process is started."""
+    models = [folder for folder in (options.target_model, options.draft_model) if folder is not None]
+    for folder in models:
+        if not (folder / "config.json").is_file():
+            raise ModelNotUsable(f"no checkpoint at {folder}: it must be a folder with a config.json")
+    digests = [_tokenizer_digest(folder) for folder in models]
+    if len(digests) == 2 and None not in digests and digests[0] != digests[1]:
+        raise ModelNotUsable(f"{models[0]} and {models[1]} have different tokenizers; a draft must share its target's")
+    for root in options.video_roots:
+        if not root.is_dir():
+            raise InvalidConfig(f"the video root {root} is not a folder")
+    environ = os.environ | options.env
+    if TLS_FLAG in options.extra_flags.get("gateway", ()) or environ.get("SLIPSTREAM_GATEWAY_TLS_CERT"):
+        raise InvalidConfig(f"{TLS_FLAG} is not for a local stack, which is plaintext; start the services one by one")
+    if options.pin and options.threads not in (None, 1):
+        raise InvalidConfig("a pinned model process has one core, so --pin needs --threads 1")
+
+
+def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str]) -> list[str]:
+    """The command line of one service; `addresses` holds those of all services of this stack."""
+    flags = {"listen": addresses[name]}
+    if name == "gateway":
+        flags |= {"target": addresses["target"], "draft": addresses.get("draft", "")}
+        flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
+        flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
+    else:
+        flags |= _model_flags(options, name)
+    spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
+    return [sys.executable, "-m", options.modules[name], *spelled, *options.extra_flags.get(name, ())]
+
+
+def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
+    cores = sorted(os.sched_getaffinity(0))
+    device = options.draft_device if name == "draft" and options.draft_device else options.device
+    threads = options.threads
+    if threads is None and options.pin:
+        threads = 1
+    elif threads is None and device == "cpu":
+        threads = max(1, len(cores) // 2)
+    flags = {
+        "model": str(options.draft_model if name == "draft" else options.target_model),
+        "device": device,
+        "dtype": options.dtype,
+    }
+    if threads is not None:
+        flags["threads"] = str(threads)
+    if options.pin and len(cores) > 1:
+        flags["cpu"] = str(cores[("target", "draft").index(name)])
+    return flags
+
+
+def gateway_address(listen: str | None) -> str:
+    """The address that the gateway will have. Raises when it cannot be had."""
+    if listen is None:
+        listen = "127.0.0.1:0"
+    if listen.startswith("unix:"):
+        return _free_socket_path(listen)
+    host, _, port_text = listen.rpartition(":")
+    if not host or not port_text.isdecimal() or int(port_text) > 65_535:
+        raise InvalidConfig(f"cannot listen at {listen!r}: give host:port or unix:PATH")
+    return f"{host}:{_free_port(host.strip('[]'), int(port_text))}"
+
+
+def _free_port(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}") from None
+        free_port: int = probe.getsockname()[1]
+        return free_port
+
+
+def _free_socket_path(listen: str) -> str:
+    path = listen.removeprefix("unix:")
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise InvalidConfig(f"cannot listen at {listen}: the path is longer than {LONGEST_SOCKET_PATH} bytes")
+    if not Path(path).parent.is_dir():
+        raise InvalidConfig(f"cannot listen at {listen}: its folder does not exist")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return listen
+    raise InvalidConfig(f"cannot listen at {listen}: the socket is in use")
+
+
+def _tokenizer_digest(folder: Path) -> str | None:
+    """Digest of what decides token ids; None without a tokenizer.json (the gateway compares in any case)."""
+    try:
+        content = json.loads((folder / "tokenizer.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise ModelNotUsable(f"{folder / 'tokenizer.json'} is damaged: not JSON") from None
+    for run_time_setting in ("truncation", "padding"):
+        content.pop(run_time_setting, None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# -- stack ------------------------------------------------------------------------------------------------------------
+
+# The three services as child processes of this one: started together, restarted when they die, never left behind.
+
+STABLE_S = 1.0
+"""A service that dies sooner after it was ready counts as one that never started."""
+MAX_FAILED_STARTS = 3
+FIRST_BACK_OFF_S = 0.25
+REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
+"""Not a flag: a URL may hold a password, and command lines are public."""
+
+__all__ = ["Stack", "StackOptions"]
+
+
+class Stack:
+    """A running local stack, as an async context manager: entered when all services are ready, left when all ended.
+
+    With the archive there is also the server of its queue, unless one is given. `run_dir` is private and holds the
+    sockets of the models and `<service>.log`, JSON lines. It is removed at the end, unless the stack failed.
+    """
+
+    def __init__(self, options: StackOptions | None = None, report: Callable[[str], None] = lambda line: None) -> None:
+        self.options = options or StackOptions()
+        self.processes: dict[str, ServiceProcess] = {}
+        self.queue: QueueServer | None = None
+        self.failure: SlipstreamError | None = None
+        self._report = report
+        self._failed = asyncio.Event()
+        self._started = asyncio.Condition()
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def gateway_address(self) -> str:
+        """Where clients find the gateway."""
+        return self.processes["gateway"].address
+
+    async def __aenter__(self) -> Self:
+        check_options(self.options)
+        address = gateway_address(self.options.listen)
+        self.run_dir = make_run_dir()
+        try:
+            await self._start_queue()
+            self._prepare(address)
+            await self._start_together(process for name, process in self.processes.items() if name != "gateway")
+            await self._start_together([self.processes["gateway"]])
+        except BaseException as error:
+            await self._shut_down(keep_logs=isinstance(error, SlipstreamError))
+            raise
+        if self.options.restart:
+            self._keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._shut_down(keep_logs=self.failure is not None)
+
+    async def wait_failed(self) -> NoReturn:
+        """Sleeps until a service cannot be kept running, then raises why."""
+        await self._failed.wait()
+        assert self.failure is not None
+        raise self.failure
+
+    async def wait_started(self, name: str, starts: int) -> None:
+        """Returns when the service is ready after having been started that often: 2 after its first death."""
+        process = next(child for child in self._children if child.name == name)
+        async with self._started:
+            await self._started.wait_for(lambda: process.starts >= starts and process.is_serving)
+
+    @property
+    def _children(self) -> list[ServiceProcess | QueueServer]:
+        return [*self.processes.values(), *([] if self.queue is None else [self.queue])]
+
+    def _prepare(self, address: str) -> None:
+        names = ["target", "gateway"] if self.options.draft_model is None else ["target", "draft", "gateway"]
+        addresses = {name: f"unix:{self.run_dir / name}.sock" for name in names} | {"gateway": address}
+        env = os.environ | self.options.env | {PARENT_PID_VARIABLE: str(os.getpid())}
+        if self.options.archive:
+            env |= {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
+        for name in names:
+            argv = service_argv(self.options, name, addresses)
+            self.processes[name] = ServiceProcess(name, argv, addresses[name], self.run_dir / f"{name}.log", env)
+
+    async def _start_queue(self) -> None:
+        """Runs a server for the archive's queue, where one is wanted and none is given."""
+        if self.options.archive and not self.options.redis:
+            self.queue = QueueServer((self.options.data or self.run_dir) / "redis")
+            await self._start(self.queue)
+
+    async def _start_together(self, children: Iterable[ServiceProcess | QueueServer]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in children:
+                    group.create_task(self._start(child))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _start(self, process: ServiceProcess | QueueServer) -> None:
+        await process.start()
+        await process.wait_serving(self.options.start_timeout_s)
+        async with self._started:
+            self._started.notify_all()
+
+    async def _keep(self, process: ServiceProcess | QueueServer) -> None:
+        failed_starts = 0
+        while True:
+            await process.wait_exit()
+            failed_starts = 0 if process.served_s >= STABLE_S else failed_starts + 1
+            error = process.exit_error()
+            if failed_starts >= MAX_FAILED_STARTS:
+                self.failure = ServiceUnavailable(f"{error}; it died {failed_starts} times in a row")
+                self._failed.set()
+                return
+            self._report(f"{error}; starting it again")
+            await asyncio.sleep(FIRST_BACK_OFF_S * 2**failed_starts)
+            try:
+                await self._start(process)
+            except (SlipstreamError, OSError):
+                process.kill()
+
+    async def _shut_down(self, keep_logs: bool) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        try:
+            await asyncio.gather(*(process.stop(self.options.stop_grace_s) for process in self.processes.values()))
+            if self.queue is not None:  # after the gateway, which hands its jobs back
+                await self.queue.stop(self.options.stop_grace_s)
+        finally:
+            for child in self._children:
+                child.kill()
+            if not keep_logs:
+                shutil.rmtree(self.run_dir, ignore_errors=True)

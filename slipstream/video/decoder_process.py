@@ -1,0 +1,303 @@
+"""One decoder process as its parent sees it: starts it, gives it one job at a time, and finds out why it ended.
+
+Knows no other decoder and never tries again; `slipstream.video.pool` does.
+"""
+
+import asyncio
+import fcntl
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+import slipstream
+from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
+from slipstream.logs import get_logger
+from slipstream.video.frames import SampledVideo
+from slipstream.video.messages import (
+    MAX_MESSAGE_BYTES,
+    BadAnswer,
+    DecodeRequest,
+    Progress,
+    Ready,
+    Refused,
+    Sampled,
+    parse_answer,
+    printable,
+)
+
+# -- output -----------------------------------------------------------------------------------------------------------
+
+# What a decoder process prints becomes log events.
+
+_READ_BYTES = 64 * 1024
+MAX_LINES = 100
+"""Lines of one decoder's life that are logged; a hostile file could make it print for ever."""
+
+
+class PrintedOutput:
+    """The reading end of a pipe. Lines are cut to a bounded length, and beyond a bounded number they are dropped."""
+
+    def __init__(self, read_end: int, pid: int) -> None:
+        self._read_end = read_end
+        self._pid = pid
+        self._unfinished = b""
+        self._num_lines = 0
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(read_end, False)
+        self._loop.add_reader(read_end, self._read)
+
+    def close(self) -> None:
+        """Logs what is still in the pipe and closes it."""
+        self._read()
+        self._log(self._unfinished)
+        self._stop_reading()
+        os.close(self._read_end)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._read_end, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._stop_reading()
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        self._unfinished = self._unfinished[:_READ_BYTES]
+        for line in lines:
+            self._log(line)
+
+    def _stop_reading(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._read_end)
+
+    def _log(self, line: bytes) -> None:
+        if line.strip() and self._num_lines < MAX_LINES:
+            self._num_lines += 1
+            get_logger().warning("decoder.printed", decoder=self._pid, line=printable(line.decode(errors="replace")))
+
+
+# -- decoder ----------------------------------------------------------------------------------------------------------
+
+START_S = 60.0
+"""A decoder that is not ready by then is broken."""
+KILL_SLACK_S = 1.0
+"""How much longer than its limit a decoder may take to notice the limit by itself."""
+_EXIT_S = 1.0
+"""How long a decoder that hung up may take to exit."""
+_SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that decoding never causes by itself. The kernel sends SIGKILL when the machine lacks memory."""
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """How decoders are started."""
+
+    memory_bytes: int
+    """Address space on top of what a fresh decoder has mapped, frames included."""
+    cpu_s: int
+    """CPU time of one decoder's life."""
+    module: str = "slipstream.video.child"
+    """What to run; tests put a misbehaving one here."""
+
+
+class DecoderLost(Exception):
+    """The process ended before it answered."""
+
+    def __init__(self, error: SlipstreamError, *, may_retry: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """What to tell the caller if this was the last try."""
+        self.may_retry = may_retry
+        """Whether the file is probably not to blame."""
+
+
+class Decoder:
+    """A running process. Once it was lost, timed out, talked nonsense or was cancelled, `is_alive` is False."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it."""
+        self.num_jobs = 0
+        self.is_killed = False
+        self._is_ready = False
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setblocking(False)
+        read_end, write_end = os.pipe()
+        try:
+            numbers = map(str, (theirs.fileno(), spec.memory_bytes, spec.cpu_s, os.getpid()))
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-m", spec.module, *numbers],
+                cwd="/",
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError:
+            os.close(read_end)
+            self._connection.close()
+            raise
+        finally:
+            os.close(write_end)
+            theirs.close()
+        self._output = PrintedOutput(read_end, self.process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may take a job; it can still end before it does."""
+        return not self.is_killed and self.process.poll() is None
+
+    async def wait_ready(self) -> None:
+        """Returns when the decoder waits for work. Raises ServiceUnavailable when it does not come to that."""
+        if self._is_ready:
+            return
+        try:
+            async with asyncio.timeout(START_S):
+                answer = parse_answer(await self._receive(), None)
+        except (TimeoutError, BadAnswer) as failure:
+            self.kill()
+            get_logger().error("decoder.not_started", decoder=self.process.pid, reason=repr(failure))
+            raise ServiceUnavailable("the video decoder does not start; the server's log says why") from None
+        self._is_ready = True
+        confined = answer.confined if isinstance(answer, Ready) else ()
+        get_logger().debug("decoder.started", decoder=self.process.pid, confined=confined)
+
+    async def sample(self, video: int, request: DecodeRequest, on_progress: OnProgress | None) -> SampledVideo:
+        """The frames of the file behind the descriptor `video`, in memory shared with the process, read-only here.
+
+        Raises UnreadableVideo, LimitExceeded or InvalidRequest about the file, and DecoderLost.
+        """
+        self.num_jobs += 1
+        frames = _sealed_memory(request.frames_bytes)
+        try:
+            async with asyncio.timeout(request.limits.timeout_s + KILL_SLACK_S):
+                answer = await self._ask(video, frames, request, on_progress)
+            if isinstance(answer, Sampled):
+                return _sampled_video(answer, frames)
+        except TimeoutError:
+            self.kill()
+            get_logger().warning("decoder.timed_out", decoder=self.process.pid)
+            raise _took_too_long(request) from None
+        except BadAnswer as failure:
+            self.kill()
+            get_logger().error("decoder.bad_answer", decoder=self.process.pid, reason=str(failure))
+            raise UnreadableVideo("the decoder broke on this file; it is damaged, export it again") from None
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(frames)
+        raise answer.exception()
+
+    def kill(self) -> None:
+        """Ends the process at once; `reap` must follow. May be called again."""
+        if not self.is_killed:
+            self.is_killed = True
+            self.process.kill()
+            self._output.close()
+            self._connection.close()
+
+    def reap(self) -> int:
+        """Waits for the end of a killed process and returns its exit status. Blocks for some milliseconds."""
+        return self.process.wait()
+
+    async def _ask(
+        self, video: int, frames: int, request: DecodeRequest, on_progress: OnProgress | None
+    ) -> Refused | Sampled:
+        has_started, num_reports = False, 0
+        try:
+            socket.send_fds(self._connection, [request.encode()], [video, frames])
+        except OSError:
+            raise await self._lost(request, has_started) from None
+        while True:
+            message = await self._receive()
+            if not message:
+                raise await self._lost(request, has_started)
+            answer = parse_answer(message, request)
+            if isinstance(answer, Refused | Sampled):
+                return answer
+            num_reports += 1
+            if isinstance(answer, Ready) or num_reports > 1 + 2 * request.num_frames:
+                raise BadAnswer("it reports more than there is")
+            has_started = True
+            if isinstance(answer, Progress) and on_progress is not None:
+                on_progress(answer.done, answer.total)
+
+    async def _receive(self) -> bytes:
+        """The next message; none when the process has hung up."""
+        try:
+            message = await asyncio.get_running_loop().sock_recv(self._connection, MAX_MESSAGE_BYTES + 1)
+        except OSError:
+            return b""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise BadAnswer("an answer is too long")
+        return message
+
+    async def _lost(self, request: DecodeRequest, has_started: bool) -> DecoderLost:
+        status = await asyncio.to_thread(self._exit_status)
+        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        get_logger().warning("decoder.lost", decoder=self.process.pid, cause=cause, in_job=has_started)
+        if not has_started:
+            error: SlipstreamError = ServiceUnavailable("the video decoder ended before it began; try again")
+            return DecoderLost(error, may_retry=True)
+        if -status in _SENT_FROM_OUTSIDE:
+            message = f"the decoder was killed twice on this file ({cause}), perhaps for want of memory; scale it down"
+            return DecoderLost(UnreadableVideo(message), may_retry=True)
+        if -status == signal.SIGXCPU:
+            return DecoderLost(_took_too_long(request), may_retry=False)
+        message = f"the decoder crashed on this file ({cause}); it is damaged or made to do harm, export it again"
+        return DecoderLost(UnreadableVideo(message), may_retry=False)
+
+    def _exit_status(self) -> int:
+        """How the process ended after it hung up; one that lives on is killed and counts as failed."""
+        try:
+            return self.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return 1
+
+
+def _environment() -> dict[str, str]:
+    """What a decoder needs to find its code; no token or key of the service is handed on."""
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    return {
+        "PYTHONPATH": str(Path(slipstream.__file__).parents[1]),
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "LC_ALL": "C.UTF-8",
+        **({"LD_LIBRARY_PATH": libraries} if libraries else {}),
+    }
+
+
+def _sealed_memory(num_bytes: int) -> int:
+    """Descriptor of memory for frames. No one can resize it, so reading it is safe; untouched pages cost nothing."""
+    memory = os.memfd_create("frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(memory, num_bytes)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def _sampled_video(answer: Sampled, memory: int) -> SampledVideo:
+    fields = asdict(answer)
+    shape = (*fields.pop("shape"), 3)
+    mapping = mmap.mmap(memory, int(np.prod(shape)), prot=mmap.PROT_READ)
+    return SampledVideo(frames=np.frombuffer(mapping, dtype=np.uint8).reshape(shape), **fields)
+
+
+def _took_too_long(request: DecodeRequest) -> LimitExceeded:
+    return LimitExceeded(
+        f"decoding took longer than {request.limits.timeout_s:g} s; send a shorter or smaller video, or raise timeout_s"
+    )
