@@ -25,7 +25,8 @@ from slipstream.engine import VideoLM, load_model
 from slipstream.engine.loading import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.rpc.codec import Frames
-from slipstream.video.decode import DecodeLimits, SampledVideo, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 PROMPT_LOOKUP_TOKENS = 10
 """Of a looked-up window; transformers' documentation uses this number."""

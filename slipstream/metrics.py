@@ -21,7 +21,7 @@ from prometheus_client import (
 
 from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.rpc.v1 import gateway_pb2
+from slipstream.messages import Caption
 from slipstream.speculation.methods import METHODS
 
 LOOPBACK = "127.0.0.1"
@@ -78,9 +78,9 @@ class GatewayMetrics:
             finally:
                 self._captions.labels(method if method in METHODS else "other", outcome).inc()
 
-    def captioned(self, summary: gateway_pb2.Summary) -> None:
+    def captioned(self, caption: Caption) -> None:
         """A caption was finished."""
-        timings, speculation = summary.timings, summary.speculation
+        timings, speculation = caption.timings, caption.speculation
         stages = {
             "total": timings.total_s,
             "first_token": timings.first_token_s,
@@ -90,9 +90,9 @@ class GatewayMetrics:
         }
         for stage, seconds in stages.items():
             self._seconds.labels(stage).observe(seconds)
-        from_draft = min(speculation.accepted, summary.num_tokens)
+        from_draft = min(speculation.accepted, caption.num_tokens)
         self._tokens.labels("draft").inc(from_draft)
-        self._tokens.labels("target").inc(summary.num_tokens - from_draft)
+        self._tokens.labels("target").inc(caption.num_tokens - from_draft)
         if speculation.judged:
             self._tau.observe(speculation.tau)
         self._drafts_lost.inc(speculation.drafts_lost)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from bench.running import run_to_end, say
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.logs import configure_logs
-from slipstream.video.frames import DecodeLimits
+from slipstream.video.sampled import DecodeLimits
 from slipstream.video.pool import DecodePool
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 

@@ -15,7 +15,8 @@ from slipstream.engine.attention import Kernel
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.states import DecodeState
 from slipstream.engine.video_lm import VideoLM
-from slipstream.families.adapter import ModelInfo, PromptPlan
+from slipstream.families.adapter import PromptPlan
+from slipstream.messages import ModelInfo
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.families.text import TextDecoder
 

@@ -21,7 +21,8 @@ from bench.clips import FULL_SCENES, held_out_clips
 from bench.running import say
 from slipstream.engine import PromptPlan, VideoLM, load_model
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.sampled import DecodeLimits
 
 PAIRS: dict[str, tuple[str, tuple[int, int]]] = {
     "llava_onevision": ("models/pocket", FULL_SCENES),

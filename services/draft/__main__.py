@@ -15,7 +15,6 @@ from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.rpc.server import Lifecycle, run_service
-from slipstream.rpc.v1 import draft_pb2_grpc
 from slipstream.services.draft.servicer import DraftServicer, Targets
 
 KV_SHARE = 0.25
@@ -57,7 +56,7 @@ def serve(
     engine = DraftEngine(observed(replayed(model, config, "draft"), metrics), thread, limits)
     metrics.watch(engine.admission)
     servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
-    draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
+    servicer.register(server)
 
     async def close() -> None:
         await servicer.close()

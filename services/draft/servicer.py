@@ -11,16 +11,17 @@ import grpc
 import torch
 
 from slipstream.engine.draft_engine import DraftEngine
-from slipstream.engine.draft_session import Chunk, DraftSession
+from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.logs import get_logger
+from slipstream.messages import DraftReady, Frames
 from slipstream.pruning import Guidance, Score, get_pruner
 from slipstream.rpc import codec
 from slipstream.rpc.channels import open_channel, request_metadata
-from slipstream.rpc.guidance import read_guidance
 from slipstream.rpc.security import PeerSecurity
+from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from slipstream.rpc.windows import proposal_messages
+from slipstream.speculation.actions import AdvanceLine, RestartLine
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -57,7 +58,7 @@ class Targets:
         """
         if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
             raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
-        request = target_pb2.PullGuidanceRequest(session_id=session_id, kind=codec.GUIDANCE_KINDS[kind], score=score)
+        request = codec.guidance_request(session_id, kind, score)
         await self._make_room()
         with self._using(address) as channel:
             stub = target_pb2_grpc.TargetStub(channel)
@@ -104,6 +105,10 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         self.engine = engine
         self._targets = targets
 
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serves from now on."""
+        draft_pb2_grpc.add_DraftServicer_to_server(self, server)
+
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
@@ -122,11 +127,11 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         try:
             ready = await self._prepare(session, frames)
             del frames
-            yield draft_pb2.DraftEvent(ready=ready)
+            yield codec.draft_event(ready)
             reading = asyncio.create_task(self._read(session, requests))
             try:
                 async for chunk in self.engine.write(session):
-                    yield _tokens_event(chunk)
+                    yield codec.draft_event(chunk)
             finally:
                 reading.cancel()
             await reading
@@ -138,7 +143,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         """Closes the connections to targets."""
         await self._targets.close()
 
-    async def _prepare(self, session: DraftSession, frames: codec.Frames) -> draft_pb2.DraftReady:
+    async def _prepare(self, session: DraftSession, frames: Frames) -> DraftReady:
         """Encodes while the guidance is on its way, prunes and prefills."""
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -149,7 +154,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         keep, prune_s = await self.engine.choose_tokens(session, embeddings, guidance)
         prefill_s = await self.engine.prefill(session, embeddings, keep)
         get_logger().info("draft.ready", kept_tokens=len(keep), guidance_bytes=guidance_bytes)
-        return draft_pb2.DraftReady(
+        return DraftReady(
             kept_tokens=len(keep),
             video_tokens=session.plan.num_video_tokens,
             encode_s=encode_s,
@@ -171,29 +176,15 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         """Hands restarts and advances to the engine until `end` or the end of the stream."""
         try:
             async for message in requests:
-                kind = message.WhichOneof("message")
-                if kind == "restart":
-                    self.engine.restart(session, codec.read_restart(message.restart))
-                elif kind == "advance":
-                    self.engine.advance(session, codec.read_advance(message.advance))
-                elif kind == "end":
-                    return
-                else:
-                    raise ProtocolViolation("a line takes `restart`, `advance` or `end`")
+                match codec.read_line(message):
+                    case RestartLine() as action:
+                        self.engine.restart(session, action)
+                    case AdvanceLine() as action:
+                        self.engine.advance(session, action)
+                    case None:
+                        return
         finally:
             self.engine.close(session)
-
-
-def _tokens_event(chunk: Chunk) -> draft_pb2.DraftEvent:
-    tokens = draft_pb2.DraftTokens(
-        epoch=chunk.epoch,
-        position=chunk.position,
-        token_ids=chunk.token_ids,
-        pass_s=chunk.pass_s,
-        proposals=proposal_messages(chunk.proposals),
-        parents=chunk.parents,
-    )
-    return draft_pb2.DraftEvent(tokens=tokens)
 
 
 def _digest(keep: torch.Tensor) -> str:

@@ -14,7 +14,6 @@ from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.metrics import REGISTRY, GatewayMetrics
 from slipstream.rpc.server import Lifecycle, run_service
-from slipstream.rpc.v1 import gateway_pb2_grpc
 from slipstream.services.gateway.servicer import GatewayServicer
 
 
@@ -33,7 +32,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     media = Media(config)
     media.prepare()
     captioner = Captioner(config, peers, media, GatewayMetrics(REGISTRY))
-    gateway_pb2_grpc.add_GatewayServicer_to_server(GatewayServicer(config, captioner), server)
+    GatewayServicer(config, captioner).register(server)
     watch = watch_target(peers, lifecycle)
     archive = Archive(config, captioner, watch, lifecycle, make_queue(config))
     archive.start(server)

@@ -1,21 +1,22 @@
-"""The gateway's gRPC face: receive, decode, caption; one stream of events out."""
+"""The gateway's gRPC face: a request in, a stream of events out."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 
 import grpc
 import structlog
 
 from slipstream import __version__
-from slipstream.captioning.captioner import Captioner, stage_event
+from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.options import CaptionOptions, resolve_options
-from slipstream.captioning.stats import Ledger
-from slipstream.errors import ProtocolViolation, ServiceUnavailable
+from slipstream.captioning.plan import CaptionPlan, CaptionRequest, make_plan
+from slipstream.errors import ProtocolViolation
+from slipstream.messages import CaptionEvent, GatewayInfo
+from slipstream.rpc.gateway_codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
-Events = asyncio.Queue[gateway_pb2.CaptionEvent | None]
+Events = asyncio.Queue[CaptionEvent | None]
 
 
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
@@ -25,12 +26,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self._config = config
         self._captioner = captioner
 
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serves from now on."""
+        gateway_pb2_grpc.add_GatewayServicer_to_server(self, server)
+
     async def GetGateway(
         self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext
     ) -> gateway_pb2.GatewayInfo:
         config, peers = self._config, self._captioner.peers
         target, draft = peers.target.model, peers.draft
-        return gateway_pb2.GatewayInfo(
+        info = GatewayInfo(
             version=__version__,
             target_model=target.model_id if target else "",
             draft_model=draft.model.model_id if draft and draft.model else "",
@@ -42,6 +47,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             default_prompt=config.default_prompt,
             accepts_paths=bool(config.roots),
         )
+        return gateway_info_message(info)
 
     async def Caption(
         self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
@@ -49,39 +55,27 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("message") != "options":
             raise ProtocolViolation("a caption begins with `options`")
-        options = resolve_options(first.options, self._config)
-        structlog.contextvars.bind_contextvars(request_id=options.request_id)
-        with self._captioner.metrics.captioning(options.method), self._captioner.admitted():
-            events: Events = asyncio.Queue()
-            working = asyncio.create_task(self._bounded(self._caption(options, aiter(requests), events)))
-            working.add_done_callback(lambda _: events.put_nowait(None))
-            try:
-                while (event := await events.get()) is not None:
-                    yield event
-                await working
-            finally:
-                working.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await working
-
-    async def _bounded(self, work: Coroutine[None, None, None]) -> None:
-        """Ends a caption that takes too long, also one whose upload never ends."""
+        request = CaptionRequest(read_options(first.options), first.options.path, first.options.request_id)
+        plan = make_plan(request, self._config)
+        structlog.contextvars.bind_contextvars(request_id=plan.request_id)
+        events: Events = asyncio.Queue()
+        working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))
+        working.add_done_callback(lambda _: events.put_nowait(None))
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
-                await work
-        except TimeoutError:
-            raise ServiceUnavailable(
-                f"the caption was not done within this server's limit of {self._config.request_timeout_s:g} s"
-            ) from None
+            while (event := await events.get()) is not None:
+                yield caption_event(event)
+            await working
+        finally:
+            working.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await working
 
-    async def _caption(
-        self, options: CaptionOptions, requests: AsyncIterator[gateway_pb2.CaptionRequest], events: Events
-    ) -> None:
-        captioner, emit = self._captioner, events.put_nowait
-        ledger = Ledger(arrived=asyncio.get_running_loop().time())
-        emit(stage_event("receive"))
-        await captioner.check(options, wait_for_ready=True)
-        async with captioner.media.open(options.path, requests) as source:
-            video = await captioner.sample(options, source, emit, ledger)
-        summary = await captioner.caption(options, video, emit, ledger)
-        emit(gateway_pb2.CaptionEvent(summary=summary))
+    async def _caption(self, plan: CaptionPlan, upload: AsyncIterator[bytes], events: Events) -> None:
+        events.put_nowait(await self._captioner.caption_interactively(plan, upload, events.put_nowait))
+
+
+async def _chunks(requests: AsyncIterator[gateway_pb2.CaptionRequest]) -> AsyncIterator[bytes]:
+    async for message in requests:
+        if message.WhichOneof("message") != "video":
+            raise ProtocolViolation("after `options` a caption takes `video` chunks only")
+        yield message.video

@@ -14,7 +14,6 @@ from slipstream.engine.startup import ModelServiceConfig, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.rpc.server import Lifecycle, run_service
-from slipstream.rpc.v1 import target_pb2_grpc
 from slipstream.services.target.servicer import TargetServicer
 
 KV_SHARE = 0.5
@@ -80,7 +79,7 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
     engine = TargetEngine(observed(model, metrics), thread, limits)
     metrics.watch(engine.admission)
     servicer = TargetServicer(engine, config.own_address, idle_timeout_s=config.idle_timeout_s)
-    target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
+    servicer.register(server)
 
     async def close() -> None:
         thread.close()

@@ -5,23 +5,16 @@ from collections.abc import AsyncIterator
 import grpc
 
 from slipstream.engine.target_engine import TargetEngine
-from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
+from slipstream.messages import JudgeRequest, TargetEvent
 from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY
 from slipstream.rpc.guards import Patient
-from slipstream.rpc.guidance import guidance_chunks
+from slipstream.rpc.tensors import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
-from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
-
-_STAGES = {
-    "queued": target_pb2.STAGE_QUEUED,
-    "encode": target_pb2.STAGE_ENCODE,
-    "prefill": target_pb2.STAGE_PREFILL,
-}
-_GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()}
 
 
 class TargetServicer(target_pb2_grpc.TargetServicer):
@@ -33,6 +26,10 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         self.engine = engine
         self._idle_timeout_s = idle_timeout_s
         self._metadata = ((ADVERTISED_KEY, address),) if address else ()
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serves from now on."""
+        target_pb2_grpc.add_TargetServicer_to_server(self, server)
 
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
@@ -55,63 +52,38 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
         try:
             async for progress in self.engine.prefill(session, frames):
-                yield _prefill_event(progress)
+                yield codec.target_event(progress)
             del frames
-            async for judgement in self.engine.judge(session, JudgeRequest()):
-                yield _verdict_event(judgement)
-            if judgement.verdict.finish_reason is None:
-                async for event in self._judge_windows(session, requests):
-                    yield event
+            async for judgement in self._judge_all(session, requests):
+                yield codec.target_event(judgement)
         finally:
             self.engine.close(session)
             get_logger().info("session.closed", num_tokens=len(session.committed))
 
-    async def _judge_windows(
+    async def _judge_all(
         self, session: TargetSession, requests: AsyncIterator[target_pb2.TargetRequest]
-    ) -> AsyncIterator[target_pb2.TargetEvent]:
-        async for message in requests:
-            kind = message.WhichOneof("message")
-            if kind == "end":
+    ) -> AsyncIterator[TargetEvent]:
+        """The prefill's own token first, then what is asked, until the text ends or the caller has enough."""
+        request = JudgeRequest()
+        while True:
+            async for judgement in self.engine.judge(session, request):
+                yield judgement
+            message = await anext(requests, None) if judgement.verdict.finish_reason is None else None
+            kind = message.WhichOneof("message") if message is not None else "end"
+            if message is None or kind == "end":
                 return
             if kind != "judge":
                 raise ProtocolViolation("after the prefill a session takes `judge` or `end`")
-            async for judgement in self.engine.judge(session, read_judge(message.judge)):
-                yield _verdict_event(judgement)
-            if judgement.verdict.finish_reason is not None:
-                return
+            request = codec.read_judge(message.judge)
 
     async def PullGuidance(
         self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[target_pb2.GuidanceChunk]:
-        kind = _GUIDANCE_NAMES.get(request.kind)
-        if kind is None:
-            raise ProtocolViolation("guidance is of kind hidden_states or scores")
+        kind = codec.read_guidance_kind(request.kind)
         score = _read_score(request.score)
         guidance = await self.engine.guidance(request.session_id, kind, score)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
             yield chunk
-
-
-def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetEvent:
-    if isinstance(progress, StageProgress):
-        stage = _STAGES[progress.stage]
-        return target_pb2.TargetEvent(
-            progress=target_pb2.Progress(stage=stage, done=progress.done, total=progress.total)
-        )
-    prefilled = target_pb2.Prefilled(
-        prompt_tokens=progress.prompt_tokens,
-        video_tokens=progress.video_tokens,
-        encode_s=progress.encode_s,
-        prefill_until_guidance_s=progress.until_guidance_s,
-        prefill_after_guidance_s=progress.after_guidance_s,
-        kv_bytes=progress.kv_bytes,
-        reused_tokens=progress.reused_tokens,
-    )
-    return target_pb2.TargetEvent(prefilled=prefilled)
-
-
-def _verdict_event(judgement: Judgement) -> target_pb2.TargetEvent:
-    return verdict_message(judgement.verdict, judgement.pieces, judgement.facts)
 
 
 def _read_score(name: str) -> Score:

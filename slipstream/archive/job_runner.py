@@ -31,7 +31,7 @@ from slipstream.captioning.options import CaptionOptions, resolve_options
 from slipstream.captioning.stats import Ledger
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 
 ELSEWHERE_S = 30.0
 """Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""

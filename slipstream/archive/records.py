@@ -19,7 +19,7 @@ from slipstream.archive.queue import BatchRecord, BatchState, JobRecord, JobStat
 from slipstream.captioning.options import CaptionOptions
 from slipstream.errors import InvalidRequest, SlipstreamError
 from slipstream.rpc.v1 import archive_pb2, common_pb2, gateway_pb2
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 
 # -- payload ----------------------------------------------------------------------------------------------------------
 

@@ -1,33 +1,32 @@
-"""Captions for both of the gateway's doors, the interactive call and the archive. Knows no gRPC server and no queue."""
+"""Captions for both of the gateway's doors, the interactive call and the archive: plan, check, sample, caption."""
 
 import asyncio
 import contextlib
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import BinaryIO
 
-from slipstream.captioning.caption import Caption
+from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
-from slipstream.captioning.options import CaptionOptions
 from slipstream.captioning.peers import Peers
-from slipstream.captioning.stats import Ledger
-from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, SlipstreamError
+from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.stats import CaptionStats
+from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
-from slipstream.rpc.v1 import common_pb2, gateway_pb2
 from slipstream.speculation.pacing import CostModel, DecayedMean
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 
 FIND_DRAFT_S = 0.5
 """A draft that is frozen delays a caption by no more."""
-Emit = Callable[[gateway_pb2.CaptionEvent], None]
 
 
 class Captioner:
-    """Makes captions in steps: check, sample, caption. What passes cost is remembered from one caption to the next."""
+    """Makes captions. What passes cost is remembered from one caption to the next."""
 
     def __init__(
         self, config: GatewayConfig, peers: Peers, media: Media, metrics: GatewayMetrics | None = None
@@ -41,8 +40,80 @@ class Captioner:
         self._plain_token_s: dict[object, DecayedMean] = {}
         """By size: plain decoding is the same whatever the draft, and captions without one measure it too."""
 
+    async def caption_interactively(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
+        """The whole sequence for one caller: receive, sample, caption. `upload` is read where the plan names no path.
+
+        Raises:
+            Overloaded: too many captions are in work.
+            ServiceUnavailable: no target, or the caption took longer than this server allows.
+            SlipstreamError: whatever is wrong with the video, the request or the models.
+        """
+        limit_s = self._config.request_timeout_s
+        with self.metrics.captioning(plan.method.name), self._place():
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._caption_source(plan, upload, emit)
+            except TimeoutError:
+                message = f"the caption was not done within this server's limit of {limit_s:g} s"
+                raise ServiceUnavailable(message) from None
+
+    async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
+        """What the target serves now. Raises `ServiceUnavailable` without a target, `ModelNotUsable` for a draft that
+        does not fit it, and `LimitExceeded`."""
+        target = await self.peers.target.ask(wait_for_ready=wait_for_ready)
+        if plan.speculative:
+            await self._check_draft()
+        num_frames = plan.options.num_frames
+        if num_frames > target.max_frames:
+            raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
+        return target
+
+    async def sample(
+        self, plan: CaptionPlan, source: BinaryIO, emit: Emit, stats: CaptionStats, *, digest: bool = False
+    ) -> SampledVideo:
+        """The frames of an open file, with the file's digest if asked for. Needs no model."""
+        with self.metrics.decoding(os.fstat(source.fileno()).st_size):
+            video = await self.media.sample(
+                source,
+                plan.options.num_frames,
+                lambda done, total: emit(StageChange("decode", done, total)),
+                digest=digest,
+            )
+        stats.sampled = asyncio.get_running_loop().time()
+        return video
+
+    async def caption(self, plan: CaptionPlan, video: SampledVideo, emit: Emit, stats: CaptionStats) -> Caption:
+        """Captions sampled frames; needs a `check` shortly before. Cancelled, it stops both models."""
+        target = self.peers.target.model
+        assert target is not None, "the target has been asked"
+        key = _costs_key(plan, len(video.frames) * target.tokens_per_frame)
+        costs = self._costs.get(key, CostModel()).fork()
+        costs.plain_token_s = copy.copy(self._plain_token_s.get(key[0], costs.plain_token_s))
+        run = CaptionRun(
+            plan,
+            video,
+            self.peers,
+            costs,
+            stats,
+            emit,
+            draft_silence_s=self._config.draft_timeout_s,
+            timeout_s=self._config.request_timeout_s,
+        )
+        caption = await run.run()
+        self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
+        self._report(plan, caption)
+        return caption
+
+    async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
+        stats = CaptionStats(arrived=asyncio.get_running_loop().time())
+        emit(StageChange("receive"))
+        await self.check(plan, wait_for_ready=True)
+        async with self.media.open(plan.path, upload) as source:
+            video = await self.sample(plan, source, emit, stats)
+        return await self.caption(plan, video, emit, stats)
+
     @contextlib.contextmanager
-    def admitted(self) -> Iterator[None]:
+    def _place(self) -> Iterator[None]:
         """A place for one interactive caption. The archive has slots of its own, so it never takes one of these.
         Raises `Overloaded`."""
         if self._num_captions >= self._config.max_captions:
@@ -55,63 +126,6 @@ class Captioner:
         finally:
             self._num_captions -= 1
 
-    async def check(self, options: CaptionOptions, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
-        """What the target serves now. Raises `ServiceUnavailable` without a target, `ModelNotUsable` for a draft that
-        does not fit it, and `LimitExceeded`."""
-        target = await self.peers.target.ask(wait_for_ready=wait_for_ready)
-        if options.speculative:
-            await self._check_draft()
-        if options.num_frames > target.max_frames:
-            raise LimitExceeded(
-                f"num_frames {options.num_frames} is more than the target's limit of {target.max_frames}"
-            )
-        return target
-
-    async def sample(
-        self, options: CaptionOptions, source: BinaryIO, emit: Emit, ledger: Ledger, *, digest: bool = False
-    ) -> SampledVideo:
-        """The frames of an open file, with the file's digest if asked for. Needs no model."""
-        with self.metrics.decoding(os.fstat(source.fileno()).st_size):
-            video = await self.media.sample(
-                source, options.num_frames, lambda done, total: emit(stage_event("decode", done, total)), digest=digest
-            )
-        ledger.sampled = asyncio.get_running_loop().time()
-        return video
-
-    async def caption(
-        self, options: CaptionOptions, video: SampledVideo, emit: Emit, ledger: Ledger
-    ) -> gateway_pb2.Summary:
-        """Captions sampled frames; needs a `check` shortly before. Cancelled, it stops both models."""
-        target = self.peers.target.model
-        assert target is not None, "the target has been asked"
-        key = _costs_key(options, len(video.frames) * target.tokens_per_frame)
-        costs = self._costs.get(key, CostModel()).fork()
-        costs.plain_token_s = copy.copy(self._plain_token_s.get(key[0], costs.plain_token_s))
-        caption = Caption(
-            options,
-            video,
-            self.peers,
-            costs,
-            ledger,
-            emit,
-            draft_silence_s=self._config.draft_timeout_s,
-            timeout_s=self._config.request_timeout_s,
-        )
-        summary = await caption.run()
-        self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
-        self.metrics.captioned(summary)
-        if self._config.log_text:
-            get_logger().debug("caption.text", prompt=options.prompt, text=summary.text)
-        get_logger().info(
-            "caption.finished",
-            num_tokens=summary.num_tokens,
-            num_frames=summary.video.num_frames,
-            total_s=round(summary.timings.total_s, 3),
-            tau=round(summary.speculation.tau, 3),
-            drafts_lost=summary.speculation.drafts_lost,
-        )
-        return summary
-
     async def _check_draft(self) -> None:
         """Refuses a pair that does not fit. One that cannot be reached is no reason to refuse: it may come later."""
         try:
@@ -121,13 +135,21 @@ class Captioner:
         except SlipstreamError as error:
             get_logger().warning("draft.missing", reason=str(error))
 
+    def _report(self, plan: CaptionPlan, caption: Caption) -> None:
+        self.metrics.captioned(caption)
+        if self._config.log_text:
+            get_logger().debug("caption.text", prompt=plan.options.prompt, text=caption.text)
+        get_logger().info(
+            "caption.finished",
+            num_tokens=caption.num_tokens,
+            num_frames=caption.video.num_frames,
+            total_s=round(caption.timings.total_s, 3),
+            tau=round(caption.speculation.tau, 3),
+            drafts_lost=caption.speculation.drafts_lost,
+        )
 
-def stage_event(name: str, done: int = 0, total: int = 0) -> gateway_pb2.CaptionEvent:
-    """A step of the work began or moved on."""
-    return gateway_pb2.CaptionEvent(stage=gateway_pb2.StageChange(stage=name, done=done, total=total))
 
-
-def _costs_key(options: CaptionOptions, num_video_tokens: int) -> tuple[object, ...]:
+def _costs_key(plan: CaptionPlan, num_video_tokens: int) -> tuple[object, ...]:
     """Captions of one kind share their running averages: similar length, similar draft context."""
-    size, alpha = round(math.log2(num_video_tokens)), round(options.alpha, 1)
-    return (size, options.method, options.pruner, alpha, options.positions)
+    size, alpha = round(math.log2(num_video_tokens)), round(plan.options.alpha, 1)
+    return (size, plan.method.name, plan.options.pruner, alpha, plan.options.positions)

@@ -4,19 +4,17 @@ Nothing that happens here can end the caption or change its text.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import grpc
 import numpy as np
 
 from slipstream.captioning.peers import Peers
 from slipstream.errors import DraftFault, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.rpc import codec
-from slipstream.rpc.channels import as_slipstream_error, request_metadata
-from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.messages import DraftReady, DraftStart, DraftTokens, Frames
+from slipstream.rpc.remote_models import DraftCall
+from slipstream.sampling.params import Proposal
 from slipstream.speculation.actions import AdvanceLine, JoinPoint, RestartLine
 
 # -- proposals --------------------------------------------------------------------------------------------------------
@@ -36,9 +34,9 @@ class Proposals:
     def __init__(self, *, required: bool, vocab_size: int) -> None:
         self._required = required
         self._vocab_size = vocab_size
-        self._by_position: dict[int, common_pb2.Proposal] = {}
+        self._by_position: dict[int, Proposal] = {}
 
-    def check(self, message: draft_pb2.DraftTokens) -> None:
+    def check(self, message: DraftTokens) -> None:
         """Raises `DraftFault` for proposals that do not fit their tokens."""
         tokens, proposals = message.token_ids, message.proposals
         if len(proposals) != len(tokens) and (proposals or self._required):
@@ -47,7 +45,7 @@ class Proposals:
             for token, proposal in zip(tokens, proposals, strict=True):
                 self._check(token, proposal)
 
-    def remember(self, message: draft_pb2.DraftTokens) -> None:
+    def remember(self, message: DraftTokens) -> None:
         """These tokens, which were checked, are the line's next."""
         if self._required:
             self._by_position.update(enumerate(message.proposals, message.position))
@@ -56,7 +54,7 @@ class Proposals:
         """The line ended."""
         self._by_position.clear()
 
-    def take(self, position: int, window: Sequence[int]) -> list[common_pb2.Proposal]:
+    def take(self, position: int, window: Sequence[int]) -> list[Proposal]:
         """Those of a window that begins at `position`; empty where none are required. What lies before is forgotten."""
         if not self._required:
             return []
@@ -65,7 +63,7 @@ class Proposals:
         self._by_position = {index: proposal for index, proposal in self._by_position.items() if index >= end}
         return taken
 
-    def _check(self, token: int, proposal: common_pb2.Proposal) -> None:
+    def _check(self, token: int, proposal: Proposal) -> None:
         token_ids = np.array(proposal.token_ids, dtype=np.int64)
         probabilities = np.array(proposal.probabilities, dtype=np.float64)
         if len(token_ids) != len(probabilities):
@@ -89,9 +87,9 @@ class DraftListener(Protocol):
 
     def draft_joining(self) -> JoinPoint: ...
 
-    def draft_ready(self, num_known: int, ready: draft_pb2.DraftReady) -> None: ...
+    def draft_ready(self, num_known: int, ready: DraftReady) -> None: ...
 
-    def draft_wrote(self, tokens: draft_pb2.DraftTokens) -> None: ...
+    def draft_wrote(self, tokens: DraftTokens) -> None: ...
 
     def draft_lost(self, reason: str) -> None: ...
 
@@ -107,27 +105,25 @@ class DraftLink:
     def __init__(
         self,
         peers: Peers,
-        make_request: Callable[[], Awaitable[codec.DraftRequest]],
-        frames: codec.Frames,
+        make_start: Callable[[], Awaitable[DraftStart]],
+        frames: Frames,
         listener: DraftListener,
         *,
         silence_s: float,
         timeout_s: float,
     ) -> None:
         self._peers = peers
-        self._make_request = make_request
+        self._make_start = make_start
         self._frames = frames
         self._listener = listener
         self._silence_s = silence_s
         self._timeout_s = timeout_s
-        self._outbox: asyncio.Queue[draft_pb2.DraftRequest | None] = asyncio.Queue()
+        self._call: DraftCall | None = None
 
     def send(self, action: RestartLine | AdvanceLine) -> None:
         """Tells the draft about its line."""
-        if isinstance(action, RestartLine):
-            self._outbox.put_nowait(codec.restart_message(action))
-        else:
-            self._outbox.put_nowait(codec.advance_message(action))
+        assert self._call is not None, "only a draft that has joined is told"
+        self._call.send(action)
 
     async def run(self) -> None:
         """Draft after draft, until cancelled. Whatever goes wrong here costs speed only."""
@@ -154,17 +150,15 @@ class DraftLink:
     async def _take_part(self) -> str:
         """Writes with the draft until it is lost; returns why."""
         assert self._peers.draft is not None
-        self._outbox = asyncio.Queue()
-        request = await self._make_request()
+        start = await self._make_start()
         join = self._listener.draft_joining()
-        call = self._peers.draft.stub.Session(
-            self._messages(request, join), timeout=self._timeout_s, metadata=request_metadata(request.session_id)
-        )
+        call = self._call = self._peers.draft.open(start, join, self._frames, timeout_s=self._timeout_s)
         try:
-            async for event in self._events(call):
-                self._on_event(event, join)
-        except grpc.aio.AioRpcError as error:
-            return str(as_slipstream_error(error, "draft"))
+            async for event in call.events(self._silence_s, lambda: self._listener.draft_owes):
+                if isinstance(event, DraftReady):
+                    self._listener.draft_ready(len(join.committed), event)
+                else:
+                    self._listener.draft_wrote(event)
         except SlipstreamError as error:
             return str(error)
         except Exception:
@@ -172,44 +166,4 @@ class DraftLink:
             return "internal error; the gateway's log has the details"
         finally:
             call.cancel()
-            self._outbox.put_nowait(None)  # grpc would wait for messages of a call that the draft has ended
         return "the draft ended the session"
-
-    def _on_event(self, event: draft_pb2.DraftEvent, join: JoinPoint) -> None:
-        kind = event.WhichOneof("message")
-        if kind == "ready":
-            self._listener.draft_ready(len(join.committed), event.ready)
-        elif kind == "tokens":
-            self._listener.draft_wrote(event.tokens)
-        else:
-            raise DraftFault("the draft sent an empty message")
-
-    async def _messages(self, request: codec.DraftRequest, join: JoinPoint) -> AsyncIterator[draft_pb2.DraftRequest]:
-        yield codec.draft_start(request, join, self._frames)
-        for chunk in codec.frame_chunks(self._frames):
-            yield draft_pb2.DraftRequest(frames=chunk)
-        outbox = self._outbox
-        while (message := await outbox.get()) is not None:
-            yield message
-
-    async def _events(self, call: grpc.aio.StreamStreamCall) -> AsyncIterator[draft_pb2.DraftEvent]:
-        """The draft's events. Raises `DraftFault` when it owes tokens and nothing has come for `silence_s`.
-
-        A pending read must not be cancelled, as that would cancel the call; so it is waited for with a limit.
-        """
-        while True:
-            reading = asyncio.ensure_future(call.read())
-            try:
-                while not (await asyncio.wait({reading}, timeout=self._silence_s))[0]:
-                    if self._listener.draft_owes:
-                        raise DraftFault(f"the draft was silent for {self._silence_s:g} s")
-                event = reading.result()
-            finally:
-                if not reading.done():
-                    reading.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                        await reading
-            if event is grpc.aio.EOF:
-                return
-            assert isinstance(event, draft_pb2.DraftEvent)
-            yield event

@@ -10,11 +10,10 @@ from typing import BinaryIO, cast
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
-from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation, VideoNotFound
-from slipstream.rpc.v1 import gateway_pb2
-from slipstream.video.frames import DecodeLimits, SampledVideo
+from slipstream.errors import LimitExceeded, Overloaded, VideoNotFound
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool
+from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -92,18 +91,16 @@ class Media:
         self._pool.prepare()
 
     @contextlib.asynccontextmanager
-    async def open(self, path: str, requests: AsyncIterator[gateway_pb2.CaptionRequest]) -> AsyncIterator[BinaryIO]:
-        """The video file: below an allowed root if a path was given, else received from the stream."""
+    async def open(self, path: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[BinaryIO]:
+        """The video file: below an allowed root if a path was given, else received chunk by chunk."""
         self._pool.prepare()
         if path:
             with self._open_path(path) as source:
                 yield source
             return
         with VideoBuffer(self._config.max_video_bytes) as upload:
-            async for message in requests:
-                if message.WhichOneof("message") != "video":
-                    raise ProtocolViolation("after `options` a caption takes `video` chunks only")
-                upload.write(message.video)
+            async for chunk in chunks:
+                upload.write(chunk)
             yield upload.finished()
 
     @contextlib.asynccontextmanager

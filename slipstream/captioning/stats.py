@@ -4,50 +4,54 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from slipstream.captioning.options import CaptionOptions
-from slipstream.rpc.v1 import draft_pb2, gateway_pb2, target_pb2
-from slipstream.rpc.windows import finish_reason_number
-from slipstream.speculation.acceptance import FinishReason
+from slipstream.captioning.plan import CaptionPlan
+from slipstream.messages import (
+    Caption,
+    CaptionEvent,
+    CommittedToken,
+    DraftReady,
+    DraftTokens,
+    Judgement,
+    PassCost,
+    PassFacts,
+    Prefilled,
+    Speculation,
+    Timings,
+    Trace,
+    VideoFacts,
+)
 from slipstream.speculation.pipeline import Pipeline
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 
 # -- trace ------------------------------------------------------------------------------------------------------------
-
-# Tells who asked for it what the models did and when.
 
 
 class Tracer:
     """Emits a caption's `Trace` events; does nothing for a request without `trace`."""
 
-    def __init__(self, emit: Callable[[gateway_pb2.CaptionEvent], None], *, is_on: bool) -> None:
+    def __init__(self, emit: Callable[[CaptionEvent], None], *, is_on: bool) -> None:
         self._emit = emit
         self._is_on = is_on
 
-    def passed(self, at_s: float, asked_s: float, num_tokens: int, verdict: target_pb2.Verdict) -> None:
+    def passed(self, at_s: float, asked_s: float, num_tokens: int, judgement: Judgement) -> None:
         """A verdict came on a window of `num_tokens`, asked for at `asked_s`."""
-        self._tell(
-            kind="pass",
-            at_s=at_s,
-            asked_s=asked_s,
-            pass_s=verdict.pass_s,
-            tokens=num_tokens,
-            accepted=verdict.num_accepted,
-        )
+        pass_s, accepted = judgement.facts.pass_s, judgement.verdict.num_accepted
+        self._tell(Trace("pass", at_s, asked_s, pass_s, num_tokens, accepted))
 
-    def drafted(self, at_s: float, tokens: draft_pb2.DraftTokens, *, stale: bool) -> None:
+    def drafted(self, at_s: float, tokens: DraftTokens, *, stale: bool) -> None:
         """The draft's tokens came; stale ones belong to a line that was given up."""
-        self._tell(kind="draft", at_s=at_s, pass_s=tokens.pass_s, tokens=len(tokens.token_ids), stale=stale)
+        self._tell(Trace("draft", at_s, pass_s=tokens.pass_s, tokens=len(tokens.token_ids), stale=stale))
 
     def restarted(self, at_s: float) -> None:
         """The draft was told to begin anew."""
-        self._tell(kind="restart", at_s=at_s)
+        self._tell(Trace("restart", at_s))
 
-    def _tell(self, **figures: object) -> None:
+    def _tell(self, trace: Trace) -> None:
         if self._is_on:
-            self._emit(gateway_pb2.CaptionEvent(trace=gateway_pb2.Trace(**figures)))  # type: ignore[arg-type]
+            self._emit(trace)
 
 
-# -- ledger -----------------------------------------------------------------------------------------------------------
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -60,7 +64,7 @@ class PassTally:
 
 
 @dataclass
-class Ledger:
+class CaptionStats:
     """Times are `loop.time()` of this process; durations come from the services themselves."""
 
     arrived: float
@@ -74,9 +78,9 @@ class Ledger:
     draft_tokens: int = 0
     drafts_lost: int = 0
     passes: defaultdict[int, PassTally] = field(default_factory=lambda: defaultdict(PassTally))
-    prefilled: target_pb2.Prefilled = field(default_factory=target_pb2.Prefilled)
-    draft_ready: draft_pb2.DraftReady = field(default_factory=draft_pb2.DraftReady)
-    pieces: list[str] = field(default_factory=list)
+    prefilled: Prefilled = field(default_factory=Prefilled)
+    draft_ready: DraftReady = field(default_factory=DraftReady)
+    tokens: list[CommittedToken] = field(default_factory=list)
     stop_string: str = ""
 
     def waited_until(self, now: float) -> None:
@@ -84,14 +88,14 @@ class Ledger:
         self.arrived += now - self.sampled
         self.sampled = now
 
-    def committed(self, now: float, pieces: list[str]) -> None:
+    def committed(self, now: float, tokens: Iterable[CommittedToken]) -> None:
         """Tokens became text."""
         if not self.first_token:
             self.first_token = now
         else:
             self.longest_gap_s = max(self.longest_gap_s, now - self.last_token)
         self.last_token = now
-        self.pieces.extend(pieces)
+        self.tokens.extend(tokens)
 
     def passed(self, window_len: int, pass_s: float, round_s: float, held_s: float) -> None:
         """A target pass ended. `round_s` is what it took as seen from here, after the target was held for `held_s`."""
@@ -101,51 +105,40 @@ class Ledger:
         tally.pass_s += pass_s
         tally.round_s += round_s
 
-    def drafted(self, tokens: draft_pb2.DraftTokens) -> None:
+    def drafted(self, tokens: DraftTokens) -> None:
         """The draft wrote tokens."""
         num_passes = _depth(tokens.parents) or len(tokens.token_ids)
         self.draft_tokens += num_passes
         self.draft_pass_s += tokens.pass_s * num_passes
 
-    def self_drafted(self, verdict: target_pb2.Verdict) -> None:
+    def self_drafted(self, facts: PassFacts) -> None:
         """The target drafted a window itself."""
-        self.draft_tokens += verdict.num_drafted
-        self.draft_pass_s += verdict.draft_s
+        self.draft_tokens += facts.num_drafted
+        self.draft_pass_s += facts.draft_s
 
-    def joined(self, now: float, ready: draft_pb2.DraftReady) -> None:
+    def joined(self, now: float, ready: DraftReady) -> None:
         """A draft became ready; the first one's figures are kept."""
         if not self.draft_ready_at:
             self.draft_ready_at, self.draft_ready = now, ready
 
-    def summary(
-        self,
-        options: CaptionOptions,
-        video: SampledVideo,
-        pipeline: Pipeline,
-        finish_reason: FinishReason | None,
-    ) -> gateway_pb2.Summary:
-        """Everything, for the client."""
-        return gateway_pb2.Summary(
-            request_id=options.request_id,
-            text="".join(self.pieces),
+    def caption(self, plan: CaptionPlan, video: SampledVideo, pipeline: Pipeline) -> Caption:
+        """Everything, for the caller."""
+        return Caption(
+            text="".join(token.piece for token in self.tokens),
             num_tokens=len(pipeline.committed),
-            finish_reason=finish_reason_number(finish_reason),
-            method=options.method,
-            pruner=options.pruner,
-            alpha=options.alpha,
-            policy=options.policy,
-            max_window=options.max_window,
+            finish_reason=pipeline.finish_reason,
+            stop_string=self.stop_string,
+            request_id=plan.request_id,
+            options=plan.options.given(),
             video=self._video_facts(video),
             timings=self._timings(),
             speculation=self._speculation(pipeline),
-            stop_string=self.stop_string,
-            lossy=options.lossy.method if options.lossy else "",
-            lossy_keep=options.lossy.keep if options.lossy else 0.0,
+            tokens=tuple(self.tokens),
         )
 
-    def _video_facts(self, video: SampledVideo) -> gateway_pb2.VideoFacts:
+    def _video_facts(self, video: SampledVideo) -> VideoFacts:
         num_frames, height, width, _ = video.frames.shape
-        return gateway_pb2.VideoFacts(
+        return VideoFacts(
             num_frames=num_frames,
             width=width,
             height=height,
@@ -157,9 +150,9 @@ class Ledger:
             reused_tokens=self.prefilled.reused_tokens,
         )
 
-    def _timings(self) -> gateway_pb2.Timings:
+    def _timings(self) -> Timings:
         target, draft = self.prefilled, self.draft_ready
-        return gateway_pb2.Timings(
+        return Timings(
             decode_s=self.sampled - self.arrived,
             target_encode_s=target.encode_s,
             target_prefill_s=target.prefill_until_guidance_s + target.prefill_after_guidance_s,
@@ -174,7 +167,7 @@ class Ledger:
             longest_gap_s=self.longest_gap_s,
         )
 
-    def _speculation(self, pipeline: Pipeline) -> gateway_pb2.Speculation:
+    def _speculation(self, pipeline: Pipeline) -> Speculation:
         tallies = sorted(self.passes.items())
         windows = [tally for window_len, tally in tallies if window_len]
         plain = self.passes.get(0, PassTally())
@@ -183,7 +176,7 @@ class Ledger:
         plain_pass_s = plain.pass_s / max(plain.count, 1)
         draft_pass_s = self.draft_pass_s / max(self.draft_tokens, 1)
         single_pass_s = plain_pass_s or pipeline.costs.target_pass_s(0)
-        return gateway_pb2.Speculation(
+        return Speculation(
             passes=num_passes,
             windows=sum(tally.count for tally in windows),
             judged=pipeline.num_judged,
@@ -202,15 +195,15 @@ class Ledger:
             held_s=self.held_s,
             gate_closings=pipeline.gate.num_closings if pipeline.gate else 0,
             gated_tokens=pipeline.gate.num_gated_tokens if pipeline.gate else 0,
-            pass_costs=[
-                gateway_pb2.PassCost(
+            pass_costs=tuple(
+                PassCost(
                     window=window_len,
                     count=tally.count,
                     pass_s=tally.pass_s / tally.count,
                     round_s=tally.round_s / tally.count,
                 )
                 for window_len, tally in tallies
-            ],
+            ),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.engine.draft_session import Chunk, DraftSession, Line
+from slipstream.engine.draft_session import DraftSession, Line
 from slipstream.engine.draft_writer import LineWriter
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
@@ -15,8 +15,8 @@ from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.engine.work import SessionWork, encode_blocks
 from slipstream.errors import ProtocolViolation
+from slipstream.messages import DraftStart, DraftTokens, Frames
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
-from slipstream.rpc.codec import DraftRequest, Frames
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
@@ -52,7 +52,7 @@ class DraftEngine:
         self._writer = LineWriter(model, thread)
 
     def open(
-        self, request: DraftRequest, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
+        self, request: DraftStart, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> DraftSession:
         """Admits a session. Raises for an unknown pruner, a prompt that does not fit, or when there is no room: nobody
         waits for a draft, as the caption goes on without one."""
@@ -143,7 +143,7 @@ class DraftEngine:
         session.orders.append(action)
         self._writer.wake(session)
 
-    async def write(self, session: DraftSession) -> AsyncIterator[Chunk]:
+    async def write(self, session: DraftSession) -> AsyncIterator[DraftTokens]:
         """What is written until the session is closed: as far as the line may go, then as it is told more."""
         self._writer.wake(session)
         while (chunk := await session.chunks.get()) is not None:

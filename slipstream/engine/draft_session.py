@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.engine.memory import Reservation
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.work import SessionWork
-from slipstream.rpc.codec import DraftRequest
+from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.acceptance import ROOT, TokenTree
@@ -107,20 +107,6 @@ class TreeGrowth:
 # One caption at the draft: what was asked, its line, and what is sent of it.
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens of a line, the output position of the first, and the mean seconds of a pass."""
-
-    epoch: int
-    position: int
-    token_ids: list[int]
-    pass_s: float
-    proposals: tuple[Proposal, ...] = ()
-    """What each token was drawn from, where the sampling rule needs it."""
-    parents: tuple[int, ...] = ()
-    """Of a tree, see `TokenTree`."""
-
-
 @dataclass
 class Line:
     """Where the draft writes. `output` holds committed tokens and, after them, what it wrote itself."""
@@ -135,7 +121,7 @@ class Line:
 class DraftSession:
     """One caption at the draft. All but `orders` and `chunks` is touched on the model's thread only, once it writes."""
 
-    request: DraftRequest
+    request: DraftStart
     plan: PromptPlan
     work: SessionWork
     place: Reservation
@@ -143,7 +129,7 @@ class DraftSession:
     line: Line
     orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
-    chunks: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
+    chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)
     """What was written; None, or what went wrong, at the end."""
     prompt_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""

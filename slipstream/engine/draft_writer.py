@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from slipstream.engine.batcher import step_each
-from slipstream.engine.draft_session import Chunk, DraftSession, Line, TreeGrowth
+from slipstream.engine.draft_session import DraftSession, Line, TreeGrowth
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import ProtocolViolation
+from slipstream.messages import DraftTokens
 from slipstream.speculation.acceptance import TokenTree
 from slipstream.speculation.pipeline import RestartLine
 
@@ -148,7 +149,7 @@ class LineWriter:
             return
         if growth.is_complete:
             tree, pass_s = growth.tree, (time.perf_counter() - growth.started_s) / growth.num_levels
-            chunk = Chunk(session.line.epoch, len(growth.text), list(tree.token_ids), pass_s, parents=tree.parents)
+            chunk = DraftTokens(session.line.epoch, len(growth.text), tree.token_ids, pass_s, parents=tree.parents)
             self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
     def _append(self, session: DraftSession, logits: torch.Tensor) -> None:
@@ -171,7 +172,7 @@ class LineWriter:
         if not token_ids:
             return
         pass_s = (time.perf_counter() - session.chunk_started_s) / len(token_ids)
-        chunk = Chunk(line.epoch, session.num_sent, token_ids, pass_s, tuple(session.proposals))
+        chunk = DraftTokens(line.epoch, session.num_sent, tuple(token_ids), pass_s, tuple(session.proposals))
         session.proposals.clear()
         session.num_sent, line.first_chunk = len(line.output), 0
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)

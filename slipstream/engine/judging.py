@@ -9,11 +9,11 @@ import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.engine.states import SparseState
-from slipstream.engine.target_session import Judgement, TargetSession
+from slipstream.engine.target_session import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest
-from slipstream.rpc.windows import JudgeRequest, PassFacts
+from slipstream.messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.acceptance import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
 
 
@@ -183,7 +183,7 @@ def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeReque
     session.committed.extend(verdict.committed(request.window))
     if session.sparse is not None:
         session.sparse.sync(session.work.state)
-    return Judgement(verdict, text.pieces, facts)
+    return Judgement(verdict, tuple(text.pieces), facts)
 
 
 def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest) -> Verdict:

@@ -19,9 +19,10 @@ from transformers.utils import logging as transformers_logging
 
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.forward import Runner
-from slipstream.engine.video_lm import Adapter, ModelInfo, VideoLM
+from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.text import TextDecoder
+from slipstream.messages import ModelInfo
 
 # -- checkpoint -------------------------------------------------------------------------------------------------------
 

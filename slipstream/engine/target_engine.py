@@ -13,17 +13,16 @@ from slipstream.engine.judging import Judge
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, schedule_of
-from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
 from slipstream.engine.work import SessionWork
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
 from slipstream.families.text import StoppingText
+from slipstream.messages import Frames, Judgement, JudgeRequest, Prefilled, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
-from slipstream.rpc.codec import Frames, TargetRequest
-from slipstream.rpc.windows import JudgeRequest
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule
 
@@ -68,7 +67,7 @@ class TargetEngine:
         self._opened = asyncio.Condition()
 
     async def open(
-        self, request: TargetRequest, num_frames: int, frame_size: tuple[int, int] | None = None
+        self, request: TargetStart, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> TargetSession:
         """Gives a session a place, which `prefill` waits for. Raises for a prompt that does not fit the context or the
         memory, an id in use, or when there is no room in the queue either."""
@@ -115,7 +114,7 @@ class TargetEngine:
         session.prefilled.cancel()
         return session.work.close(then=session.place.release)
 
-    async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | PrefillFacts]:
+    async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | Prefilled]:
         """Waits for the session's place and runs its prompt, telling how far it is; the facts come last.
 
         Raises:
@@ -160,7 +159,7 @@ class TargetEngine:
         await _of_open_session(session, session.prefilled)
         return Guidance(scores=await self.thread.run(attention.mean))
 
-    def _kv_bytes(self, request: TargetRequest, plan: PromptPlan) -> int:
+    def _kv_bytes(self, request: TargetStart, plan: PromptPlan) -> int:
         """What the session's caches will hold at most: its own, and the sparse one that it drafts with."""
         num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
         if request.self_draft_kept:

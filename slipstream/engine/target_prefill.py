@@ -11,20 +11,20 @@ from torch import Tensor
 
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
-from slipstream.engine.target_session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.engine.work import encode_blocks
 from slipstream.errors import InvalidRequest
+from slipstream.messages import Frames, Prefilled, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
 from slipstream.pruning.lossy import Rank, Schedule, make_schedule, text_raters
 from slipstream.pruning.unguided import DyCokePruner
-from slipstream.rpc.codec import Frames, TargetRequest
 
 # -- prefill ----------------------------------------------------------------------------------------------------------
 
-PrefillEvent = StageProgress | Guidance | PrefillFacts
+PrefillEvent = StageProgress | Guidance | Prefilled
 VideoStates = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -133,17 +133,17 @@ class PromptPass:
         if self._session.request.with_guidance:
             yield make_guidance(video_states[0], text_0, video_states[1], prefill.text_states(), kind="hidden_states")
 
-    def _finish(self, prefill: Prefill, num_reused: int) -> PrefillFacts:
+    def _finish(self, prefill: Prefill, num_reused: int) -> Prefilled:
         session = self._session
         started = time.perf_counter()
         session.work.state, session.first_logits = prefill.finish()
         self._after_guidance_s += time.perf_counter() - started
-        return PrefillFacts(
+        return Prefilled(
             prompt_tokens=session.plan.num_tokens,
             video_tokens=session.plan.num_video_tokens,
             encode_s=self._encode_s,
-            until_guidance_s=self._until_guidance_s,
-            after_guidance_s=self._after_guidance_s,
+            prefill_until_guidance_s=self._until_guidance_s,
+            prefill_after_guidance_s=self._after_guidance_s,
             kv_bytes=session.work.state.kv_bytes,
             reused_tokens=num_reused,
         )
@@ -170,7 +170,7 @@ def _rounded(states: torch.Tensor) -> torch.Tensor:
 _LAST_TOKEN = (-1,)
 
 
-def schedule_of(request: TargetRequest, plan: PromptPlan, num_layers: int) -> Schedule | None:
+def schedule_of(request: TargetStart, plan: PromptPlan, num_layers: int) -> Schedule | None:
     """What the request wants dropped; None of a lossless one.
 
     Raises:

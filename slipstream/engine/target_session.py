@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 
@@ -12,50 +11,18 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.work import SessionWork
 from slipstream.families.text import StoppingText
+from slipstream.messages import TargetStart
 from slipstream.pruning import Guidance
 from slipstream.pruning.lossy import Schedule
-from slipstream.rpc.codec import TargetRequest
-from slipstream.rpc.windows import PassFacts
 from slipstream.sampling.sampler import TargetSampler
-from slipstream.speculation.acceptance import StopRule, Verdict
-
-
-@dataclass(frozen=True)
-class StageProgress:
-    """Units of work done of a stage; of the stage "queued", how many wait before this one as `total`."""
-
-    stage: Literal["queued", "encode", "prefill"]
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class PrefillFacts:
-    """What the prefill was and took. `until_guidance_s` and `after_guidance_s` are the layers before and after L."""
-
-    prompt_tokens: int
-    video_tokens: int
-    encode_s: float
-    until_guidance_s: float
-    after_guidance_s: float
-    kv_bytes: int
-    reused_tokens: int
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict, the text of its tokens, and what its pass was."""
-
-    verdict: Verdict
-    pieces: list[str]
-    facts: PassFacts
+from slipstream.speculation.acceptance import StopRule
 
 
 @dataclass(eq=False)
 class TargetSession:
     """One caption at the target. `committed` ends with the one token that is not in the cache yet."""
 
-    request: TargetRequest
+    request: TargetStart
     plan: PromptPlan
     rule: StopRule
     sampler: TargetSampler

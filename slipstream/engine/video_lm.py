@@ -13,11 +13,12 @@ from slipstream.engine.segments import Observer
 from slipstream.engine.states import DecodeState, Prefill, kept_rows
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.families.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
+from slipstream.families.adapter import Adapter, PromptPlan, VideoGrid
 from slipstream.families.text import TextDecoder, TextStream
+from slipstream.messages import ModelInfo
 from slipstream.speculation.acceptance import TokenTree
 
-__all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
+__all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
 
 Window = Sequence[int] | TokenTree
 """New tokens of one session: a chain, or a tree."""

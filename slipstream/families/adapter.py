@@ -11,31 +11,6 @@ from slipstream.engine.forward import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What peers and logs need to know of a loaded model."""
-
-    model_id: str
-    model_type: str
-    dtype: str
-    device: str
-    tokenizer_digest: str
-    """SHA-256 over everything that decides token ids: equal digests mean interchangeable tokens."""
-    vocab_size: int
-    """Width of the logits; may exceed the tokenizer's vocabulary."""
-    hidden_size: int
-    num_layers: int
-    eos_token_ids: tuple[int, ...]
-    max_context: int
-    """Positions that the model was made for."""
-    tokens_per_frame: int
-    """Of a frame of usual size, rounded up where frames of other sizes or several frames together count differently."""
-    max_frames: int
-    """Frames of usual size that fit the context together with an empty prompt."""
-    revision: str
-    """SHA-256 over the checkpoint's files: the same revision is the same model."""
-
-
-@dataclass(frozen=True, slots=True)
 class VideoGrid:
     """How the video tokens of a family with positions in time and space lie: step after step, row after row."""
 

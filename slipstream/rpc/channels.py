@@ -1,6 +1,5 @@
 """The calling side of a connection: channels with our options, and gRPC failures as our errors."""
 
-from collections.abc import Iterable, Iterator
 from typing import Any, Self, cast
 
 import grpc
@@ -16,7 +15,7 @@ from slipstream.errors import (
     Unauthenticated,
     VideoNotFound,
 )
-from slipstream.rpc.grpc_options import ANSWERED_KEY, CHANNEL_OPTIONS, CHUNK_BYTES, REQUEST_ID_KEY, RETRY_AFTER_KEY
+from slipstream.rpc.grpc_options import ANSWERED_KEY, CHANNEL_OPTIONS, REQUEST_ID_KEY, RETRY_AFTER_KEY
 from slipstream.rpc.security import PeerSecurity, is_local
 from slipstream.rpc.tokens import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
 
@@ -74,13 +73,6 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """The peer's hint, if it gave one that makes sense."""
     hints = [str(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_KEY]
     return int(hints[0]) / 1000 if hints and hints[0].isdecimal() else None
-
-
-def chunked(buffers: Iterable[memoryview]) -> Iterator[bytes]:
-    """Cuts buffers into messages of CHUNK_BYTES."""
-    for buffer in buffers:
-        for start in range(0, len(buffer), CHUNK_BYTES):
-            yield bytes(buffer[start : start + CHUNK_BYTES])
 
 
 # -- authorized -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,9 @@ PRUNERS = (
     "all",
 )
 """The names of `slipstream.pruning`, for processes without torch."""
+GUIDANCE_KINDS = ("hidden_states", "scores")
+POSITIONS = ("original", "compact")
+"""Position ids of the kept video tokens at the draft."""
 LOSSY_METHODS = ("fastv", "pyramiddrop", "sparsevlm", "dycoke")
 SPARSE_GAMMA = 9
 """Window of STD in the papers (000, table 1; 004, section 4)."""
@@ -114,12 +117,10 @@ _METHODS = (
     Method("autoregressive", Drafter.NONE),
 )
 METHODS = {method.name: method for method in _METHODS}
-_OLD_NAMES = {"parallel": "slipstream"}
 
 
 def get_method(name: str) -> Method:
     """The method of that name. Raises `InvalidRequest` with the names there are."""
-    name = _OLD_NAMES.get(name, name)
     if name not in METHODS:
         raise InvalidRequest(f"method {name!r} is unknown; choose one of {', '.join(METHODS)}")
     return METHODS[name]

@@ -27,7 +27,6 @@ from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.video.confine import confine, limit_cpu
 from slipstream.video.container import LACKED_MEMORY
 from slipstream.video.decode import sample_video
-from slipstream.video.frames import DecodeLimits, SampledVideo
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -39,6 +38,7 @@ from slipstream.video.messages import (
     Started,
     encode_answer,
 )
+from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 # -- preloading -------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,9 @@ from slipstream.video.frame_times import (
     plan_runs,
     sample_times,
 )
-from slipstream.video.frames import Allocate, DecodeLimits, FrameBuffer, SampledVideo, on_heap
+from slipstream.video.frames import Allocate, FrameBuffer, on_heap
 from slipstream.video.paths import open_video_path
+from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 # -- runs -------------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ import numpy as np
 import slipstream
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
 from slipstream.logs import get_logger
-from slipstream.video.frames import SampledVideo
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     BadAnswer,
@@ -32,6 +31,7 @@ from slipstream.video.messages import (
     parse_answer,
     printable,
 )
+from slipstream.video.sampled import SampledVideo
 
 # -- output -----------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
-from slipstream.video.frames import DecodeLimits
+from slipstream.video.sampled import DecodeLimits
 
 MAX_MESSAGE_BYTES = 160 * 1024
 """Holds the timestamps of 4,096 frames; within what the kernel takes as one message by default."""

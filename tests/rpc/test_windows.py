@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import ProtocolViolation
 from slipstream.rpc.v1 import target_pb2
-from slipstream.rpc.windows import (
-    MAX_PASSES,
-    JudgeRequest,
-    PassFacts,
-    finish_reason_number,
-    judge_message,
-    proposal_messages,
-    read_judge,
-    read_verdict,
-    verdict_message,
-)
+from slipstream.rpc.windows import MAX_PASSES, JudgeRequest, finish_reason_number, judge_message, proposal_messages, read_judge, read_verdict, verdict_message
+from slipstream.messages import PassFacts
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
 from slipstream.speculation.actions import JudgeWindow

@@ -23,7 +23,7 @@ from slipstream.captioning.stats import Ledger
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.v1 import common_pb2, gateway_pb2
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 from tests.support.processes import eventually
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=1, archive_ahead=2, decode_workers=4)

@@ -12,7 +12,8 @@ import torch
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import Judgement, TargetSession
+from slipstream.engine.target_session import TargetSession
+from slipstream.messages import Judgement
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import Score

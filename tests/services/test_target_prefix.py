@@ -13,7 +13,8 @@ import torch
 
 from slipstream.engine import Prefill, VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import PrefillFacts, TargetSession
+from slipstream.messages import StageProgress
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.rpc.codec import Frames, TargetRequest

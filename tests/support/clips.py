@@ -9,7 +9,8 @@ import numpy as np
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.sampled import DecodeLimits
 
 WIDTH, HEIGHT, CELLS = 64, 48, 4
 

@@ -15,7 +15,8 @@ import av
 import pytest
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
-from slipstream.video.decode import DecodeLimits, SampledVideo, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.sampled import DecodeLimits, SampledVideo
 from tests.support.media import (
     ClipSpec,
     even_times_ms,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import SlipstreamError
-from slipstream.video.frames import DecodeLimits
+from slipstream.video.sampled import DecodeLimits
 from slipstream.video.messages import (
     BadAnswer,
     DecodeRequest,

@@ -10,7 +10,8 @@ from bench.clips import CLIP_FOLDER
 from bench.report.plots.style import BLUE, GREY, RED, grid, new_figure, panels
 from bench.report.positions import END_WIDTH, densities, kept_in_frame, num_positions
 from bench.report.rows import Document
-from slipstream.video.decode import DecodeLimits, sample_video
+from slipstream.video.decode import sample_video
+from slipstream.video.sampled import DecodeLimits
 
 OVER_FRAMES = ("uv", "uv_spread", "attention", "specvlm")
 NUM_FRAMES = 8

@@ -1,20 +1,29 @@
 """One caption, from sampled frames to the last token: the only I/O around the protocol's state machine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
-
-import grpc
+from collections.abc import Callable, Sequence
 
 from slipstream.captioning.draft_link import DraftLink, Proposals
-from slipstream.captioning.options import CaptionOptions
 from slipstream.captioning.peers import Peers
-from slipstream.captioning.stats import Ledger, Tracer
+from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
-from slipstream.rpc import codec, windows
-from slipstream.rpc.channels import as_slipstream_error, request_metadata
-from slipstream.rpc.grpc_options import ADVERTISED_KEY, REPLAY_MARK
-from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
+from slipstream.messages import (
+    Caption,
+    CaptionEvent,
+    CommittedText,
+    CommittedToken,
+    DraftReady,
+    DraftStart,
+    DraftTokens,
+    Judgement,
+    Prefilled,
+    StageChange,
+    StageProgress,
+    TargetEvent,
+    TargetStart,
+)
+from slipstream.rpc.remote_models import TargetCall
 from slipstream.speculation.actions import (
     Action,
     AdvanceLine,
@@ -28,11 +37,14 @@ from slipstream.speculation.gate import Gate
 from slipstream.speculation.methods import SPARSE_GAMMA, Shape
 from slipstream.speculation.pacing import CostModel, get_policy
 from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
-from slipstream.video.decode import SampledVideo
+from slipstream.video.sampled import SampledVideo
 
-# -- hold timer -------------------------------------------------------------------------------------------------------
+SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
+"""What a draft may claim of its speed: pacing divides by it."""
+Emit = Callable[[CaptionEvent], None]
 
-# Bounds how long the target is held for the draft, and measures it.
+
+# -- hold timer --------------------------------------------------------------------------------------------------------
 
 
 class HoldTimer:
@@ -66,41 +78,48 @@ class HoldTimer:
             self._timer = None
 
 
-# -- requests ---------------------------------------------------------------------------------------------------------
-
-# What a caption's options ask of the two model services.
+# -- what a plan asks of the models -----------------------------------------------------------------------------------
 
 
-def target_request(options: CaptionOptions, video: SampledVideo, tokens_per_frame: int) -> codec.TargetRequest:
+def target_start(plan: CaptionPlan, video: SampledVideo, tokens_per_frame: int) -> TargetStart:
     """To the target. The share `alpha` of the video is also what a target that drafts for itself leaves out."""
-    num_kept = max(round((1 - options.alpha) * len(video.frames) * tokens_per_frame), 1)
-    return codec.TargetRequest(
-        session_id=options.request_id,
-        prompt=options.prompt,
-        max_new_tokens=options.max_new_tokens,
-        with_guidance=options.speculative,
-        sampling=options.sampling,
+    num_kept = max(round((1 - plan.options.alpha) * len(video.frames) * tokens_per_frame), 1)
+    return TargetStart(
+        session_id=plan.request_id,
+        with_guidance=plan.speculative,
+        sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
-        with_attention=options.with_attention,
-        lossy=options.lossy,
-        self_draft_kept=num_kept if options.drafts_itself else 0,
+        with_attention=plan.with_attention,
+        lossy=plan.lossy,
+        self_draft_kept=num_kept if plan.drafts_itself else 0,
+        **plan.options.sent_to("target"),
     )
 
 
-def draft_request(options: CaptionOptions, video: SampledVideo, guidance_address: str) -> codec.DraftRequest:
+def draft_start(plan: CaptionPlan, video: SampledVideo, guidance_address: str) -> DraftStart:
     """To the draft, which pulls guidance at that address."""
-    return codec.DraftRequest(
-        session_id=options.request_id,
-        prompt=options.prompt,
-        pruner=options.pruner,
-        alpha=options.alpha,
-        positions=options.positions,
-        guidance=options.guidance,
+    return DraftStart(
+        session_id=plan.request_id,
         guidance_address=guidance_address,
-        seed=options.seed,
-        sampling=options.sampling,
+        sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
-        tree=options.shape is Shape.TREE,
+        tree=plan.method.shape is Shape.TREE,
+        **plan.options.sent_to("draft"),
+    )
+
+
+def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipeline:
+    """The protocol's state machine as the plan wants it."""
+    method, options = plan.method, plan.options
+    return Pipeline(
+        get_policy(method.policy, method.gamma),
+        costs,
+        max_window=options.max_window,
+        vocab_size=vocab_size,
+        gate=Gate(costs) if method.gate and plan.speculative else None,
+        solo_passes=SOLO_PASSES if plan.speculative else options.max_new_tokens,
+        shape=method.shape,
+        self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
     )
 
 
@@ -109,27 +128,10 @@ def _seconds_per_frame(video: SampledVideo) -> float:
     return video.duration_s / len(video.frames)
 
 
-def told_of_replay(video: SampledVideo, target_device: str) -> SampledVideo:
-    """The video with a warning for the summary where the target's times are not its own."""
-    if not target_device.startswith(REPLAY_MARK):
-        return video
-    warning = f"REPLAY: times are those of {target_device.removeprefix(REPLAY_MARK)}, from a table"
-    return replace(video, warnings=(*video.warnings, warning))
+# -- the caption -------------------------------------------------------------------------------------------------------
 
 
-# -- caption ----------------------------------------------------------------------------------------------------------
-
-SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
-"""What a draft may claim of its speed: pacing divides by it."""
-_STAGE_NAMES = {
-    target_pb2.STAGE_QUEUED: "queued",
-    target_pb2.STAGE_ENCODE: "encode",
-    target_pb2.STAGE_PREFILL: "prefill",
-}
-Emit = Callable[[gateway_pb2.CaptionEvent], None]
-
-
-class Caption:
+class CaptionRun:
     """Drives one caption. Reads both model streams, feeds the pipeline and carries out its actions at once.
 
     Everything happens on the event loop and nothing in an event handler awaits, so the order of events is the order
@@ -138,11 +140,11 @@ class Caption:
 
     def __init__(
         self,
-        options: CaptionOptions,
+        plan: CaptionPlan,
         video: SampledVideo,
         peers: Peers,
         costs: CostModel,
-        ledger: Ledger,
+        stats: CaptionStats,
         emit: Emit,
         *,
         draft_silence_s: float,
@@ -150,71 +152,59 @@ class Caption:
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
-        self._options = options
+        self._plan = plan
         self._tokens_per_frame = target_model.tokens_per_frame
-        self._video = told_of_replay(video, target_model.device)
+        self._video = video
         self._peers = peers
-        self._ledger = ledger
+        self._stats = stats
         self._emit = emit
-        self._trace = Tracer(emit, is_on=options.trace)
+        self._trace = Tracer(emit, is_on=plan.options.trace)
+        self._draft_silence_s = draft_silence_s
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._pipeline = Pipeline(
-            get_policy(options.policy, options.gamma),
-            costs,
-            max_window=options.max_window,
-            vocab_size=target_model.vocab_size,
-            gate=Gate(costs) if options.gate and options.speculative else None,
-            solo_passes=SOLO_PASSES if options.speculative else options.max_new_tokens,
-            shape=options.shape,
-            self_draft=options.gamma or SPARSE_GAMMA if options.drafts_itself else 0,
-        )
-        self._to_target: asyncio.Queue[target_pb2.TargetRequest | None] = asyncio.Queue()
-        self._draft_silence_s = draft_silence_s
-        self._call: grpc.aio.StreamStreamCall | None = None
+        self._pipeline = make_pipeline(plan, costs, target_model.vocab_size)
+        self._call: TargetCall | None = None
         self._draft_link: DraftLink | None = None
         self._drafting: asyncio.Task[None] | None = None
-        self._proposals = Proposals(required=options.sends_proposals, vocab_size=target_model.vocab_size)
+        self._proposals = Proposals(required=plan.sends_proposals, vocab_size=target_model.vocab_size)
         self._hold = HoldTimer(self._on_hold_expired)
         self._window_len = 0
         self._pass_started = 0.0
         self._restarted_at: float | None = None
 
-    async def run(self) -> gateway_pb2.Summary:
+    async def run(self) -> Caption:
         """To the end of the text. Cancelled, it stops both services."""
-        call = self._call = self._peers.target.stub.Session(
-            self._target_messages(), timeout=self._timeout_s, metadata=request_metadata(self._options.request_id)
-        )
+        start = target_start(self._plan, self._video, self._tokens_per_frame)
+        call = self._call = self._peers.target.open(start, self._video.frames, timeout_s=self._timeout_s)
         self._seek_draft()
         try:
-            async for event in call:
+            async for event in call.events():
                 self._on_target_event(event)
-        except grpc.aio.AioRpcError as error:
-            if self._pipeline.finish_reason is None:  # else our `end` has only crossed the target's own
-                raise self._target_failure(error) from None
         except ProtocolViolation as error:
             raise SlipstreamError(f"the target broke the protocol: {error}") from error
+        except SlipstreamError as error:
+            if self._pipeline.finish_reason is None:  # else our `end` has only crossed the target's own
+                raise self._target_failure(error) from None
         finally:
             self._hold.cancel()
             if self._drafting:
                 self._drafting.cancel()
             call.cancel()
-            self._to_target.put_nowait(None)  # grpc would wait for messages of a call that the target has ended
         if self._pipeline.finish_reason is None:
             raise ServiceUnavailable("the target ended the session before the text was complete")
-        return self._ledger.summary(self._options, self._video, self._pipeline, self._pipeline.finish_reason)
+        return self._stats.caption(self._plan, self._video, self._pipeline)
 
     # -- what the draft says (DraftListener) --------------------------------------------------------------------------
 
     def draft_joining(self) -> JoinPoint:
         return self._pipeline.on_draft_joining()
 
-    def draft_ready(self, num_known: int, ready: draft_pb2.DraftReady) -> None:
-        self._ledger.joined(self._loop.time(), ready)
-        self._emit_stage("draft_ready", ready.kept_tokens, ready.video_tokens)
+    def draft_ready(self, num_known: int, ready: DraftReady) -> None:
+        self._stats.joined(self._loop.time(), ready)
+        self._emit(StageChange("draft_ready", ready.kept_tokens, ready.video_tokens))
         self._carry_out(self._pipeline.on_draft_ready(num_known))
 
-    def draft_wrote(self, tokens: draft_pb2.DraftTokens) -> None:
+    def draft_wrote(self, tokens: DraftTokens) -> None:
         costs, num_tokens = self._pipeline.costs, len(tokens.token_ids)
         if not num_tokens:
             raise DraftFault("the draft sent a chunk without tokens")
@@ -226,7 +216,7 @@ class Caption:
             waited_s = self._loop.time() - self._restarted_at
             costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
             self._restarted_at = None
-        self._ledger.drafted(tokens)
+        self._stats.drafted(tokens)
         self._trace.drafted(self._loop.time(), tokens, stale=tokens.epoch != self._pipeline.epoch)
         actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids, tokens.parents)
         if self._pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == self._pipeline.epoch:
@@ -234,13 +224,13 @@ class Caption:
         self._carry_out(actions)
 
     def draft_lost(self, reason: str) -> None:
-        self._ledger.drafts_lost += 1
+        self._stats.drafts_lost += 1
         self._proposals.forget()
-        self._emit_stage("draft_lost", detail=reason)
+        self._emit(StageChange("draft_lost", detail=reason))
         self._carry_out(self._pipeline.on_draft_lost())
 
     def draft_missing(self, reason: str) -> None:
-        self._emit_stage("draft_missing", detail=reason)
+        self._emit(StageChange("draft_missing", detail=reason))
 
     @property
     def draft_owes(self) -> bool:
@@ -248,45 +238,43 @@ class Caption:
 
     # -- what the target says -----------------------------------------------------------------------------------------
 
-    def _on_target_event(self, event: target_pb2.TargetEvent) -> None:
-        kind = event.WhichOneof("message")
-        if kind == "progress":
-            progress = event.progress
-            if progress.stage == target_pb2.STAGE_QUEUED:
-                self._leave_draft()
-            else:
-                self._seek_draft()
-            self._emit_stage(_STAGE_NAMES.get(progress.stage, "queued"), progress.done, progress.total)
-        elif kind == "prefilled":
-            self._ledger.prefilled = event.prefilled
-            self._emit_stage("generate")
-        elif kind == "verdict":
-            self._on_verdict(event.verdict)
-        else:
-            raise ProtocolViolation("the target sent an empty message")
+    def _on_target_event(self, event: TargetEvent) -> None:
+        match event:
+            case StageProgress():
+                if event.stage == "queued":
+                    self._leave_draft()
+                else:
+                    self._seek_draft()
+                self._emit(StageChange(event.stage, event.done, event.total))
+            case Prefilled():
+                self._stats.prefilled = event
+                self._emit(StageChange("generate"))
+            case Judgement():
+                self._on_judgement(event)
 
-    def _on_verdict(self, message: target_pb2.Verdict) -> None:
-        now = self._loop.time()
+    def _on_judgement(self, judgement: Judgement) -> None:
+        now, facts = self._loop.time(), judgement.facts
         round_s, held_s = now - self._pass_started, self._hold.take_held_s()
-        self._trace.passed(now, self._pass_started, self._window_len or message.num_drafted, message)
+        window_len = self._window_len or facts.num_drafted
+        self._trace.passed(now, self._pass_started, window_len, judgement)
         if self._pipeline.committed:
-            window_len = self._window_len or message.num_drafted
             self._pipeline.costs.target_pass_s.observe(window_len, round_s)
-            self._ledger.passed(window_len, message.pass_s, round_s, held_s)
-            self._ledger.self_drafted(message)
+            self._stats.passed(window_len, facts.pass_s, round_s, held_s)
+            self._stats.self_drafted(facts)
         self._pass_started, self._window_len = now, 0
-        self._ledger.stop_string = message.stop_string
-        actions = self._pipeline.on_verdict(windows.read_verdict(message), round_s, held_s)
-        self._carry_out(actions, message.pieces)
+        self._stats.stop_string = judgement.verdict.stop_string
+        actions = self._pipeline.on_verdict(judgement.verdict, round_s, held_s)
+        self._carry_out(actions, judgement.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, actions: Sequence[Action], pieces: Sequence[str] = ()) -> None:
+        assert self._call is not None, "there is nothing to carry out before the target is called"
         for action in actions:
             match action:
                 case JudgeWindow():
                     proposals = self._proposals.take(len(self._pipeline.committed), action.window)
-                    self._to_target.put_nowait(windows.judge_message(action, proposals))
+                    self._call.judge(action, proposals)
                     self._window_len, self._pass_started = len(action.window), self._loop.time()
                 case RestartLine() | AdvanceLine():
                     assert self._draft_link is not None
@@ -298,40 +286,30 @@ class Caption:
                 case Commit():
                     self._commit(action, pieces)
                 case Finish():
-                    self._to_target.put_nowait(None)
+                    self._call.end()
         self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s)
 
     def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
         if len(pieces) != len(action.tokens):
             raise ProtocolViolation("the target sent a verdict without the text of its tokens")
-        self._ledger.committed(self._loop.time(), list(pieces))
-        tokens = [
-            gateway_pb2.CommittedToken(token_id=token, piece=piece, from_draft=index < action.num_from_draft)
+        tokens = tuple(
+            CommittedToken(token, piece, from_draft=index < action.num_from_draft)
             for index, (token, piece) in enumerate(zip(action.tokens, pieces, strict=True))
-        ]
-        self._emit(gateway_pb2.CaptionEvent(text=gateway_pb2.CommittedText(tokens=tokens)))
+        )
+        self._stats.committed(self._loop.time(), tokens)
+        self._emit(CommittedText(tokens))
 
     def _on_hold_expired(self) -> None:
         self._carry_out(self._pipeline.on_hold_expired())
 
-    # -- the streams --------------------------------------------------------------------------------------------------
-
-    async def _target_messages(self) -> AsyncIterator[target_pb2.TargetRequest]:
-        frames = self._video.frames
-        request = target_request(self._options, self._video, self._tokens_per_frame)
-        yield codec.target_start(request, frames)
-        for chunk in codec.frame_chunks(frames):
-            yield target_pb2.TargetRequest(frames=chunk)
-        while (message := await self._to_target.get()) is not None:
-            yield message
-        yield target_pb2.TargetRequest(end=common_pb2.End())
+    # -- the draft's coming and going ---------------------------------------------------------------------------------
 
     def _seek_draft(self) -> None:
         """Has a draft take part. The link is always a new one, as the last may still be ending."""
-        if self._drafting is None and self._options.speculative:
+        if self._drafting is None and self._plan.speculative:
             self._draft_link = DraftLink(
                 self._peers,
-                self._draft_request,
+                self._draft_start,
                 self._video.frames,
                 self,
                 silence_s=self._draft_silence_s,
@@ -339,12 +317,9 @@ class Caption:
             )
             self._drafting = asyncio.create_task(self._draft_link.run())
 
-    async def _draft_request(self) -> codec.DraftRequest:
-        """Known once the target has taken the call: where there are several, only this one has the guidance."""
+    async def _draft_start(self) -> DraftStart:
         assert self._call is not None, "the target is called before the draft"
-        said = dict(await self._call.initial_metadata() or ())
-        address = str(said.get(ADVERTISED_KEY) or self._peers.target.address)
-        return draft_request(self._options, self._video, address)
+        return draft_start(self._plan, self._video, await self._call.guidance_address())
 
     def _leave_draft(self) -> None:
         """While this caption waits for the target, one that is served needs the draft's place more."""
@@ -353,13 +328,8 @@ class Caption:
             self._drafting = None
             self._carry_out(self._pipeline.on_draft_lost())
 
-    def _target_failure(self, error: grpc.aio.AioRpcError) -> Exception:
-        failure = as_slipstream_error(error, "target")
+    def _target_failure(self, failure: SlipstreamError) -> SlipstreamError:
         emitted = len(self._pipeline.committed)
         if isinstance(failure, Overloaded):  # refused before it began, perhaps with a hint when to try again
             return failure
         return type(failure)(f"{failure} ({emitted} tokens were delivered)") if emitted else failure
-
-    def _emit_stage(self, stage: str, done: int = 0, total: int = 0, detail: str = "") -> None:
-        change = gateway_pb2.StageChange(stage=stage, done=done, total=total, detail=detail)
-        self._emit(gateway_pb2.CaptionEvent(stage=change))

@@ -1,0 +1,157 @@
+"""What one caption is to be: a request's options with the gateway's defaults filled in, checked against its limits."""
+
+import dataclasses
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.captioning.config import GatewayConfig
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
+from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.sampling.params import SamplingParams
+from slipstream.speculation.methods import ATTENTION_PRUNERS, Drafter, Lossy, Method, Shape, get_method
+
+MAX_ID_CHARS = 128
+DEFAULT_LOSSY_KEEP = 0.5
+_LIMITS = {
+    "num_frames": "max_frames",
+    "max_new_tokens": "max_new_tokens",
+    "max_window": "max_window",
+    "gamma": "max_window",
+}
+"""Options that a gateway bounds, and the field of its configuration that does."""
+_DEFAULTS = {"num_frames": "default_frames", "max_new_tokens": "default_new_tokens", "max_window": "default_window"}
+_CONSTANTS = {"positions": "original", "trace": False}
+_METHOD_PARTS = ("pruner", "policy", "shape", "gate", "gamma")
+
+
+@dataclass(frozen=True)
+class CaptionRequest:
+    """What a caller asks: options, perhaps few, and what they are asked of."""
+
+    options: CaptionOptions = dataclasses.field(default_factory=CaptionOptions)
+    path: str = ""
+    """A file below one of the gateway's roots; empty: the video is uploaded."""
+    request_id: str = ""
+    """Names the request in every log; empty: the gateway makes one."""
+
+
+@dataclass(frozen=True)
+class CaptionPlan:
+    """A request, complete and valid."""
+
+    request_id: str
+    path: str
+    options: CaptionOptions
+    """With a value for each option but `gamma`, `lossy` and `lossy_keep`, which may be left out."""
+    method: Method
+    """With the parts that the request changes."""
+    sampling: SamplingParams
+    lossy: Lossy | None
+
+    @property
+    def speculative(self) -> bool:
+        """A draft takes part."""
+        return self.method.drafter is Drafter.DRAFT
+
+    @property
+    def drafts_itself(self) -> bool:
+        """The target drafts with a part of its own cache."""
+        return self.method.drafter is Drafter.SELF
+
+    @property
+    def sends_proposals(self) -> bool:
+        """The draft tells what it drew from. Trees are judged by equality with the target's own choice."""
+        return self.sampling.sends_proposals and self.method.shape is Shape.CHAIN
+
+    @property
+    def with_attention(self) -> bool:
+        """The draft's pruner ranks by the target's attention."""
+        return self.speculative and self.options.pruner in ATTENTION_PRUNERS
+
+
+def make_plan(request: CaptionRequest, config: GatewayConfig) -> CaptionPlan:
+    """Fills in defaults and checks limits. Raises `InvalidRequest` or `LimitExceeded` naming the option."""
+    asked = request.options
+    _check_limits(asked, config)
+    default_method = "slipstream" if config.draft else "autoregressive"
+    method = get_method(asked.get("method", default_method))
+    method = method.changed(*(asked.get(name, None) for name in _METHOD_PARTS))
+    defaults = _defaults(asked, method, config)
+    options = asked.over(CaptionOptions(**defaults))
+    plan = CaptionPlan(
+        request_id=_checked_id(request.request_id),
+        path=request.path,
+        options=options,
+        method=method,
+        sampling=options.sampling,
+        lossy=_lossy(options, method),
+    )
+    _check_prompt(options.prompt, config)
+    if plan.speculative and not config.draft:
+        raise InvalidConfig(
+            f"method {method.name!r} needs a draft, and this gateway has none; ask for 'autoregressive'"
+        )
+    return plan
+
+
+def _defaults(asked: CaptionOptions, method: Method, config: GatewayConfig) -> dict[str, Any]:
+    """A value for every option that has one without being asked for."""
+    bounded = {
+        name: min(getattr(config, default), getattr(config, _LIMITS[name])) for name, default in _DEFAULTS.items()
+    }
+    parts = {name: getattr(method, name) for name in _METHOD_PARTS if getattr(method, name) is not None}
+    sampling = SamplingParams()
+    drawn = {
+        spec.name: getattr(sampling, "rule" if spec.name == "sampling_rule" else spec.name)
+        for spec in OPTIONS
+        if spec.group == "sampling"
+    }
+    return {
+        "prompt": config.default_prompt,
+        "method": method.name,
+        "alpha": config.default_alpha,
+        "guidance": _guidance(asked, method.pruner),
+        **_CONSTANTS,
+        **bounded,
+        **parts,
+        **drawn,
+        **({"lossy_keep": DEFAULT_LOSSY_KEEP} if "lossy" in asked.given() else {}),
+    }
+
+
+def _guidance(asked: CaptionOptions, pruner: str) -> str:
+    guidance: str = asked.get("guidance", "scores" if pruner in ATTENTION_PRUNERS else "hidden_states")
+    if pruner in ATTENTION_PRUNERS and guidance != "scores":
+        raise InvalidRequest(f"pruner {pruner!r} ranks by attention, which comes as guidance 'scores'")
+    return guidance
+
+
+def _lossy(options: CaptionOptions, method: Method) -> Lossy | None:
+    if "lossy" not in options.given():
+        return None
+    if method.drafter is not Drafter.NONE:
+        raise InvalidRequest("lossy pruning is a baseline of plain decoding: ask for method 'autoregressive' with it")
+    return Lossy(options.lossy, options.lossy_keep).check()
+
+
+def _check_limits(asked: CaptionOptions, config: GatewayConfig) -> None:
+    for name, limit_name in _LIMITS.items():
+        value, limit = asked.get(name, 0), getattr(config, limit_name)
+        if value > limit:
+            raise LimitExceeded(f"{name} {value} is more than this server's limit of {limit}")
+
+
+def _checked_id(request_id: str) -> str:
+    """The id, made where none is given."""
+    request_id = request_id or uuid.uuid4().hex
+    if len(request_id) > MAX_ID_CHARS or not request_id.isprintable() or not request_id.isascii():
+        raise InvalidRequest(f"request_id must be at most {MAX_ID_CHARS} printable ASCII characters")
+    return request_id
+
+
+def _check_prompt(prompt: str, config: GatewayConfig) -> None:
+    if not prompt.strip():
+        raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
+    if len(prompt) > config.max_prompt_chars:
+        raise LimitExceeded(f"the prompt has {len(prompt)} characters; at most {config.max_prompt_chars} fit")

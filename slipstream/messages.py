@@ -1,0 +1,364 @@
+"""What the parts exchange, as plain frozen types: requests, events, results. The wire's messages of the same names are
+made from these by `slipstream.rpc`, and by nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
+from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
+from slipstream.speculation.methods import Lossy
+
+Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
+"""RGB frames [n, height, width, 3]."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model service serves; constant for the life of its process."""
+
+    model_id: str = ""
+    """Directory or hub id that the weights were loaded from."""
+    model_type: str = ""
+    """`model_type` of the checkpoint's configuration, such as "llava_onevision"."""
+    dtype: str = ""
+    device: str = ""
+    tokenizer_digest: str = ""
+    """SHA-256 over everything that decides token ids. Target and draft must be equal."""
+    vocab_size: int = 0
+    """Width of the logits; may exceed the tokenizer's vocabulary."""
+    hidden_size: int = 0
+    num_layers: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    """Stays in the service's process."""
+    max_context: int = 0
+    """Positions that the model was made for: prompt, video and output together."""
+    tokens_per_frame: int = 0
+    """Video tokens that one sampled frame of usual size becomes, rounded up where frames count differently."""
+    max_frames: int = 0
+    """Frames of usual size that fit the context together with an empty prompt."""
+    revision: str = ""
+    """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
+
+
+# -- gateway and target -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetStart:
+    """What a caption asks of the target before any token."""
+
+    session_id: str
+    prompt: str
+    max_new_tokens: int
+    with_guidance: bool
+    sampling: SamplingParams = GREEDY
+    seconds_per_frame: float | None = None
+    """None: not known."""
+    with_attention: bool = False
+    """Record the attention of the text to the video."""
+    lossy: Lossy | None = None
+    self_draft_kept: int = 0
+    """Video tokens that the session's own drafting sees in each layer and KV head; 0: it does not draft."""
+
+
+@dataclass(frozen=True)
+class JudgeRequest:
+    """Passes to run: the first over the window, the others over nothing; or each over tokens drafted for it here."""
+
+    window: tuple[int, ...] = ()
+    num_passes: int = 1
+    proposals: tuple[Proposal, ...] = ()
+    """What each token of the window was drawn from, where the sampling rule needs it."""
+    tree: TokenTree | None = None
+    """The window, where it branches."""
+    self_draft: int = 0
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """A step of the target's work before the text: `done` of `total` units; of "queued", `total` wait ahead."""
+
+    stage: str
+    """One of `STAGES`."""
+    done: int
+    total: int
+
+
+STAGES = ("queued", "encode", "prefill")
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """What the target's prefill was and took, in tokens, seconds and bytes."""
+
+    prompt_tokens: int = 0
+    video_tokens: int = 0
+    encode_s: float = 0.0
+    prefill_until_guidance_s: float = 0.0
+    """Layers 1 to L; those after L are in `prefill_after_guidance_s`."""
+    prefill_after_guidance_s: float = 0.0
+    kv_bytes: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose prefill was at hand."""
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """What a pass was: its seconds, and the tokens that were drafted for it here, with the seconds of that."""
+
+    pass_s: float
+    num_drafted: int = 0
+    draft_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the text of its tokens, and what its pass was."""
+
+    verdict: Verdict
+    pieces: tuple[str, ...]
+    """One a committed token; "" while a character is incomplete."""
+    facts: PassFacts
+
+
+TargetEvent = StageProgress | Prefilled | Judgement
+
+# -- gateway and draft ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DraftStart:
+    """What a caption asks of the draft before any token."""
+
+    session_id: str
+    prompt: str
+    pruner: str
+    alpha: float
+    positions: str
+    guidance: str
+    guidance_address: str
+    seed: int
+    sampling: SamplingParams = GREEDY
+    seconds_per_frame: float | None = None
+    tree: bool = False
+    """Every line is one tree of candidates."""
+
+
+@dataclass(frozen=True)
+class DraftReady:
+    """The draft is prefilled: what it kept of the video, and what that took, in seconds and bytes."""
+
+    kept_tokens: int = 0
+    video_tokens: int = 0
+    encode_s: float = 0.0
+    guidance_s: float = 0.0
+    prune_s: float = 0.0
+    prefill_s: float = 0.0
+    guidance_bytes: int = 0
+    kept_digest: str = ""
+    """SHA-256 over the indices of the kept video tokens."""
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """The next tokens of the draft's line `epoch`, from output position `position` on."""
+
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...]
+    pass_s: float
+    """Mean seconds of a draft pass."""
+    proposals: tuple[Proposal, ...] = ()
+    parents: tuple[int, ...] = ()
+    """Of a line that is a tree, see `TokenTree`."""
+
+
+DraftEvent = DraftReady | DraftTokens
+
+# -- gateway and its callers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A step of the work began or moved on: "receive", "decode", "queued", "encode", "prefill", "generate"; and of the
+    draft "draft_ready", "draft_lost", "draft_missing"."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    """0 where there is nothing to count."""
+    detail: str = ""
+    """Why, where that is of interest."""
+
+
+@dataclass(frozen=True)
+class CommittedToken:
+    """A token of the text, for good."""
+
+    token_id: int
+    piece: str
+    """"" while a character is incomplete."""
+    from_draft: bool
+    """The draft wrote it and the target accepted it."""
+
+
+@dataclass(frozen=True)
+class CommittedText:
+    """Text that will never be taken back. All of a caption's, joined, are its text."""
+
+    tokens: tuple[CommittedToken, ...]
+
+    def __str__(self) -> str:
+        return "".join(token.piece for token in self.tokens)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a model did, or was told, as the gateway heard of it. Precedes the text that it brought."""
+
+    kind: str
+    """"pass" (the target judged a window), "draft" (the draft wrote) or "restart" (it was told to begin anew)."""
+    at_s: float
+    """Of the gateway's clock."""
+    asked_s: float = 0.0
+    """Of a pass: when it could first have begun."""
+    pass_s: float = 0.0
+    tokens: int = 0
+    accepted: int = 0
+    stale: bool = False
+    """Of the draft: the tokens belong to a line that was given up before they came."""
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What was sampled of the video."""
+
+    num_frames: int = 0
+    width: int = 0
+    height: int = 0
+    duration_s: float = 0.0
+    timestamps_s: tuple[float, ...] = ()
+    """Seconds from the clip's start, one a frame."""
+    warnings: tuple[str, ...] = ()
+    """What was wrong with the file and was worked around."""
+    video_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose prefill was at hand from an earlier prompt about the same frames."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds. Stages of target and draft overlap."""
+
+    decode_s: float = 0.0
+    target_encode_s: float = 0.0
+    target_prefill_s: float = 0.0
+    draft_encode_s: float = 0.0
+    draft_guidance_s: float = 0.0
+    draft_prune_s: float = 0.0
+    draft_prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    """From the moment the frames are sampled to the first committed token."""
+    draft_ready_s: float = 0.0
+    """From the same moment to the draft's readiness; 0 without a draft."""
+    generate_s: float = 0.0
+    """From the first committed token to the last."""
+    total_s: float = 0.0
+    """From the request's arrival to its last token."""
+    longest_gap_s: float = 0.0
+    """Between two commits."""
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """Target passes over windows of one length; 0 is a plain pass."""
+
+    window: int
+    count: int
+    pass_s: float
+    """Mean seconds of the model pass."""
+    round_s: float
+    """Mean seconds from asking for the pass to its verdict at the gateway."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How speculation went. Zero where nothing was measured (method "autoregressive")."""
+
+    passes: int = 0
+    """Target passes after the prefill; `windows` of them judged a window."""
+    windows: int = 0
+    judged: int = 0
+    """Draft tokens that were judged; `accepted` of them became text."""
+    accepted: int = 0
+    restarts: int = 0
+    drafts_lost: int = 0
+    tau: float = 0.0
+    """Acceptance rate per draft token."""
+    mean_accepted_length: float = 0.0
+    """Mean run of tokens between two deaths of the line: M of paper 000."""
+    target_pass_s: float = 0.0
+    plain_pass_s: float = 0.0
+    draft_pass_s: float = 0.0
+    speed_ratio: float = 0.0
+    """T_p / T_q: a plain target pass over a draft pass."""
+    kept_tokens: int = 0
+    guidance_bytes: int = 0
+    kept_digest: str = ""
+    held_s: float = 0.0
+    """Seconds that the target waited for draft tokens, in all."""
+    gate_closings: int = 0
+    gated_tokens: int = 0
+    """Tokens committed while the gate was closed."""
+    pass_costs: tuple[PassCost, ...] = ()
+    """By window length, ascending."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A finished caption: its text, and everything that was measured of it."""
+
+    text: str
+    num_tokens: int
+    finish_reason: FinishReason | None
+    """STOP: the model or a stop string ended the text; LENGTH: `max_new_tokens` did."""
+    stop_string: str = ""
+    """The stop string that ended the text, if one did."""
+    request_id: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """As used, after defaults, by name, as far as the gateway tells: method, pruner, alpha, policy, max_window; and
+    lossy and lossy_keep, where the text is not the target's own."""
+    video: VideoFacts = field(default_factory=VideoFacts)
+    timings: Timings = field(default_factory=Timings)
+    speculation: Speculation = field(default_factory=Speculation)
+    tokens: tuple[CommittedToken, ...] = ()
+    """Of a caption that was streamed; empty for one that comes from the archive."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+CaptionEvent = StageChange | CommittedText | Trace | Caption
+"""What a caption says while it is made; the `Caption` itself comes last."""
+
+
+@dataclass(frozen=True)
+class GatewayInfo:
+    """What a gateway serves, and its limits."""
+
+    version: str = ""
+    target_model: str = ""
+    draft_model: str = ""
+    """Empty while no draft is connected."""
+    tokens_per_frame: int = 0
+    max_frames: int = 0
+    max_new_tokens: int = 0
+    max_window: int = 0
+    max_video_bytes: int = 0
+    default_prompt: str = ""
+    accepts_paths: bool = False
+    """False: videos are uploaded; the gateway has no roots."""

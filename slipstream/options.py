@@ -1,0 +1,220 @@
+"""The one table of caption options: name, type, range, help, default, and who receives it.
+
+Command-line flags, the wire's `CaptionOptions`, JSON, manifest fields, Python keywords, receipts and summaries are made
+from the fields of `CaptionOptions`; a test holds them to `gateway.proto`. A new option is a field here and one there.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from slipstream.errors import InvalidRequest
+from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
+from slipstream.speculation.methods import GUIDANCE_KINDS, LOSSY_METHODS, METHODS, POSITIONS, PRUNERS, Shape
+from slipstream.speculation.pacing import POLICIES
+
+UINT32_MAX = 2**32 - 1
+SEED_MAX = 2**63 - 1
+
+Group = Literal["common", "sampling", "speculation", "baselines"]
+Receiver = Literal["target", "draft"]
+
+
+class _Unset:
+    """The value of an option that was not given: the gateway's default stands for it."""
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One row of the table."""
+
+    name: str
+    kind: type
+    """str, int, float or bool; of a repeated option that of one value."""
+    repeated: bool
+    help: str
+    group: Group
+    default: str
+    """Where the value comes from when none is given, for people."""
+    to: tuple[Receiver, ...]
+    """The model services that are told, beside the gateway; sampling options go to both as one."""
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    flag: str
+    """Of the command line, without dashes; empty: none."""
+
+
+def _option(
+    help_text: str,
+    group: Group = "speculation",
+    *,
+    default: str = "the method's",
+    to: tuple[Receiver, ...] = (),
+    choices: Sequence[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+    flag: str | None = None,
+    kw_only: bool = True,
+) -> Any:
+    """One row. `flag`: of the command line, where it is not the option's name; empty for none."""
+    row = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
+    return dataclasses.field(default=UNSET, metadata=row | {"low": low, "high": high, "flag": flag}, kw_only=kw_only)
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """What to ask of a video, and how. What is left out takes the gateway's default.
+
+    Raises:
+        InvalidRequest: a value of the wrong type, out of range or unknown; it names the option and what is allowed.
+    """
+
+    prompt: str = _option(
+        "What to ask of the video.", "common", default="the gateway's", to=("target", "draft"), kw_only=False
+    )
+    num_frames: int = _option(
+        "Frames to sample, evenly in time.", "common", default="the gateway's", low=1, high=UINT32_MAX, flag="frames"
+    )
+    max_new_tokens: int = _option(
+        "Most tokens of the caption.", "common", default="the gateway's", to=("target",), low=1, high=UINT32_MAX
+    )
+    method: str = _option(
+        "How to decode: slipstream, autoregressive (the target alone), or a method of the papers.",
+        "common",
+        default="slipstream, or autoregressive without a draft",
+        choices=tuple(METHODS),
+    )
+    temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0)
+    top_k: int = _option("Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K)
+    top_p: float = _option(
+        "Sample from the likeliest tokens that together have this probability.", "sampling", default="1", high=1
+    )
+    repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1")
+    seed: int = _option(
+        "Names the random numbers of sampling and of random pruners: same seed, same text.",
+        "sampling",
+        default="0",
+        to=("draft",),
+        low=0,
+        high=SEED_MAX,
+    )
+    sampling_rule: str = _option(
+        "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES
+    )
+    stop: tuple[str, ...] = _option("End before this text; may be given again.", "sampling", default="none")
+    pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
+    alpha: float = _option(
+        "Share of the video tokens that the draft drops.", default="the gateway's", to=("draft",), low=0, high=1
+    )
+    guidance: str = _option(
+        "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=GUIDANCE_KINDS
+    )
+    positions: str = _option(
+        "Position ids of the kept video tokens.", default="original", to=("draft",), choices=POSITIONS
+    )
+    policy: str = _option("When the target starts a pass.", choices=POLICIES)
+    max_window: int = _option("Most draft tokens in one target pass.", default="the gateway's", low=1, high=UINT32_MAX)
+    gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX)
+    shape: str = _option("Of a window.", choices=tuple(Shape))
+    gate: bool = _option("Decode without the draft while that is faster.")
+    trace: bool = _option("Also tell what the models did and when, for timelines.", default="no", flag="")
+    lossy: str = _option(
+        "Prunes the target itself, which changes the text: for comparison.",
+        "baselines",
+        default="none",
+        choices=LOSSY_METHODS,
+    )
+    lossy_keep: float = _option(
+        "Share of the video tokens that --lossy keeps.", "baselines", default="0.5", low=0, high=1
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            _check(OPTIONS_BY_NAME[name], value)
+        _ = self.sampling  # checks those options together
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> "CaptionOptions":
+        """From JSON or a manifest: names to values, lists for tuples. Raises `InvalidRequest`, also for a name that
+        there is not."""
+        if unknown := [name for name in values if name not in OPTIONS_BY_NAME]:
+            raise InvalidRequest(f"{unknown[0]!r} is no option; known: {', '.join(OPTIONS_BY_NAME)}")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})  # type: ignore[arg-type]
+
+    def given(self) -> dict[str, Any]:
+        """The options that have a value, in the table's order."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not UNSET}
+
+    def get(self, name: str, default: Any) -> Any:
+        """The value of one option, or `default` where it was not given."""
+        value = getattr(self, name)
+        return default if value is UNSET else value
+
+    def over(self, defaults: "CaptionOptions") -> "CaptionOptions":
+        """These options, and those of `defaults` where these say nothing."""
+        return CaptionOptions(**defaults.given() | self.given())
+
+    def sent_to(self, receiver: Receiver) -> dict[str, Any]:
+        """The values that a model service is told, by name. All options must be given."""
+        return {spec.name: getattr(self, spec.name) for spec in OPTIONS if receiver in spec.to}
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """The sampling options as one, greedy where nothing was given. Raises `InvalidRequest`."""
+        names = {field.name: field.name for field in dataclasses.fields(SamplingParams)} | {"rule": "sampling_rule"}
+        given = self.given()
+        return SamplingParams(**{part: given[name] for part, name in names.items() if name in given}).check()
+
+
+def _spec(field: "dataclasses.Field[Any]", kind: Any) -> OptionSpec:
+    repeated = get_origin(kind) is tuple
+    row = dict(field.metadata)
+    row["flag"] = field.name.replace("_", "-") if row["flag"] is None else row["flag"]
+    return OptionSpec(name=field.name, kind=get_args(kind)[0] if repeated else kind, repeated=repeated, **row)
+
+
+_KINDS = get_type_hints(CaptionOptions)
+OPTIONS = tuple(_spec(field, _KINDS[field.name]) for field in dataclasses.fields(CaptionOptions))
+"""The table, in the order of the help."""
+OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
+
+
+def _check(spec: OptionSpec, value: object) -> None:
+    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business, and
+    sampling options are checked by `SamplingParams`."""
+    if spec.group == "sampling":
+        return
+    _check_type(spec, value)
+    if spec.choices and value not in spec.choices:
+        raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
+    _check_range(spec, value)
+
+
+def _check_type(spec: OptionSpec, value: object) -> None:
+    allowed = (int, float) if spec.kind is float else (spec.kind,)
+    if isinstance(value, bool) != (spec.kind is bool) or not isinstance(value, allowed):
+        kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise InvalidRequest(f"{spec.name} must be {kinds[spec.kind]}, not {value!r}")
+
+
+def _check_range(spec: OptionSpec, value: Any) -> None:
+    if spec.low is None and spec.high is None:
+        return
+    low, high = -math.inf if spec.low is None else spec.low, math.inf if spec.high is None else spec.high
+    if low <= value <= high and math.isfinite(value):
+        return
+    if spec.low is None or spec.high is None:
+        wanted = f"at least {low:g}" if spec.high is None else f"at most {high:g}"
+    else:
+        wanted = f"at least {low:g}" if high >= UINT32_MAX and value < low else f"between {low:g} and {high:g}"
+    raise InvalidRequest(f"{spec.name} must be {wanted}, not {value}")

@@ -1,0 +1,114 @@
+"""Captions on the wire: every message of gateway.proto to and from plain types."""
+
+from typing import Any
+
+from slipstream.errors import ProtocolViolation
+from slipstream.messages import (
+    Caption,
+    CaptionEvent,
+    CommittedText,
+    CommittedToken,
+    GatewayInfo,
+    Speculation,
+    StageChange,
+    Timings,
+    Trace,
+    VideoFacts,
+)
+from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.rpc.codec import finish_reason_number, read_finish_reason
+from slipstream.rpc.convert import from_message, to_message
+from slipstream.rpc.v1 import gateway_pb2
+
+_SUMMARISED = tuple(spec.name for spec in OPTIONS if spec.name in gateway_pb2.Summary.DESCRIPTOR.fields_by_name)
+"""The options that a summary repeats."""
+
+
+def options_message(options: CaptionOptions, *, path: str = "", request_id: str = "") -> gateway_pb2.CaptionOptions:
+    """The options that are given, with what they are asked of and by which name."""
+    return gateway_pb2.CaptionOptions(path=path, request_id=request_id, **options.given())
+
+
+def read_options(message: gateway_pb2.CaptionOptions) -> CaptionOptions:
+    """The options that the message has. Raises `InvalidRequest` for values that no gateway takes."""
+    return CaptionOptions(
+        **{spec.name: _value(message, spec.name) for spec in OPTIONS if _is_given(message, spec.name)}
+    )
+
+
+def _is_given(message: gateway_pb2.CaptionOptions, name: str) -> bool:
+    field = message.DESCRIPTOR.fields_by_name[name]
+    return bool(message.HasField(name) if field.has_presence else getattr(message, name))
+
+
+def _value(message: Any, name: str) -> Any:
+    value = getattr(message, name)
+    return value if isinstance(value, str | int | float) else tuple(value)
+
+
+def caption_event(event: CaptionEvent) -> gateway_pb2.CaptionEvent:
+    """What a caption says, for the wire."""
+    match event:
+        case StageChange():
+            return gateway_pb2.CaptionEvent(stage=to_message(event, gateway_pb2.StageChange))
+        case CommittedText():
+            return gateway_pb2.CaptionEvent(text=to_message(event, gateway_pb2.CommittedText))
+        case Trace():
+            return gateway_pb2.CaptionEvent(trace=to_message(event, gateway_pb2.Trace))
+        case Caption():
+            return gateway_pb2.CaptionEvent(summary=summary_message(event))
+
+
+def read_caption_event(message: gateway_pb2.CaptionEvent) -> CaptionEvent:
+    """What a caption says. Raises `ProtocolViolation` for what says nothing."""
+    kind = message.WhichOneof("message")
+    if kind == "stage":
+        return from_message(message.stage, StageChange)
+    if kind == "text":
+        tokens = tuple(from_message(token, CommittedToken) for token in message.text.tokens)
+        return CommittedText(tokens)
+    if kind == "trace":
+        return from_message(message.trace, Trace)
+    if kind == "summary":
+        return read_summary(message.summary)
+    raise ProtocolViolation("the gateway sent an empty message")
+
+
+def summary_message(caption: Caption) -> gateway_pb2.Summary:
+    """A finished caption, for the wire; its tokens have been sent as they came."""
+    return gateway_pb2.Summary(
+        request_id=caption.request_id,
+        text=caption.text,
+        num_tokens=caption.num_tokens,
+        finish_reason=finish_reason_number(caption.finish_reason),
+        stop_string=caption.stop_string,
+        video=to_message(caption.video, gateway_pb2.VideoFacts),
+        timings=to_message(caption.timings, gateway_pb2.Timings),
+        speculation=to_message(caption.speculation, gateway_pb2.Speculation),
+        **{name: caption.options[name] for name in _SUMMARISED if name in caption.options},
+    )
+
+
+def read_summary(message: gateway_pb2.Summary) -> Caption:
+    """A finished caption, without its tokens."""
+    return Caption(
+        text=message.text,
+        num_tokens=message.num_tokens,
+        finish_reason=read_finish_reason(message.finish_reason),
+        stop_string=message.stop_string,
+        request_id=message.request_id,
+        options={name: getattr(message, name) for name in _SUMMARISED},
+        video=from_message(message.video, VideoFacts),
+        timings=from_message(message.timings, Timings),
+        speculation=from_message(message.speculation, Speculation),
+    )
+
+
+def gateway_info_message(info: GatewayInfo) -> gateway_pb2.GatewayInfo:
+    """What a gateway serves, for the wire."""
+    return to_message(info, gateway_pb2.GatewayInfo)
+
+
+def read_gateway_info(message: gateway_pb2.GatewayInfo) -> GatewayInfo:
+    """What a gateway serves, and its limits."""
+    return from_message(message, GatewayInfo)
