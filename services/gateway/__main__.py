@@ -14,6 +14,7 @@ from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.metrics import REGISTRY, GatewayMetrics
 from slipstream.rpc.server import Lifecycle, run_service
+from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.servicer import GatewayServicer
 
 
@@ -35,7 +36,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     GatewayServicer(config, captioner).register(server)
     watch = watch_target(peers, lifecycle)
     archive = Archive(config, captioner, watch, lifecycle, make_queue(config))
-    archive.start(server)
+    ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
+    archive.start()
     watching = asyncio.create_task(watch.run())
 
     async def close() -> None:

@@ -1,4 +1,4 @@
-"""The archive's gRPC face on any job queue. Knows no store, and of jobs only what is written into them."""
+"""The archive's gRPC face on any job queue."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from slipstream.archive.intake import Submission, batch_id_of, check_batch, find_batch_id, read_priority
+from slipstream.archive.intake import Submission, batch_id_of, check_batch, find_batch_id
+from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
-from slipstream.archive.records import batch_message, is_ended, is_idle, job_message, wanted_states
+from slipstream.archive.records import batch_of, job_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
+from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.tokens import current_owner
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
@@ -31,6 +33,10 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         self._stopping = stopping
         self._queue_or_none = queue
 
+    def register(self, server: grpc.aio.Server) -> None:
+        """Serves from now on."""
+        archive_pb2_grpc.add_ArchiveServicer_to_server(self, server)
+
     async def SubmitBatch(
         self, requests: AsyncIterator[archive_pb2.SubmitBatchRequest], context: grpc.aio.ServicerContext
     ) -> archive_pb2.SubmitBatchResponse:
@@ -38,36 +44,36 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         first = await anext(stream, None)
         if first is None or first.WhichOneof("message") != "batch":
             raise ProtocolViolation("a submit begins with `batch`")
-        check_batch(first.batch, self._config)
+        options = codec.read_batch_options(first.batch)
+        check_batch(options, self._config)
         owner = current_owner()
-        batch_id = batch_id_of(owner, first.batch.key)
-        submission = Submission(queue, self._config, batch_id, owner, first.batch, read_priority(first.batch.priority))
+        submission = Submission(queue, self._config, batch_id_of(owner, options.key), owner, options)
         async for request in stream:
             if request.WhichOneof("message") != "item":
                 raise ProtocolViolation("after `batch` a submit takes `item`s only")
-            await submission.add(request.item)
-        return await submission.end()
+            await submission.add(codec.read_batch_item(request.item))
+        return codec.submitted_message(await submission.end())
 
     async def GetBatch(
         self, request: archive_pb2.GetBatchRequest, context: grpc.aio.ServicerContext
     ) -> archive_pb2.Batch:
-        return batch_message(await self._find(request.batch))
+        return codec.batch_message(batch_of(await self._find(request.batch)))
 
     async def WatchBatch(
         self, request: archive_pb2.WatchBatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[archive_pb2.Batch]:
         clock = asyncio.get_running_loop().time
-        last: archive_pb2.Batch | None = None
+        last: Batch | None = None
         changed = clock()
-        while last is None or not is_ended(last):
-            batch = batch_message(await self._find(request.batch))
+        while last is None or not last.is_ended:
+            batch = batch_of(await self._find(request.batch))
             if batch != last:
-                yield batch
+                yield codec.batch_message(batch)
                 changed = clock()
             last = batch
-            if is_idle(last) and clock() - changed > ABANDONED_S:
+            if last.is_idle and clock() - changed > ABANDONED_S:
                 raise BatchAbandoned("its submit broke off and nothing of it waits or runs; submit it again to end it")
-            if not is_ended(last):
+            if not last.is_ended:
                 await self._pause()
 
     async def ListBatches(
@@ -75,18 +81,18 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     ) -> archive_pb2.ListBatchesResponse:
         limit = _page_size(request.limit)
         records = await self._queue.list_batches(current_owner(), limit)
-        return archive_pb2.ListBatchesResponse(batches=[batch_message(record) for record in records])
+        return archive_pb2.ListBatchesResponse(batches=[codec.batch_message(batch_of(record)) for record in records])
 
     async def ListJobs(
         self, request: archive_pb2.ListJobsRequest, context: grpc.aio.ServicerContext
     ) -> archive_pb2.ListJobsResponse:
         left, position = _page_size(request.page_size), _position(request.page_token)
-        states = wanted_states(list(request.states))
+        states = codec.read_job_states(list(request.states))
         batch_id = (await self._find(request.batch)).batch_id
         response, num_bytes = archive_pb2.ListJobsResponse(), 0
         for _ in range(MAX_PARTS):
             records, position = await self._queue.list_jobs(batch_id, states, position, min(left, PART))
-            jobs = [job_message(record) for record in records]
+            jobs = [codec.job_message(job_of(record)) for record in records]
             response.jobs.extend(jobs)
             left -= len(jobs)
             num_bytes += sum(job.ByteSize() for job in jobs)
@@ -100,7 +106,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     ) -> archive_pb2.Batch:
         batch_id = (await self._find(request.batch)).batch_id
         await self._queue.cancel_batch(batch_id)
-        return batch_message(await self._queue.get_batch(batch_id))
+        return codec.batch_message(batch_of(await self._queue.get_batch(batch_id)))
 
     async def RetryDead(
         self, request: archive_pb2.RetryDeadRequest, context: grpc.aio.ServicerContext
@@ -136,5 +142,5 @@ def _position(page_token: str) -> int:
     if not page_token:
         return 0
     if not (page_token.isascii() and page_token.isdecimal() and len(page_token) < 16):
-        raise InvalidRequest("page_token is none that a page of jobs came with")
+        raise InvalidRequest("page_token is not a page token of this service")
     return int(page_token)

@@ -4,15 +4,16 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from slipstream.archive.messages import BatchItem, BatchOptions, OptionValues, Submitted
 from slipstream.archive.queue import Admission, BacklogFull, BatchSpec, JobQueue, JobSpec, Priority
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.options import resolve_options
+from slipstream.captioning.plan import CaptionRequest, make_plan
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+from slipstream.options import CaptionOptions
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
@@ -21,12 +22,6 @@ MAX_SOURCE_CHARS = 4096
 MAX_METADATA, MAX_METADATA_CHARS = 16, 512
 _BATCH_ID = re.compile("batch-[0-9a-f]{32}")
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
-_PRIORITIES = {
-    archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL,
-    archive_pb2.JOB_PRIORITY_HIGH: Priority.HIGH,
-    archive_pb2.JOB_PRIORITY_NORMAL: Priority.NORMAL,
-    archive_pb2.JOB_PRIORITY_LOW: Priority.LOW,
-}
 
 
 def batch_id_of(owner: str, key: str) -> str:
@@ -43,15 +38,8 @@ def find_batch_id(owner: str, batch: str) -> str:
     return batch if _BATCH_ID.fullmatch(batch) else batch_id_of(owner, batch)
 
 
-def read_priority(priority: archive_pb2.JobPriority) -> Priority:
-    """Raises `InvalidRequest`."""
-    if priority not in _PRIORITIES:
-        raise InvalidRequest(f"priority {priority} is unknown")
-    return _PRIORITIES[priority]
-
-
-def check_batch(batch: archive_pb2.BatchOptions, config: GatewayConfig) -> None:
-    """Raises `InvalidRequest` and what `resolve_options` does."""
+def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
+    """Raises `InvalidRequest` and what `make_plan` does."""
     if batch.key and not _is_name(batch.key):
         raise InvalidRequest(f"a key must have 1 to {MAX_NAME_CHARS} printable characters")
     if _BATCH_ID.fullmatch(batch.key):
@@ -60,9 +48,7 @@ def check_batch(batch: archive_pb2.BatchOptions, config: GatewayConfig) -> None:
     _check_options(batch.caption, config)
 
 
-def read_item(
-    item: archive_pb2.BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig
-) -> JobSpec:
+def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig) -> JobSpec:
     """A job; one that cannot run has a rejection. Raises `InvalidRequest` for a name that nothing can be filed under,
     naming the item by its `number` in the stream."""
     if not _is_name(item.custom_id):
@@ -71,24 +57,22 @@ def read_item(
     return JobSpec(item.custom_id, write_job(job), priority, _rejection(item, job, batch, config))
 
 
-def _rejection(item: archive_pb2.BatchItem, job: JobPayload, batch: BatchPayload, config: GatewayConfig) -> str:
+def _rejection(item: BatchItem, job: JobPayload, batch: BatchPayload, config: GatewayConfig) -> str:
     if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
         return f"source must have 1 to {MAX_SOURCE_CHARS} characters"
     if item.sha256 and not _SHA256.fullmatch(item.sha256):
         return "sha256 must have 64 hexadecimal digits"
     try:
-        _check_options(item.caption, config, merged=job.merged_options(batch))
+        _check_options({**batch.caption, **item.caption}, config)
     except SlipstreamError as error:
         return str(error)
     return ""
 
 
-def _check_options(
-    given: gateway_pb2.CaptionOptions, config: GatewayConfig, merged: gateway_pb2.CaptionOptions | None = None
-) -> None:
-    if given.path or given.request_id:
+def _check_options(values: OptionValues, config: GatewayConfig) -> None:
+    if values.get("path") or values.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
-    resolve_options(merged or given, config)
+    make_plan(CaptionRequest(CaptionOptions.from_mapping(values)), config)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -121,20 +105,19 @@ class Submission:
         config: GatewayConfig,
         batch_id: str,
         owner: str,
-        options: archive_pb2.BatchOptions,
-        priority: Priority,
+        options: BatchOptions,
     ) -> None:
         self._queue = queue
         self._config = config
-        self._priority = priority
+        self._priority = options.priority
         self._batch = BatchPayload(options.key, options.caption)
         self._spec = BatchSpec(batch_id, owner, dict(options.metadata), write_batch(self._batch))
         self._chunk: list[JobSpec] = []
         self._num_items = 0
         self._is_open = False
-        self._response = archive_pb2.SubmitBatchResponse(batch_id=batch_id)
+        self._submitted = Submitted(batch_id)
 
-    async def add(self, item: archive_pb2.BatchItem) -> None:
+    async def add(self, item: BatchItem) -> None:
         """One more item. Raises `InvalidRequest`, `LimitExceeded`, `BacklogFull` or `QueueUnavailable`."""
         self._num_items += 1
         if self._num_items > self._config.max_batch_items:
@@ -146,22 +129,22 @@ class Submission:
         if len(self._chunk) >= CHUNK:
             await self._flush()
 
-    async def end(self) -> archive_pb2.SubmitBatchResponse:
+    async def end(self) -> Submitted:
         """No more items come."""
         if not self._num_items:
             raise InvalidRequest("a batch needs at least one item")
         await self._flush()
         await self._queue.seal_batch(self._spec.batch_id)
-        response = self._response
+        submitted = self._submitted
         get_logger().info(
             "batch.submitted",
-            batch_id=response.batch_id,
-            num_added=response.num_added,
-            num_known=response.num_known,
-            num_conflicts=response.num_conflicts,
-            num_rejected=response.num_rejected,
+            batch_id=submitted.batch_id,
+            num_added=submitted.num_added,
+            num_known=submitted.num_known,
+            num_conflicts=submitted.num_conflicts,
+            num_rejected=submitted.num_rejected,
         )
-        return response
+        return submitted
 
     async def _flush(self) -> None:
         if not self._chunk:
@@ -170,25 +153,29 @@ class Submission:
             await self._queue.open_batch(self._spec)
             self._is_open = True
         answers = await self._queue.submit(self._spec.batch_id, self._chunk)
-        for job, answer in zip(self._chunk, answers, strict=True):
-            self._count(job, answer)
+        self._submitted += self._count(answers)
         self._chunk = []
         if Admission.FULL in answers:
-            response = self._response
+            submitted = self._submitted
             raise BacklogFull(
-                f"the archive's backlog is full: {response.num_added} items of this call were accepted and "
-                f"{response.num_known} were known; make the same call again later to go on",
+                f"the archive's backlog is full: {submitted.num_added} items of this call were accepted and "
+                f"{submitted.num_known} were known; make the same call again later to go on",
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _count(self, job: JobSpec, answer: Admission) -> None:
-        response = self._response
-        if answer is Admission.ADDED:
-            response.num_added += 1
-            response.num_rejected += bool(job.rejection)
-        elif answer is Admission.KNOWN:
-            response.num_known += 1
-        elif answer is Admission.CONFLICT:
-            response.num_conflicts += 1
-            if len(response.conflicts) < MAX_NAMED_CONFLICTS:
-                response.conflicts.append(job.custom_id)
+    def _count(self, answers: Sequence[Admission]) -> Submitted:
+        """What became of the chunk. Of the conflicts of a whole call, the first are named."""
+        by_answer = {
+            answer: [job for job, said in zip(self._chunk, answers, strict=True) if said is answer]
+            for answer in Admission
+        }
+        added, conflicts = by_answer[Admission.ADDED], by_answer[Admission.CONFLICT]
+        room = MAX_NAMED_CONFLICTS - len(self._submitted.conflicts)
+        return Submitted(
+            self._spec.batch_id,
+            num_added=len(added),
+            num_known=answers.count(Admission.KNOWN),
+            num_conflicts=len(conflicts),
+            conflicts=tuple(job.custom_id for job in conflicts[:room]),
+            num_rejected=sum(bool(job.rejection) for job in added),
+        )

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import structlog
 
+from slipstream.archive.messages import Receipt
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import (
     OtherVersion,
@@ -27,10 +29,10 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.options import CaptionOptions, resolve_options
-from slipstream.captioning.stats import Ledger
+from slipstream.captioning.plan import CaptionPlan, CaptionRequest, make_plan
+from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
-from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
 from slipstream.video.sampled import SampledVideo
 
 ELSEWHERE_S = 30.0
@@ -56,7 +58,7 @@ class ArchiveRunner:
         self._slots = asyncio.Semaphore(max(config.archive_slots, 1))
         # One decoder is left to people, if there are two.
         self._decoders = asyncio.Semaphore(max(config.decode_workers - 1, 1))
-        self._neighbours = Neighbours()
+        self._co_runners = CoRunners()
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._recent: OrderedDict[str, str] = OrderedDict()
         """Results by content key; the queue has them too, but only once they are committed."""
@@ -67,38 +69,35 @@ class ArchiveRunner:
             job, batch = read_job(lease.payload), read_batch(lease.options)
         except OtherVersion as error:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
-        message = job.merged_options(batch)
-        message.ClearField("trace")  # kept with every result, it would be larger than all else
-        message.request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
-        structlog.contextvars.bind_contextvars(request_id=message.request_id)
-        options = resolve_options(message, self._config)
+        request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        plan = make_plan(CaptionRequest(job.merged_options(batch), request_id=request_id), self._config)
         try:
-            await self._captioner.check(options)
+            await self._captioner.check(plan)
         except ServiceUnavailable:
             self._on_target_lost()
             raise
         except ModelNotUsable as error:  # the operator's fault, not the item's
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         reporter = Reporter(progress)
-        video, ledger = await self._decode(job.source, options, reporter)
+        video, stats = await self._decode(job.source, plan, reporter)
         check_digest(job.sha256, video.sha256)
-        key = self._content_key(video, options)
+        key = self._content_key(video, plan)
         async with self._making.setdefault(key, asyncio.Lock()):  # duplicates wait for the first
             if (known := await self._known(key)) is not None:
-                summary, receipt = known
-                receipt.reused, receipt.runs = True, lease.epoch
-                result = write_result(summary, receipt)
+                caption, receipt = known
+                result = write_result(caption, replace(receipt, reused=True, runs=lease.epoch))
                 return Outcome(JobState.DONE, result, content_key=key, tallies={"reused": 1})
             async with self._slots:
-                ledger.waited_until(asyncio.get_running_loop().time())
-                return await self._make(lease, options, video, ledger, reporter)
+                stats.waited_until(asyncio.get_running_loop().time())
+                return await self._make(lease, plan, video, stats, reporter)
 
-    async def _decode(self, source: str, options: CaptionOptions, reporter: "Reporter") -> tuple[SampledVideo, Ledger]:
+    async def _decode(self, source: str, plan: CaptionPlan, reporter: "Reporter") -> tuple[SampledVideo, CaptionStats]:
         async with self._decoders:
-            ledger = Ledger(arrived=asyncio.get_running_loop().time())
+            stats = CaptionStats(arrived=asyncio.get_running_loop().time())
             async with self._open(source) as file:
-                video = await self._captioner.sample(options, file, reporter.emit, ledger, digest=True)
-        return video, ledger
+                video = await self._captioner.sample(plan, file, reporter.emit, stats, digest=True)
+        return video, stats
 
     @contextlib.asynccontextmanager
     async def _open(self, source: str) -> AsyncIterator[BinaryIO]:
@@ -109,7 +108,7 @@ class ArchiveRunner:
                 raise RetryLater(str(error), counted=True) from error
             yield file
 
-    async def _known(self, key: str) -> tuple[gateway_pb2.Summary, archive_pb2.Receipt] | None:
+    async def _known(self, key: str) -> tuple[Caption, Receipt] | None:
         try:
             result = self._recent.get(key) or await self._queue.find_result(key)
             return read_result(result) if result else None
@@ -117,35 +116,33 @@ class ArchiveRunner:
             return None
 
     async def _make(
-        self, lease: Lease, options: CaptionOptions, video: SampledVideo, ledger: Ledger, reporter: "Reporter"
+        self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
     ) -> Outcome:
-        target = await self._captioner.check(options)  # the models may be others than before the wait
+        target = await self._captioner.check(plan)  # the models may be others than before the wait
         draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
-        key = self._content_key(video, options)
-        summary = await self._caption(lease, options, video, ledger, reporter)
-        receipt = make_receipt(options, video, summary, target, draft)
-        receipt.runs = lease.epoch
-        result = write_result(summary, receipt)
+        key = self._content_key(video, plan)
+        caption = await self._caption(lease, plan, video, stats, reporter)
+        result = write_result(caption, make_receipt(plan, video, caption, target, draft, runs=lease.epoch))
         self._recent[key] = result
         if len(self._recent) > NUM_RECENT:
             self._recent.popitem(last=False)
-        return Outcome(JobState.DONE, result, content_key=key, tallies=tallies(summary))
+        return Outcome(JobState.DONE, result, content_key=key, tallies=tallies(caption))
 
     async def _caption(
-        self, lease: Lease, options: CaptionOptions, video: SampledVideo, ledger: Ledger, reporter: "Reporter"
-    ) -> gateway_pb2.Summary:
+        self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
+    ) -> Caption:
         limit_s = self._config.request_timeout_s
-        metered = self._captioner.metrics.captioning(options.method, door="archive")
-        with metered, self._neighbours.running(lease) as neighbour:
+        metered = self._captioner.metrics.captioning(plan.method.name, door="archive")
+        with metered, self._co_runners.running(lease) as co_runner:
             try:
                 async with asyncio.timeout(limit_s):
-                    return await self._captioner.caption(options, video, reporter.emit, ledger)
+                    return await self._captioner.caption(plan, video, reporter.emit, stats)
             except TimeoutError:
                 raise SlipstreamError(f"the caption was not done within this server's limit of {limit_s:g} s") from None
             except ServiceUnavailable as error:
                 if await self._target_answers():
                     raise RetryLater(str(error), counted=True) from error
-                if neighbour.beside_suspect:
+                if co_runner.beside_suspect:
                     raise RetryLater(str(error), counted=False) from error
                 raise RunnerDied("the target died or vanished while it captioned this") from error
 
@@ -157,13 +154,13 @@ class ArchiveRunner:
             return False
         return True
 
-    def _content_key(self, video: SampledVideo, options: CaptionOptions) -> str:
+    def _content_key(self, video: SampledVideo, plan: CaptionPlan) -> str:
         peers = self._captioner.peers
         assert peers.target.model is not None, "the target has been asked"
-        return content_key(video.sha256, options, peers.target.model, peers.draft.model if peers.draft else None)
+        return content_key(video.sha256, plan, peers.target.model, peers.draft.model if peers.draft else None)
 
 
-class Neighbour:
+class CoRunner:
     """One caption at the models."""
 
     def __init__(self, lease: Lease, beside_suspect: bool) -> None:
@@ -172,25 +169,25 @@ class Neighbour:
         """A job that is suspected of killing what runs it was there at the same time."""
 
 
-class Neighbours:
+class CoRunners:
     """Who is at the target together: when it dies beside a suspect, nobody else is blamed."""
 
     def __init__(self) -> None:
-        self._present: set[Neighbour] = set()
+        self._present: set[CoRunner] = set()
 
     @contextlib.contextmanager
-    def running(self, lease: Lease) -> Iterator[Neighbour]:
+    def running(self, lease: Lease) -> Iterator[CoRunner]:
         """For the time of a caption."""
         suspects = any(other.is_suspect for other in self._present)
-        neighbour = Neighbour(lease, beside_suspect=suspects and not lease.is_suspect)
+        co_runner = CoRunner(lease, beside_suspect=suspects and not lease.is_suspect)
         if lease.is_suspect:
             for other in self._present:
                 other.beside_suspect = not other.is_suspect
-        self._present.add(neighbour)
+        self._present.add(co_runner)
         try:
-            yield neighbour
+            yield co_runner
         finally:
-            self._present.discard(neighbour)
+            self._present.discard(co_runner)
 
 
 class Reporter:
@@ -200,13 +197,12 @@ class Reporter:
         self._progress = progress
         self._num_tokens = 0
 
-    def emit(self, event: gateway_pb2.CaptionEvent) -> None:
-        if event.WhichOneof("message") == "text":
-            self._num_tokens += len(event.text.tokens)
+    def emit(self, event: CaptionEvent) -> None:
+        if isinstance(event, CommittedText):
+            self._num_tokens += len(event.tokens)
             self._progress(f"generate {self._num_tokens}")
-        elif event.stage.stage and not event.stage.stage.startswith("draft_"):
-            stage = event.stage
-            self._progress(f"{stage.stage} {stage.done}/{stage.total}" if stage.total else stage.stage)
+        elif isinstance(event, StageChange) and not event.stage.startswith("draft_"):
+            self._progress(f"{event.stage} {event.done}/{event.total}" if event.total else event.stage)
 
 
 def check_digest(given: str, actual: str) -> None:

@@ -1,11 +1,9 @@
-"""Puts the archive together: queue, worker, servicer, health, and its end. Knows how, not what."""
+"""Puts one gateway's part of the archive together: queue, worker, health, and their end."""
 
 import asyncio
 import contextlib
 from collections.abc import Coroutine
 from typing import Any
-
-import grpc
 
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.observed import observed_queue, watch_depth
@@ -14,12 +12,10 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.peers import Watch
+from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.server import Lifecycle
-from slipstream.rpc.v1 import archive_pb2_grpc
-from slipstream.services.gateway.archive_servicer import ArchiveServicer
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
@@ -27,34 +23,37 @@ SETTLE_S = 10.0
 
 
 class Archive:
-    """One gateway's part in the archive. Without a queue it is a servicer that says so."""
+    """One gateway's part in the archive. Without a queue it does nothing."""
 
     def __init__(
-        self, config: GatewayConfig, captioner: Captioner, target: Watch, lifecycle: Lifecycle, queue: JobQueue | None
+        self,
+        config: GatewayConfig,
+        captioner: Captioner,
+        target: HealthWatch,
+        lifecycle: Lifecycle,
+        queue: JobQueue | None,
     ) -> None:
         self._config = config
         self._captioner = captioner
         self._target = target
         self._lifecycle = lifecycle
-        self._queue = observed_queue(queue, captioner.metrics) if queue else None
+        self.queue = observed_queue(queue, captioner.metrics) if queue else None
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, server: grpc.aio.Server) -> None:
-        """Registers the servicer and begins to take jobs. A store that cannot be reached is waited for."""
-        servicer = ArchiveServicer(self._config, self._queue, self._lifecycle.stopping)
-        archive_pb2_grpc.add_ArchiveServicer_to_server(servicer, server)
-        if self._queue is None:
+    def start(self) -> None:
+        """Begins to take jobs. A store that cannot be reached is waited for."""
+        if self.queue is None:
             return
-        config, queue = self._config, self._queue
-        watch = Watch("redis", HEALTH_NAME, queue.ping, self._lifecycle)
+        config, queue = self._config, self.queue
+        watch = HealthWatch("redis", HEALTH_NAME, queue.ping, self._lifecycle)
         self._begin(watch.run())
         self._begin(_sweep(queue))
         if config.metrics:
             self._begin(watch_depth(queue, self._captioner.metrics))
         name = ""
         if config.archive_slots:
-            runner = ArchiveRunner(config, self._captioner, queue, self._target.doubt)
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down)
             self._worker = Worker(
                 queue,
                 runner.run,
@@ -68,7 +67,7 @@ class Archive:
 
     async def close(self) -> None:
         """Lets running jobs end for a while and gives back the others."""
-        if self._queue is None:
+        if self.queue is None:
             return
         if self._worker is not None:
             self._worker.stop()
@@ -76,7 +75,7 @@ class Archive:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._queue.close()
+        await self.queue.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` until `close`. If it ends by a fault of its own, so does the process: half a gateway is none."""

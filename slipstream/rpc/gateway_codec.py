@@ -1,8 +1,9 @@
 """Captions on the wire: every message of gateway.proto to and from plain types."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from slipstream.errors import ProtocolViolation
+from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import (
     Caption,
     CaptionEvent,
@@ -15,7 +16,7 @@ from slipstream.messages import (
     Trace,
     VideoFacts,
 )
-from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.codec import finish_reason_number, read_finish_reason
 from slipstream.rpc.convert import from_message, to_message
 from slipstream.rpc.v1 import gateway_pb2
@@ -31,18 +32,23 @@ def options_message(options: CaptionOptions, *, path: str = "", request_id: str 
 
 def read_options(message: gateway_pb2.CaptionOptions) -> CaptionOptions:
     """The options that the message has. Raises `InvalidRequest` for values that no gateway takes."""
-    return CaptionOptions(
-        **{spec.name: _value(message, spec.name) for spec in OPTIONS if _is_given(message, spec.name)}
-    )
+    return CaptionOptions(**{name: value for name, value in option_values(message).items() if name in OPTIONS_BY_NAME})
 
 
-def _is_given(message: gateway_pb2.CaptionOptions, name: str) -> bool:
-    field = message.DESCRIPTOR.fields_by_name[name]
-    return bool(message.HasField(name) if field.has_presence else getattr(message, name))
+def option_values_message(values: Mapping[str, Any]) -> gateway_pb2.CaptionOptions:
+    """Options by name, for the wire. Raises `InvalidRequest` for what does not fit there."""
+    try:
+        return gateway_pb2.CaptionOptions(**values)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"an option cannot be sent: {error}") from None
 
 
-def _value(message: Any, name: str) -> Any:
-    value = getattr(message, name)
+def option_values(message: gateway_pb2.CaptionOptions) -> dict[str, Any]:
+    """Whatever the message has, by name, in the order of the contract and as it came; `path` and `request_id` too."""
+    return {field.name: _plain(value) for field, value in message.ListFields()}
+
+
+def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else tuple(value)
 
 

@@ -1,0 +1,176 @@
+"""The archive on the wire: every message of archive.proto to and from plain types, and results as bytes."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from slipstream.archive.messages import (
+    Batch,
+    BatchItem,
+    BatchOptions,
+    BatchTotals,
+    Job,
+    JobCounts,
+    JobPage,
+    ModelReceipt,
+    Receipt,
+    Submitted,
+)
+from slipstream.archive.queue import BatchState, JobState, Priority
+from slipstream.errors import InvalidRequest
+from slipstream.messages import Caption
+from slipstream.rpc.convert import from_message, to_message
+from slipstream.rpc.gateway_codec import option_values, option_values_message, read_summary, summary_message
+from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+
+_JOB_STATES: dict[JobState, Any] = {state: archive_pb2.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
+_BATCH_STATES: dict[BatchState, Any] = {
+    state: archive_pb2.BatchState.Value(f"BATCH_STATE_{state.name}") for state in BatchState
+}
+_PRIORITIES: dict[Priority, Any] = {
+    priority: archive_pb2.JobPriority.Value(f"JOB_PRIORITY_{priority.name}") for priority in Priority
+}
+_JOB_STATE_NAMES = {number: state for state, number in _JOB_STATES.items()}
+_BATCH_STATE_NAMES = {number: state for state, number in _BATCH_STATES.items()}
+_PRIORITY_NAMES = {number: priority for priority, number in _PRIORITIES.items()} | {
+    archive_pb2.JOB_PRIORITY_UNSPECIFIED: Priority.NORMAL
+}
+
+# -- submitting -------------------------------------------------------------------------------------------------------
+
+
+def batch_options_message(batch: BatchOptions) -> archive_pb2.BatchOptions:
+    """A batch to submit, for the wire."""
+    return archive_pb2.BatchOptions(
+        key=batch.key,
+        caption=option_values_message(batch.caption),
+        metadata=batch.metadata,
+        priority=_PRIORITIES[batch.priority],
+    )
+
+
+def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
+    """A batch to open. Raises `InvalidRequest` for a priority that there is not."""
+    if message.priority not in _PRIORITY_NAMES:
+        raise InvalidRequest(f"priority {message.priority} is unknown")
+    return BatchOptions(
+        message.key, option_values(message.caption), dict(message.metadata), _PRIORITY_NAMES[message.priority]
+    )
+
+
+def batch_item_message(item: BatchItem) -> archive_pb2.BatchItem:
+    """An item to submit, for the wire."""
+    return to_message(item, archive_pb2.BatchItem, caption=option_values_message(item.caption))
+
+
+def read_batch_item(message: archive_pb2.BatchItem) -> BatchItem:
+    """An item as it came; its options are not checked."""
+    return from_message(message, BatchItem, caption=option_values(message.caption))
+
+
+def submitted_message(submitted: Submitted) -> archive_pb2.SubmitBatchResponse:
+    """What became of the items, for the wire."""
+    return to_message(submitted, archive_pb2.SubmitBatchResponse)
+
+
+def read_submitted(message: archive_pb2.SubmitBatchResponse) -> Submitted:
+    """What became of the items."""
+    return from_message(message, Submitted)
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+def batch_message(batch: Batch) -> archive_pb2.Batch:
+    """A batch, for the wire."""
+    return to_message(batch, archive_pb2.Batch, state=_BATCH_STATES[batch.state])
+
+
+def read_batch(message: archive_pb2.Batch) -> Batch:
+    """A batch; a state that a later release may have counts as one that goes on."""
+    return Batch(
+        batch_id=message.batch_id,
+        key=message.key,
+        state=_BATCH_STATE_NAMES.get(message.state, BatchState.IN_PROGRESS),
+        metadata=dict(message.metadata),
+        counts=from_message(message.counts, JobCounts),
+        created_s=message.created_s,
+        ended_s=message.ended_s,
+        totals=from_message(message.totals, BatchTotals),
+    )
+
+
+def job_message(job: Job) -> archive_pb2.Job:
+    """A job with its result, for the wire."""
+    message = to_message(job, archive_pb2.Job, state=_JOB_STATES[job.state], receipt=None)
+    if job.caption is not None:
+        message.summary.CopyFrom(summary_message(job.caption))
+    if job.receipt is not None:
+        message.receipt.CopyFrom(_receipt_message(job.receipt))
+    return message
+
+
+def read_job(message: archive_pb2.Job) -> Job:
+    """A job, with its result where it is done."""
+    return from_message(
+        message,
+        Job,
+        state=_JOB_STATE_NAMES.get(message.state, JobState.QUEUED),
+        caption=read_summary(message.summary) if message.HasField("summary") else None,
+        receipt=_read_receipt(message.receipt) if message.HasField("receipt") else None,
+    )
+
+
+def job_page_message(page: JobPage) -> archive_pb2.ListJobsResponse:
+    """A page of jobs, for the wire."""
+    jobs = [job_message(job) for job in page.jobs]
+    return archive_pb2.ListJobsResponse(jobs=jobs, next_page_token=page.next_page_token)
+
+
+def read_job_page(message: archive_pb2.ListJobsResponse) -> JobPage:
+    """A page of jobs."""
+    return JobPage([read_job(job) for job in message.jobs], message.next_page_token)
+
+
+def job_state_number(state: JobState) -> Any:
+    """The wire's number of a state."""
+    return _JOB_STATES[state]
+
+
+def read_job_states(numbers: list[Any]) -> frozenset[JobState]:
+    """Raises `InvalidRequest` for a state that there is not."""
+    if unknown := [number for number in numbers if number not in _JOB_STATE_NAMES]:
+        raise InvalidRequest(f"job state {unknown[0]} is unknown")
+    return frozenset(_JOB_STATE_NAMES[number] for number in numbers)
+
+
+# -- results as bytes -------------------------------------------------------------------------------------------------
+
+
+def result_bytes(caption: Caption, receipt: Receipt) -> tuple[bytes, bytes]:
+    """A result to keep: a third less space than JSON, and a twentieth of the time."""
+    return summary_message(caption).SerializeToString(), _receipt_message(receipt).SerializeToString()
+
+
+def read_result_bytes(caption: bytes, receipt: bytes) -> tuple[Caption, Receipt]:
+    """The result that was kept. Raises `ValueError` for bytes that are no messages."""
+    try:
+        summary = gateway_pb2.Summary.FromString(caption)
+        made_of = archive_pb2.Receipt.FromString(receipt)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    return read_summary(summary), _read_receipt(made_of)
+
+
+def _receipt_message(receipt: Receipt) -> archive_pb2.Receipt:
+    return to_message(receipt, archive_pb2.Receipt, options=option_values_message(receipt.options))
+
+
+def _read_receipt(message: archive_pb2.Receipt) -> Receipt:
+    return from_message(
+        message,
+        Receipt,
+        target=from_message(message.target, ModelReceipt),
+        draft=from_message(message.draft, ModelReceipt) if message.HasField("draft") else None,
+        options=option_values(message.options),
+    )
