@@ -24,7 +24,7 @@ from bench.tasks import Generated, Task
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.loading import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
-from slipstream.rpc.codec import Frames
+from slipstream.messages import Frames
 from slipstream.video.decode import sample_video
 from slipstream.video.sampled import DecodeLimits, SampledVideo
 

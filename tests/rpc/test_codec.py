@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
+from slipstream.messages import DraftStart, Frames, TargetStart
 from slipstream.rpc import codec
+from slipstream.rpc.codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.rpc.windows import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
-from slipstream.speculation.methods import LOSSY_METHODS, Lossy
+from slipstream.speculation.methods import GUIDANCE_KINDS, LOSSY_METHODS, Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -44,13 +45,13 @@ proposals = st.lists(
 join_points = st.builds(JoinPoint, epoch=uint32, committed=token_ids, write_until=uint32, first_chunk=uint32)
 spacing = st.none() | st.floats(min_value=0, exclude_min=True)
 draft_requests = st.builds(
-    codec.DraftRequest,
+    DraftStart,
     session_id=text,
     prompt=text,
     pruner=text,
     alpha=st.floats(allow_nan=False),
     positions=text,
-    guidance=st.sampled_from(sorted(codec.GUIDANCE_KINDS)),
+    guidance=st.sampled_from(sorted(GUIDANCE_KINDS)),
     guidance_address=text,
     seed=st.integers(0, 2**64 - 1),
     sampling=sampling,
@@ -59,7 +60,7 @@ draft_requests = st.builds(
 )
 
 
-def frames_of(num_frames: int, height: int, width: int) -> codec.Frames:
+def frames_of(num_frames: int, height: int, width: int) -> Frames:
     size = num_frames * height * width * 3
     return (np.arange(size) % 251).astype(np.uint8).reshape(num_frames, height, width, 3)
 
@@ -68,7 +69,7 @@ def over_the_wire(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
-async def read(header: common_pb2.FramesHeader, messages: Iterable[Any], max_frames: int = 1000) -> codec.Frames:
+async def read(header: common_pb2.FramesHeader, messages: Iterable[Any], max_frames: int = 1000) -> Frames:
     async def stream() -> AsyncIterator[Any]:
         for message in messages:
             yield message
@@ -85,7 +86,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
 
 @given(
     st.builds(
-        codec.TargetRequest,
+        TargetStart,
         session_id=text.filter(bool),
         prompt=text,
         max_new_tokens=st.integers(1, 2**32 - 1),
@@ -97,7 +98,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         self_draft_kept=st.integers(0, 2**32 - 1),
     )
 )
-def test_target_requests(request: codec.TargetRequest) -> None:
+def test_target_requests(request: TargetStart) -> None:
     message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))
     assert codec.read_target_start(message.start) == request
     assert message.start.frames == codec.frames_header(frames_of(2, 3, 4), request.seconds_per_frame)
@@ -105,13 +106,13 @@ def test_target_requests(request: codec.TargetRequest) -> None:
 
 @pytest.mark.parametrize("changes", [{"session_id": ""}, {"max_new_tokens": 0}])
 def test_target_requests_without_sense(changes: dict[str, Any]) -> None:
-    request = replace(codec.TargetRequest("s", "?", 1, True), **changes)
+    request = replace(TargetStart("s", "?", 1, True), **changes)
     with pytest.raises(InvalidRequest, match="needs an id and at least one token"):
         codec.read_target_start(codec.target_start(request, frames_of(1, 1, 1)).start)
 
 
 @given(draft_requests, join_points)
-def test_draft_requests(request: codec.DraftRequest, join: JoinPoint) -> None:
+def test_draft_requests(request: DraftStart, join: JoinPoint) -> None:
     message = over_the_wire(codec.draft_start(request, join, frames_of(2, 3, 4)))
     assert codec.read_draft_start(message.start) == (request, join)
 
@@ -122,17 +123,17 @@ def test_draft_requests(request: codec.DraftRequest, join: JoinPoint) -> None:
     )
 )
 def test_restarts(action: RestartLine) -> None:
-    assert codec.read_restart(over_the_wire(codec.restart_message(action)).restart) == action
+    assert codec.read_line(over_the_wire(codec.line_message(action))) == action
 
 
 def test_a_restart_from_nothing() -> None:
     with pytest.raises(ProtocolViolation, match="at least one token"):
-        codec.read_restart(draft_pb2.Restart(epoch=1))
+        codec.read_line(draft_pb2.DraftRequest(restart=draft_pb2.Restart(epoch=1)))
 
 
 @given(st.builds(AdvanceLine, epoch=uint32, write_until=uint32))
 def test_advances(action: AdvanceLine) -> None:
-    assert codec.read_advance(over_the_wire(codec.advance_message(action)).advance) == action
+    assert codec.read_line(over_the_wire(codec.line_message(action))) == action
 
 
 @pytest.mark.parametrize("number", [0, 9])

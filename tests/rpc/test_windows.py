@@ -7,9 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import ProtocolViolation
+from slipstream.messages import Judgement, JudgeRequest, PassFacts
+from slipstream.rpc.codec import (
+    MAX_PASSES,
+    finish_reason_number,
+    judge_message,
+    read_judge,
+    read_target_event,
+    target_event,
+)
 from slipstream.rpc.v1 import target_pb2
-from slipstream.rpc.windows import MAX_PASSES, JudgeRequest, finish_reason_number, judge_message, proposal_messages, read_judge, read_verdict, verdict_message
-from slipstream.messages import PassFacts
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
 from slipstream.speculation.actions import JudgeWindow
@@ -49,7 +56,7 @@ def verdicts(draw: st.DrawFn) -> Verdict:
 
 @given(token_ids, st.integers(1, MAX_PASSES), proposals)
 def test_chains(window: tuple[int, ...], num_passes: int, drawn_from: tuple[Proposal, ...]) -> None:
-    message = judge_message(JudgeWindow(window, num_passes), proposal_messages(drawn_from))
+    message = judge_message(JudgeWindow(window, num_passes), drawn_from)
     assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, drawn_from)
 
 
@@ -67,11 +74,10 @@ def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
 
 @given(verdicts(), st.lists(text, max_size=5), st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100)))
 def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None:
-    message = over_the_wire(verdict_message(verdict, pieces, facts)).verdict
-    assert read_verdict(message) == verdict
-    assert list(message.pieces) == pieces
-    assert PassFacts(message.pass_s, message.num_drafted, message.draft_s) == facts
-    assert message.finish_reason == finish_reason_number(verdict.finish_reason)
+    judgement = Judgement(verdict, tuple(pieces), facts)
+    message = over_the_wire(target_event(judgement))
+    assert read_target_event(message) == judgement
+    assert message.verdict.finish_reason == finish_reason_number(verdict.finish_reason)
 
 
 @pytest.mark.parametrize(
@@ -94,4 +100,4 @@ def test_windows_without_sense(judge: dict[str, Any], complaint: str) -> None:
 @pytest.mark.parametrize("tokens", [{"path": [0, 1]}, {"drafted": [5]}])
 def test_verdicts_that_contradict_themselves(tokens: dict[str, Any]) -> None:
     with pytest.raises(ProtocolViolation, match="another number"):
-        read_verdict(target_pb2.Verdict(num_accepted=3, own_token=1, **tokens))
+        read_target_event(target_pb2.TargetEvent(verdict=target_pb2.Verdict(num_accepted=3, own_token=1, **tokens)))

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from slipstream.messages import DraftStart, TargetStart
 from slipstream.rpc import codec
 from slipstream.rpc.channels import request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -73,7 +74,7 @@ def target_start(
 ) -> list[target_pb2.TargetRequest]:
     """Everything up to the last pixel."""
     frames = some_frames() if frames is None else frames
-    request = codec.TargetRequest(session_id, prompt, max_new_tokens, with_guidance)
+    request = TargetStart(session_id, prompt, max_new_tokens, with_guidance)
     chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in codec.frame_chunks(frames)]
     return [codec.target_start(request, frames), *chunks]
 
@@ -101,7 +102,7 @@ def draft_start(
         "guidance_address": "unix:/nowhere",
         "seed": 0,
     } | changes
-    first = codec.draft_start(codec.DraftRequest(**request), join or JoinPoint(1, (), 8, 1), frames)
+    first = codec.draft_start(DraftStart(**request), join or JoinPoint(1, (), 8, 1), frames)
     return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in codec.frame_chunks(frames))]
 
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
+from slipstream.captioning.options import CaptionOptions
 
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.memory_queue import MemoryQueue
@@ -18,7 +19,6 @@ from slipstream.archive.records import BatchPayload, JobPayload, read_result, wr
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.options import CaptionOptions
 from slipstream.captioning.stats import Ledger
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.metrics import GatewayMetrics

@@ -12,7 +12,7 @@ from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLi
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
-from slipstream.rpc.codec import DraftRequest, Frames
+from slipstream.messages import DraftStart, Frames
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
@@ -38,7 +38,7 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
 
 
 def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START) -> DraftSession:
-    request = DraftRequest(
+    request = DraftStart(
         session_id="s",
         prompt="Describe the video.",
         pruner="uniform",

@@ -10,7 +10,7 @@ import pytest
 from slipstream.engine import target_engine as engine_module
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
-from slipstream.rpc.codec import TargetRequest
+from slipstream.messages import TargetStart
 
 
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
@@ -47,7 +47,7 @@ async def test_guidance_of_a_session_that_ends_first() -> None:
     engine = make_engine()
     pulling = [asyncio.create_task(engine.guidance("early", kind)) for kind in ("scores", "hidden_states")]
     await asyncio.sleep(0)
-    session = await engine.open(TargetRequest("early", "?", 9, with_guidance=True), 1)
+    session = await engine.open(TargetStart("early", "?", 9, with_guidance=True), 1)
     pulling.append(asyncio.create_task(engine.guidance("early", "scores")))
     await asyncio.sleep(0.01)
     engine.close(session)
@@ -61,7 +61,7 @@ async def test_guidance_of_a_session_that_ends_before_its_pull_wakes(monkeypatch
     engine = make_engine()
     pulling = asyncio.create_task(engine.guidance("brief", "scores"))
     await asyncio.sleep(0)
-    session = await engine.open(TargetRequest("brief", "?", 9, with_guidance=True), 1)
+    session = await engine.open(TargetStart("brief", "?", 9, with_guidance=True), 1)
     engine.close(session)
     with pytest.raises(SessionGone, match="session 'brief'"):
         await asyncio.wait_for(pulling, 60)
@@ -70,14 +70,14 @@ async def test_guidance_of_a_session_that_ends_before_its_pull_wakes(monkeypatch
 async def test_sessions_that_do_not_fit() -> None:
     engine = make_engine()
     with pytest.raises(LimitExceeded, match=r"40 prompt tokens \(3 frames\) and 61 new ones exceed"):
-        await engine.open(TargetRequest("a", "?", 61, with_guidance=False), 3)
-    await engine.open(TargetRequest("a", "?", 60, with_guidance=False), 3)
+        await engine.open(TargetStart("a", "?", 61, with_guidance=False), 3)
+    await engine.open(TargetStart("a", "?", 60, with_guidance=False), 3)
     with pytest.raises(InvalidRequest, match="'a' is open already"):
-        await engine.open(TargetRequest("a", "?", 9, with_guidance=False), 3)
-    second = await engine.open(TargetRequest("b", "?", 9, with_guidance=False), 3)
-    third = await engine.open(TargetRequest("c", "?", 9, with_guidance=False), 3)
+        await engine.open(TargetStart("a", "?", 9, with_guidance=False), 3)
+    second = await engine.open(TargetStart("b", "?", 9, with_guidance=False), 3)
+    third = await engine.open(TargetStart("c", "?", 9, with_guidance=False), 3)
     with pytest.raises(Overloaded, match="2 of at most 2 captions are served"):
-        await engine.open(TargetRequest("d", "?", 9, with_guidance=False), 3)
+        await engine.open(TargetStart("d", "?", 9, with_guidance=False), 3)
     engine.close(second)
     assert [num_ahead async for num_ahead in third.place.wait()] == [0]
     assert engine.admission.num_admitted == 2

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import PrefillFacts, TargetSession
+from slipstream.engine.target_session import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest, SlipstreamError
-from slipstream.rpc.codec import TargetRequest
-from slipstream.rpc.windows import JudgeRequest
+from slipstream.messages import JudgeRequest, Prefilled, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from tests.models.conftest import load_pair
 from tests.models.test_dropped_video import masked_logits
@@ -47,18 +46,18 @@ async def running(model: VideoLM) -> AsyncIterator[TargetEngine]:
         await asyncio.to_thread(thread.close)
 
 
-async def answered(engine: TargetEngine, lossy: Lossy | None = None) -> tuple[TargetSession, PrefillFacts]:
-    request = TargetRequest("s", PROMPT, NUM_TOKENS, with_guidance=False, lossy=lossy)
+async def answered(engine: TargetEngine, lossy: Lossy | None = None) -> tuple[TargetSession, Prefilled]:
+    request = TargetStart("s", PROMPT, NUM_TOKENS, with_guidance=False, lossy=lossy)
     session = await engine.open(request, len(FRAMES), FRAMES.shape[1:3])
     session.rule = type(session.rule)(frozenset({10_000}), NUM_TOKENS)
-    facts = [event async for event in engine.prefill(session, FRAMES) if isinstance(event, PrefillFacts)]
+    facts = [event async for event in engine.prefill(session, FRAMES) if isinstance(event, Prefilled)]
     for asked in (JudgeRequest(), JudgeRequest(num_passes=NUM_TOKENS)):
         async for _ in engine.judge(session, asked):
             pass
     return session, facts[0]
 
 
-async def answer(engine: TargetEngine, lossy: Lossy | None = None) -> tuple[list[int], PrefillFacts]:
+async def answer(engine: TargetEngine, lossy: Lossy | None = None) -> tuple[list[int], Prefilled]:
     session, facts = await answered(engine, lossy)
     await engine.close(session)
     return session.committed, facts
@@ -110,11 +109,11 @@ async def test_it_takes_part_in_no_speculation(model: VideoLM, more: dict[str, A
     asked: dict[str, Any] = {"with_guidance": False} | more
     async with running(model) as engine:
         with pytest.raises(InvalidRequest, match="baseline of plain decoding"):
-            await engine.open(TargetRequest("s", PROMPT, 8, lossy=Lossy("fastv", KEEP), **asked), 4)
+            await engine.open(TargetStart("s", PROMPT, 8, lossy=Lossy("fastv", KEEP), **asked), 4)
         with pytest.raises(InvalidRequest, match="lossy_keep"):
-            await engine.open(TargetRequest("s", PROMPT, 8, with_guidance=False, lossy=Lossy("fastv", 0.1)), 4)
+            await engine.open(TargetStart("s", PROMPT, 8, with_guidance=False, lossy=Lossy("fastv", 0.1)), 4)
         assert engine.admission.num_admitted == 0
-        session = await engine.open(TargetRequest("s", PROMPT, 8, with_guidance=False, lossy=Lossy("fastv", KEEP)), 4)
+        session = await engine.open(TargetStart("s", PROMPT, 8, with_guidance=False, lossy=Lossy("fastv", KEEP)), 4)
         with pytest.raises(SlipstreamError, match="without guidance"):
             await engine.guidance("s", "scores")
         await engine.close(session)

@@ -13,12 +13,10 @@ import torch
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_session import TargetSession
-from slipstream.messages import Judgement
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest
+from slipstream.messages import Judgement, JudgeRequest, TargetStart
 from slipstream.pruning import Score
-from slipstream.rpc.codec import TargetRequest
-from slipstream.rpc.windows import JudgeRequest
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.acceptance import FinishReason, TokenTree
 from tests.services.model_sessions import some_frames
@@ -47,7 +45,7 @@ async def running(model: VideoLM) -> AsyncIterator[TargetEngine]:
 
 async def started(engine: TargetEngine, name: str, **asked: Any) -> TargetSession:
     """A session whose first token is committed, and whose text no token ends."""
-    request = TargetRequest(name, "Describe.", NUM_TOKENS, with_guidance=True, **asked)
+    request = TargetStart(name, "Describe.", NUM_TOKENS, with_guidance=True, **asked)
     session = await engine.open(request, len(FRAMES))
     session.rule = type(session.rule)(ENDLESS, NUM_TOKENS)
     async for _ in engine.prefill(session, FRAMES):

@@ -13,12 +13,10 @@ import torch
 
 from slipstream.engine import Prefill, VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import PrefillFacts, TargetSession
-from slipstream.messages import StageProgress
+from slipstream.engine.target_session import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
-from slipstream.rpc.codec import Frames, TargetRequest
-from slipstream.rpc.windows import JudgeRequest
+from slipstream.messages import Frames, JudgeRequest, Prefilled, StageProgress, TargetStart
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -44,12 +42,12 @@ async def running(model: VideoLM, prefix_cache_bytes: int = 64 * MIB, **limits: 
 
 
 async def opened(engine: TargetEngine, name: str, prompt: str, num_frames: int = 4) -> TargetSession:
-    return await engine.open(TargetRequest(name, prompt, NUM_TOKENS, with_guidance=True), num_frames)
+    return await engine.open(TargetStart(name, prompt, NUM_TOKENS, with_guidance=True), num_frames)
 
 
-async def prefilled(engine: TargetEngine, session: TargetSession, frames: Frames) -> PrefillFacts:
+async def prefilled(engine: TargetEngine, session: TargetSession, frames: Frames) -> Prefilled:
     *_, facts = [event async for event in engine.prefill(session, frames)]
-    assert isinstance(facts, PrefillFacts)
+    assert isinstance(facts, Prefilled)
     return facts
 
 
@@ -181,7 +179,7 @@ async def test_a_place_is_waited_for_and_told_so(model: VideoLM) -> None:
         events = engine.prefill(second, frames)
         assert await anext(events) == StageProgress("queued", 0, 0)
         engine.close(first)
-        assert isinstance([event async for event in events][-1], PrefillFacts)
+        assert isinstance([event async for event in events][-1], Prefilled)
 
 
 async def test_a_session_that_leaves_the_queue(model: VideoLM) -> None:

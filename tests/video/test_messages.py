@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import SlipstreamError
-from slipstream.video.sampled import DecodeLimits
 from slipstream.video.messages import (
     BadAnswer,
     DecodeRequest,
@@ -21,6 +20,7 @@ from slipstream.video.messages import (
     encode_answer,
     parse_answer,
 )
+from slipstream.video.sampled import DecodeLimits
 
 REQUEST = DecodeRequest(4, DecodeLimits(max_frame_pixels=100, max_pixels_source=1000, max_bytes=5000))
 DIGESTED = replace(REQUEST, with_digest=True)
