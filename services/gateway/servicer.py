@@ -10,7 +10,7 @@ import structlog
 from slipstream import __version__
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionPlan, CaptionRequest, make_plan
+from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import CaptionEvent, GatewayInfo
 from slipstream.rpc.gateway_codec import caption_event, gateway_info_message, read_options
@@ -55,8 +55,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("message") != "options":
             raise ProtocolViolation("a caption begins with `options`")
-        request = CaptionRequest(read_options(first.options), first.options.path, first.options.request_id)
-        plan = make_plan(request, self._config)
+        asked, names = read_options(first.options), first.options
+        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id)
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         events: Events = asyncio.Queue()
         working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))

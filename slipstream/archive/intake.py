@@ -10,7 +10,7 @@ from slipstream.archive.messages import BatchItem, BatchOptions, OptionValues, S
 from slipstream.archive.queue import Admission, BacklogFull, BatchSpec, JobQueue, JobSpec, Priority
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionRequest, make_plan
+from slipstream.captioning.plan import make_plan
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.options import CaptionOptions
@@ -72,7 +72,7 @@ def _rejection(item: BatchItem, job: JobPayload, batch: BatchPayload, config: Ga
 def _check_options(values: OptionValues, config: GatewayConfig) -> None:
     if values.get("path") or values.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
-    make_plan(CaptionRequest(CaptionOptions.from_mapping(values)), config)
+    make_plan(CaptionOptions.from_mapping(values), config)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

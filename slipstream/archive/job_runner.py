@@ -29,7 +29,7 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionPlan, CaptionRequest, make_plan
+from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
@@ -71,7 +71,7 @@ class ArchiveRunner:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        plan = make_plan(CaptionRequest(job.merged_options(batch), request_id=request_id), self._config)
+        plan = make_plan(job.merged_options(batch), self._config, request_id=request_id)
         try:
             await self._captioner.check(plan)
         except ServiceUnavailable:

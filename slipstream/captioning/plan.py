@@ -1,6 +1,5 @@
 """What one caption is to be: a request's options with the gateway's defaults filled in, checked against its limits."""
 
-import dataclasses
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +25,13 @@ _METHOD_PARTS = ("pruner", "policy", "shape", "gate", "gamma")
 
 
 @dataclass(frozen=True)
-class CaptionRequest:
-    """What a caller asks: options, perhaps few, and what they are asked of."""
-
-    options: CaptionOptions = dataclasses.field(default_factory=CaptionOptions)
-    path: str = ""
-    """A file below one of the gateway's roots; empty: the video is uploaded."""
-    request_id: str = ""
-    """Names the request in every log; empty: the gateway makes one."""
-
-
-@dataclass(frozen=True)
 class CaptionPlan:
     """A request, complete and valid."""
 
     request_id: str
+    """Names the request in every log."""
     path: str
+    """A file below one of the gateway's roots; empty: the video is uploaded."""
     options: CaptionOptions
     """With a value for each option but `gamma`, `lossy` and `lossy_keep`, which may be left out."""
     method: Method
@@ -70,9 +60,9 @@ class CaptionPlan:
         return self.speculative and self.options.pruner in ATTENTION_PRUNERS
 
 
-def make_plan(request: CaptionRequest, config: GatewayConfig) -> CaptionPlan:
-    """Fills in defaults and checks limits. Raises `InvalidRequest` or `LimitExceeded` naming the option."""
-    asked = request.options
+def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", request_id: str = "") -> CaptionPlan:
+    """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
+    naming the option."""
     _check_limits(asked, config)
     default_method = "slipstream" if config.draft else "autoregressive"
     method = get_method(asked.get("method", default_method))
@@ -80,8 +70,8 @@ def make_plan(request: CaptionRequest, config: GatewayConfig) -> CaptionPlan:
     defaults = _defaults(asked, method, config)
     options = asked.over(CaptionOptions(**defaults))
     plan = CaptionPlan(
-        request_id=_checked_id(request.request_id),
-        path=request.path,
+        request_id=_checked_id(request_id),
+        path=path,
         options=options,
         method=method,
         sampling=options.sampling,

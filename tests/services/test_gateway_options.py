@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import CaptionPlan, CaptionRequest, make_plan
+from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest
 from slipstream.options import CaptionOptions
 from slipstream.sampling.params import SamplingParams
@@ -15,7 +15,7 @@ CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 
 
 def plan_of(**asked: Any) -> CaptionPlan:
-    return make_plan(CaptionRequest(CaptionOptions(**asked)), CONFIG)
+    return make_plan(CaptionOptions(**asked), CONFIG)
 
 
 def test_what_is_left_out_is_greedy_and_gated() -> None:
