@@ -2,7 +2,7 @@
 
 A file is on a walk when a line of one of its functions runs then, in any process of the services or of the command;
 a generated `__init__` of a dataclass counts for the file of its class. Module level code does not count, nor do
-generated `_pb2` files, nor what goes on in a stack anyway (tasks that began before the request, such as health polls).
+generated `_pb2` files, nor what a stack does without being asked (tasks older than the request, such as health polls).
 
 Only the command line is used, so that any checkout can be measured whatever its modules are called.
 """
@@ -14,7 +14,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,14 +28,16 @@ TRACER = Path(__file__).parent / "walk_tracer"
 COMMAND = "slipstream.cli"
 PRODUCT = ("slipstream", "services")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
-STARTING, CAPTION, ROUND, JOB = range(4)
-"""Phases, as the tracer knows them."""
+SERVICES = ("target", "draft", "gateway")
+"""The last words of the modules that are the services."""
+STARTING, JOB, CAPTION, LAST_TEXT = 0, 1, 2, 250
+"""Phases, one byte: each piece of text of the caption begins another one, from CAPTION up to LAST_TEXT."""
 CLIP_SEED, WARM_UP_SEED = 90_001, 90_002
-TEXTS_BEFORE, TEXTS_IN_ROUND, TEXTS_AFTER = 4, 3, 4
-"""Pieces of text that come out before, in and at least after the part of a caption that is called one round."""
-IDLE_SHARE = 0.25
-"""A stack is idle when its processes, waiting included, use less of one core than that."""
-IDLE_POLL_S = 0.5
+CAPTION_FLAGS = ("--frames", 32, "--max-new-tokens", 240)
+JOB_FLAGS = ("--frames", 8, "--max-new-tokens", 64)
+WARM_UP_FLAGS = ("--frames", 8, "--max-new-tokens", 8)
+IDLE_SHARE, IDLE_POLL_S = 0.25, 0.5
+"""A stack is idle when all its processes together use less of one core than that for so long."""
 START_S, COMMAND_S, STOP_S = 240.0, 240.0, 20.0
 
 
@@ -45,13 +48,13 @@ class Walk:
     caption: tuple[str, ...]
     """One caption, from the start of the command to its end, at a running gateway."""
     round: tuple[str, ...]
-    """Of these what the services cross from one verdict to the next in mid-caption."""
+    """What the services cross between two pieces of text in mid-caption: a draft's window and the verdict on it."""
     archive_extra: tuple[str, ...]
     """What handing in, captioning and exporting one item cross besides."""
     imported: tuple[str, ...]
-    """All that the processes of these captions and the job load, called or not."""
-    background: tuple[str, ...]
-    """What runs in an idle stack; not on any walk for that."""
+    """All that these processes load, called or not."""
+    unasked: tuple[str, ...]
+    """What an idle stack calls; not on any walk for that."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -61,8 +64,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Note:
-    """One line of a record."""
+    """One line of a record; `module` is what the process was started with."""
 
+    module: str
     phase: int
     kind: str
     file: str
@@ -131,23 +135,30 @@ class TracedTree:
         """The end of what the commands wrote to stderr."""
         return (self.folder / "errors.log").read_text(errors="replace")[-2000:]
 
-    def notes(self, without: Sequence[int] = ()) -> list[Note]:
-        """What all processes noted, except those of these ids."""
-        skipped = {f"{pid}.record" for pid in without}
-        records = [path for path in sorted(self.folder.glob("*.record")) if path.name not in skipped]
-        return [note for path in records for note in self._read(path)]
+    def notes(self, without: Sequence[str] = ()) -> list[Note]:
+        """What all processes noted, except those whose records have these names."""
+        return [note for name in self.records() if name not in without for note in self._read(self.folder / name)]
+
+    def records(self) -> list[str]:
+        """Names of the records of all processes so far."""
+        return sorted(path.name for path in self.folder.glob("*.record"))
+
+    def module(self, record: str) -> str:
+        """What follows `-m` on the command line of the process; empty if nothing does."""
+        words = (self.folder / record).read_bytes().split(b"\n")[0].decode().split("\t")
+        return words[words.index("-m") + 1] if "-m" in words else ""
 
     def _read(self, path: Path) -> Iterator[Note]:
         _, *lines = path.read_bytes().rstrip(b"\0").decode().splitlines()
+        module = self.module(path.name)
         for line in lines:
             phase, kind, name = line.split("\t")
             file = Path(name).resolve().relative_to(self._tree)  # one folder may be reached by two names
             if not file.name.endswith(GENERATED):
-                yield Note(int(phase), kind, str(file))
+                yield Note(module, int(phase), kind, str(file))
 
     def _cpu_s(self) -> float:
-        pids = [path.stem for path in self.folder.glob("*.record")]
-        return sum(_cpu_s(pid) for pid in pids)
+        return sum(_cpu_s(record.partition(".")[0]) for record in self.records())
 
     @staticmethod
     def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -159,87 +170,69 @@ def measure(tree: Path = TREE) -> Walk:
     """Traces a caption and an archive job of this checkout with its pocket pair. Takes half a minute."""
     with TemporaryDirectory(prefix="walk-") as name:
         folder = Path(name)
-        clips = {seed: folder / "videos" / f"{seed}.mp4" for seed in (CLIP_SEED, WARM_UP_SEED)}
-        for seed, path in clips.items():
-            path.parent.mkdir(exist_ok=True)
-            render_clip(seed, path)
-        caption = _trace_caption(tree, folder, clips)
-        job = _trace_job(tree, folder, clips)
-    return _count(*caption, job)
+        clip, other = folder / "clip.mp4", folder / "other.mp4"
+        render_clip(CLIP_SEED, clip)
+        render_clip(WARM_UP_SEED, other)
+        (folder / "records").mkdir()
+        traced = TracedTree(tree, folder / "records")
+        with traced.stack("--archive", "--data", folder / "data", "--video-root", folder) as address:
+            traced.finish(traced.start("caption", other, "--gateway", address, *WARM_UP_FLAGS))
+            traced.wait_idle()
+            unasked = [record for record in traced.records() if traced.module(record) == COMMAND]
+            _caption(traced, clip, address)
+            _run_job(traced, other, address, folder / "out.jsonl")
+        return count(traced.notes(without=unasked))
 
 
-def _trace_caption(tree: Path, folder: Path, clips: dict[int, Path]) -> tuple[list[Note], list[Note]]:
-    """Notes of the services and of one `caption` command."""
-    traced = _new(tree, folder / "caption")
-    with traced.stack("--no-archive") as address:
-        traced.finish(traced.start("caption", clips[WARM_UP_SEED], "--gateway", address, "--max-new-tokens", 8))
-        commands = _command_pids(traced)
-        traced.wait_idle()
-        traced.enter(CAPTION)
-        process = traced.start("caption", clips[CLIP_SEED], "--gateway", address, "--max-new-tokens", 320)
-        _follow(traced, process)
-        traced.finish(process)
-        traced.enter(STARTING)
-    services = traced.notes(without=[*commands, process.pid])
-    return services, [note for note in traced.notes(without=commands) if note not in services]
-
-
-def _new(tree: Path, folder: Path) -> TracedTree:
-    folder.mkdir()
-    return TracedTree(tree, folder)
-
-
-def _command_pids(traced: TracedTree) -> list[int]:
-    """Of the commands so far: `up`, which is not asked anything by a caption, and the one that warmed the stack up."""
-    records = traced.folder.glob("*.record")
-    return [int(path.stem) for path in records if COMMAND.encode() in path.read_bytes().split(b"\n")[0].split(b"\t")]
-
-
-def _follow(traced: TracedTree, process: subprocess.Popen[bytes]) -> None:
-    """Reads the text as it comes, and lets some of it be a phase of its own."""
+def _caption(traced: TracedTree, clip: Path, address: str) -> None:
+    """One `caption` command, whose text is read as it comes."""
+    phase = CAPTION
+    traced.enter(phase)
+    process = traced.start("caption", clip, "--gateway", address, *CAPTION_FLAGS)
     assert process.stdout is not None
-    texts = 0
     while os.read(process.stdout.fileno(), 65_536):
-        texts += 1
-        if texts == TEXTS_BEFORE:
-            traced.enter(ROUND)
-        elif texts == TEXTS_BEFORE + TEXTS_IN_ROUND:
-            traced.enter(CAPTION)
-    assert texts >= TEXTS_BEFORE + TEXTS_IN_ROUND + TEXTS_AFTER, f"{texts} pieces of text: {traced.errors()}"
+        phase = min(phase + 1, LAST_TEXT)
+        traced.enter(phase)
+    traced.finish(process)
+    traced.enter(STARTING)
 
 
-def _trace_job(tree: Path, folder: Path, clips: dict[int, Path]) -> list[Note]:
-    """Notes of the services and of one `archive submit` command that waits and writes the result."""
-    traced, videos = _new(tree, folder / "job"), folder / "videos"
-    with traced.stack("--archive", "--data", folder / "job" / "data", "--video-root", videos) as address:
-        traced.finish(traced.start("caption", clips[WARM_UP_SEED], "--gateway", address, "--max-new-tokens", 8))
-        commands = _command_pids(traced)
-        traced.wait_idle()
-        traced.enter(JOB)
-        output = folder / "job" / "out.jsonl"
-        words = ("archive", "submit", clips[CLIP_SEED], "--gateway", address, "--output", output)
-        traced.finish(traced.start(*words, "--max-new-tokens", 64))
-        traced.enter(STARTING)
-        assert json.loads(output.read_text())["text"], output.read_text()
-    return traced.notes(without=commands)
+def _run_job(traced: TracedTree, clip: Path, address: str, output: Path) -> None:
+    """One `archive submit` command that waits and writes the result."""
+    traced.enter(JOB)
+    traced.finish(traced.start("archive", "submit", clip, "--gateway", address, "--output", output, *JOB_FLAGS))
+    traced.enter(STARTING)
+    assert json.loads(output.read_text())["text"], output.read_text()
 
 
-def _count(services: list[Note], command: list[Note], job: list[Note]) -> Walk:
-    """A worker that waits for jobs is older than the job, so of the archive's old tasks only the polls are left out."""
-    caption = _files(services + command, "call", CAPTION, ROUND)
-    background = _files(services, "background", CAPTION, ROUND) - caption
-    job_files = _files(job, "call", JOB) | _files(job, "background", JOB)
+def count(notes: Sequence[Note]) -> Walk:
+    """Sorts out what processes noted. Raises AssertionError when no round of the caption had a draft's window."""
+    caption = _files(notes, lambda note: note.kind == "call" and note.phase >= CAPTION)
+    unasked = _files(notes, lambda note: note.kind == "background" and note.phase >= CAPTION)
+    job = _files(notes, lambda note: note.kind == "call" and note.phase == JOB)
+    job |= _files(notes, lambda note: note.kind == "background" and note.phase == JOB) - unasked
     return Walk(
         caption=tuple(sorted(caption)),
-        round=tuple(sorted(_files(services, "call", ROUND))),
-        archive_extra=tuple(sorted(job_files - caption - background)),
-        imported=tuple(sorted({note.file for note in services + command + job if note.kind == "import"})),
-        background=tuple(sorted(background)),
+        round=tuple(sorted(_usual_round(notes))),
+        archive_extra=tuple(sorted(job - caption)),
+        imported=tuple(sorted(_files(notes, lambda note: note.kind == "import"))),
+        unasked=tuple(sorted(unasked)),
     )
 
 
-def _files(notes: Sequence[Note], kind: str, *phases: int) -> set[str]:
-    return {note.file for note in notes if note.kind == kind and note.phase in phases}
+def _usual_round(notes: Sequence[Note]) -> frozenset[str]:
+    """The most frequent set of files between two pieces of text, of those times when all three services worked."""
+    calls = [note for note in notes if note.kind == "call" and note.module.rpartition(".")[2] in SERVICES]
+    rounds: Counter[frozenset[str]] = Counter()
+    for phase in range(CAPTION + 1, LAST_TEXT):
+        if len({note.module for note in calls if note.phase == phase}) == len(SERVICES):
+            rounds[frozenset(note.file for note in calls if note.phase == phase)] += 1
+    assert rounds, "no round had a draft's window"
+    return max(rounds, key=lambda files: (rounds[files], len(files)))
+
+
+def _files(notes: Sequence[Note], wanted: Callable[[Note], bool]) -> set[str]:
+    return {note.file for note in notes if wanted(note)}
 
 
 def _cpu_s(pid: str) -> float:
