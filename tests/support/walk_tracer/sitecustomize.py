@@ -117,7 +117,7 @@ def _map(path: Path, size: int) -> mmap.mmap:
 
 def _trace_children_too() -> None:
     """Children that get an environment of their own, as decoders do, are traced as well."""
-    start = subprocess.Popen.__init__
+    start: Any = subprocess.Popen.__init__
     own = {name: os.environ[name] for name in (FOLDER, ROOTS)}
     here = str(Path(__file__).parent)
 
