@@ -38,7 +38,7 @@ JOB_FLAGS = ("--frames", 8, "--max-new-tokens", 64)
 WARM_UP_FLAGS = ("--frames", 8, "--max-new-tokens", 8)
 IDLE_SHARE, IDLE_POLL_S = 0.25, 0.5
 """A stack is idle when all its processes together use less of one core than that for so long."""
-START_S, COMMAND_S, STOP_S = 240.0, 240.0, 20.0
+START_S, COMMAND_S, STOP_S = 240.0, 240.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class TracedTree:
 
 
 def measure(tree: Path = TREE) -> Walk:
-    """Traces a caption and an archive job of this checkout with its pocket pair. Takes half a minute."""
+    """Traces a caption and an archive job of this checkout with its pocket pair. Half a minute on two idle cores."""
     with TemporaryDirectory(prefix="walk-") as name:
         folder = Path(name)
         clip, other = folder / "clip.mp4", folder / "other.mp4"
