@@ -1,0 +1,307 @@
+"""`python -m bench.house`: size and shape of the code, counted; with `--walk` also the files that one caption crosses.
+
+Reads source, and imports nothing of the checkout that it counts; so the same program measures an older one. The last
+line is one JSON document.
+"""
+
+import argparse
+import ast
+import json
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+TREE = Path(__file__).resolve().parents[1]
+PRODUCT = ("slipstream", "services")
+AREAS = {"product": PRODUCT, "bench": ("bench",), "tests": ("tests",), "training": ("training",)}
+LONG_FILE, LONG_FUNCTION = 400, 60
+"""Lines; longer ones are named."""
+GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
+WIRE_TYPE = re.compile(r"(.*\.)?\w+_pb2(_grpc)?")
+GRPC = re.compile(r"grpc\w*(\..*)?")
+DEFINITION = re.compile(r"^\s*(?:message|enum)\s+(\w+)", re.MULTILINE)
+MANY = 12
+"""Names that are printed of a long list."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: a module, or something in one."""
+
+    name: str
+    at_run_time: bool
+    """Not for type checkers alone."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    path: Path
+    """Relative to the checkout."""
+    source: str
+
+    @cached_property
+    def syntax(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.source.splitlines())
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    @property
+    def name(self) -> str:
+        """Dotted, as the folders say."""
+        parts = self.path.with_suffix("").parts
+        return ".".join(parts[:-1] if self.is_package else parts)
+
+    @cached_property
+    def functions(self) -> Mapping[str, int]:
+        """Lines of each function and method, without decorators."""
+        found = [node for node in ast.walk(self.syntax) if isinstance(node, Function)]
+        return {f"{self.path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
+
+    @property
+    def classes(self) -> list[str]:
+        return [node.name for node in ast.walk(self.syntax) if isinstance(node, ast.ClassDef)]
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """All of them, those inside functions included."""
+        return [found for node, at_run_time in _nodes(self.syntax) for found in self._imports(node, at_run_time)]
+
+    def _imports(self, node: ast.AST, at_run_time: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, at_run_time) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = self._base(node)
+            yield from (Import(f"{base}.{alias.name}", at_run_time) for alias in node.names)
+
+    def _base(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
+        parts = package[: len(package) - node.level + 1]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+@dataclass(frozen=True)
+class House:
+    """The product's modules by file, and what is asked of them."""
+
+    modules: Sequence[Module]
+    messages: frozenset[str]
+    """Names that the `.proto` files define."""
+
+    @cached_property
+    def graph(self) -> dict[Path, set[Path]]:
+        """What each file imports at run time of the others."""
+        known = {name: module.path for module in self.modules for name in _addresses(module.name)}
+        graph: dict[Path, set[Path]] = {module.path: set() for module in self.modules}
+        for module in self.modules:
+            names = (found.name for found in module.imports if found.at_run_time)
+            targets = {known.get(name) or known.get(name.rpartition(".")[0]) for name in names}
+            graph[module.path] = {path for path in targets if path is not None and path != module.path}
+        return graph
+
+    @property
+    def cycles(self) -> list[list[str]]:
+        """Groups of files that import each other, in the end."""
+        return [sorted(map(str, group)) for group in components(self.graph) if len(group) > 1]
+
+    @property
+    def one_importer(self) -> list[str]:
+        """Modules that exactly one other one imports."""
+        counts = Counter(path for targets in self.graph.values() for path in targets)
+        return sorted(str(m.path) for m in self.modules if counts[m.path] == 1 and not m.is_package)
+
+    @property
+    def repeated_files(self) -> dict[str, int]:
+        """File names that stand in more than one folder."""
+        return _repeated(module.path.name for module in self.modules if not module.path.name.startswith("__"))
+
+    @property
+    def ambiguous_classes(self) -> list[str]:
+        """Names of two classes, or of a class and of a definition in a `.proto` file."""
+        names = [name for module in self.modules for name in module.classes]
+        return sorted({*_repeated(names), *(self.messages & set(names))})
+
+    def importing(self, pattern: re.Pattern[str]) -> list[str]:
+        """Files that import something, for type checkers or not, whose name or module matches."""
+        return [str(module.path) for module in self.modules if any(_touches(pattern, f.name) for f in module.imports)]
+
+
+def read_modules(tree: Path, folders: Sequence[str]) -> list[Module]:
+    """The files below these folders, each once, whatever links lead there; nothing that a tool generated."""
+    paths: dict[Path, Path] = {}
+    for folder in folders:
+        for parent, _, names in os.walk(tree / folder):
+            for name in names:
+                if name.endswith(".py") and not GENERATED.search(name):
+                    path = Path(parent, name)
+                    paths[path.resolve()] = path.relative_to(tree)
+    return [Module(path, (tree / path).read_text()) for path in sorted(paths.values())]
+
+
+def read_house(tree: Path) -> House:
+    """The product of a checkout."""
+    protos = (path.read_text() for path in (tree / "proto").rglob("*.proto"))
+    return House(read_modules(tree, PRODUCT), frozenset(name for text in protos for name in DEFINITION.findall(text)))
+
+
+def sizes(modules: Sequence[Module]) -> dict[str, Any]:
+    """Modules are counted without `__init__`, which only says that a folder is a package; lines with it."""
+    files = {str(module.path): module.num_lines for module in modules if not module.is_package}
+    functions = {name: lines for module in modules for name, lines in module.functions.items()}
+    return {
+        "modules": len(files),
+        "with_init": len(modules),
+        "lines": sum(module.num_lines for module in modules),
+        "file_lines": spread(list(files.values())),
+        "function_lines": spread(list(functions.values())),
+        "long_files": sorted(name for name, lines in files.items() if lines > LONG_FILE),
+        "long_functions": sorted(name for name, lines in functions.items() if lines > LONG_FUNCTION),
+    }
+
+
+def spread(values: Sequence[int]) -> dict[str, int]:
+    """Median, ninth decile and largest of some numbers."""
+    if len(values) < 2:
+        return {"p50": sum(values), "p90": sum(values), "max": sum(values)}
+    deciles = quantiles(values, n=10, method="inclusive")
+    return {"p50": round(deciles[4]), "p90": round(deciles[8]), "max": max(values)}
+
+
+def components(graph: Mapping[Path, Iterable[Path]]) -> list[list[Path]]:
+    """Strongly connected components: nodes that reach each other."""
+    reached = {node: _reach(graph, node) for node in graph}
+    groups: dict[Path, list[Path]] = defaultdict(list)
+    for node in graph:
+        first = min(other for other in reached[node] | {node} if other == node or node in reached[other])
+        groups[first].append(node)
+    return list(groups.values())
+
+
+def _reach(graph: Mapping[Path, Iterable[Path]], start: Path) -> set[Path]:
+    reached: set[Path] = set()
+    waiting = [start]
+    while waiting:
+        new = set(graph[waiting.pop()]) - reached
+        reached |= new
+        waiting.extend(new)
+    return reached
+
+
+def _nodes(tree: ast.AST, at_run_time: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """All nodes, and whether they are run or only read by type checkers."""
+    yield tree, at_run_time
+    for name, value in ast.iter_fields(tree):
+        is_unrun = name == "body" and isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _nodes(child, at_run_time and not is_unrun)
+
+
+def _addresses(name: str) -> tuple[str, ...]:
+    """The services may also be reached as a part of the package."""
+    return (name, f"{PRODUCT[0]}.{name}") if name.split(".")[0] == PRODUCT[1] else (name,)
+
+
+def _touches(pattern: re.Pattern[str], name: str) -> bool:
+    return bool(pattern.fullmatch(name) or pattern.fullmatch(name.rpartition(".")[0]))
+
+
+def _repeated(names: Iterable[str]) -> dict[str, int]:
+    return {name: count for name, count in sorted(Counter(names).items()) if count > 1}
+
+
+def make_document(tree: Path) -> dict[str, Any]:
+    """All that can be counted without running anything."""
+    house = read_house(tree)
+    one_importer = house.one_importer
+    by_folder: dict[str, int] = defaultdict(int)
+    for path in one_importer:
+        by_folder[str(Path(path).parent)] += 1
+    return {
+        "areas": {area: sizes(read_modules(tree, folders)) for area, folders in AREAS.items()},
+        "imports_pb2": len(house.importing(WIRE_TYPE)),
+        "imports_grpc": len(house.importing(GRPC)),
+        "imports_wire": len({*house.importing(WIRE_TYPE), *house.importing(GRPC)}),
+        "cycles": house.cycles,
+        "repeated_files": house.repeated_files,
+        "ambiguous_classes": house.ambiguous_classes,
+        "one_importer": len(one_importer),
+        "one_importer_by_folder": dict(by_folder),
+    }
+
+
+def show(document: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
+    """The same for people."""
+    say(f"{'':10}{'modules':>8}{'+init':>7}{'lines':>8}   {'file p50/p90/max':<18}{'function p50/p90/max':<21}")
+    for area, found in document["areas"].items():
+        files, functions = ("/".join(map(str, found[key].values())) for key in ("file_lines", "function_lines"))
+        say(f"{area:10}{found['modules']:>8}{found['with_init']:>7}{found['lines']:>8}   {files:<18}{functions:<21}")
+    for area, found in document["areas"].items():
+        for key, limit in (("long_files", LONG_FILE), ("long_functions", LONG_FUNCTION)):
+            if found[key]:
+                say(f"{area}: {len(found[key])} {key.replace('_', ' ')} (> {limit} lines): {_some(found[key])}")
+    say(f"files that import _pb2: {document['imports_pb2']}, grpc: {document['imports_grpc']}")
+    say(f"files that import either: {document['imports_wire']}")
+    say(f"import cycles: {document['cycles'] or 'none'}")
+    for key in ("repeated_files", "ambiguous_classes"):
+        say(f"{key.replace('_', ' ')}: {len(document[key])}: {_some(document[key])}")
+    say(f"modules with one importer: {document['one_importer']}")
+    for name, files in document.get("walk", {}).get("files", {}).items():
+        say("\n  ".join([f"{name.replace('_', ' ')}: {len(files)} files", *files]))
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
+
+
+def walk_document(tree: Path) -> dict[str, Any]:
+    """Runs the pocket pair under the tracer of the tests; under a minute."""
+    from tests.support.walk import measure
+
+    walk = measure(tree)
+    return {
+        "counts": walk.counts,
+        "files": {"caption": walk.caption, "round": walk.round, "archive_extra": walk.archive_extra},
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Counts, shows, and prints the document."""
+    parser = argparse.ArgumentParser(prog="python -m bench.house", description="The code's size and shape, counted.")
+    parser.add_argument("--tree", type=Path, default=TREE, help="checkout to measure")
+    parser.add_argument("--walk", action="store_true", help="caption a clip and list the files that this crosses")
+    parser.add_argument("--output", type=Path, help="write the document with all lists into this file, too")
+    given = parser.parse_args(argv)
+    document = make_document(given.tree)
+    if given.walk:
+        document["walk"] = walk_document(given.tree)
+    show(document)
+    if given.output is not None:
+        given.output.write_text(json.dumps(document, indent=1) + "\n")
+    if given.walk:
+        document["walk"] = document["walk"]["counts"]  # the lists are too long for one line
+    print(json.dumps(document))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

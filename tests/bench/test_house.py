@@ -1,0 +1,75 @@
+"""What the count says of a small checkout of which everything is known."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.house import components, main, make_document, read_house, spread
+
+FILES = {
+    "slipstream/__init__.py": "",
+    "slipstream/one.py": "import grpc\nfrom slipstream import two\n\nclass Job:\n    def run(self): ...\n",
+    "slipstream/two.py": "def late():\n    import slipstream.one\n",
+    "slipstream/rpc/codec.py": "from slipstream.rpc.v1 import job_pb2\nfrom . import names\n",
+    "slipstream/rpc/names.py": "import typing\nif typing.TYPE_CHECKING:\n    from slipstream.rpc import codec\n",
+    "slipstream/rpc/v1/job_pb2.py": "class Generated: ...\n",
+    "services/target/one.py": "class Twice: ...\n",
+    "services/target/__main__.py": "from slipstream.services.target.one import Twice\nclass Twice: ...\n",
+    "proto/slipstream/rpc/v1/job.proto": "message Job {\n  // message of old\n}\n",
+    "bench/short.py": "def f():\n" + "    pass\n" * 60,
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "slipstream" / "services").symlink_to("../services")
+    return tmp_path
+
+
+def test_files_that_a_link_reaches_count_once_and_generated_ones_never(tree: Path) -> None:
+    product = make_document(tree)["areas"]["product"]
+    assert (product["modules"], product["with_init"]) == (6, 7)
+
+
+def test_imports_are_those_of_run_time_wherever_they_stand(tree: Path) -> None:
+    house = read_house(tree)
+    assert house.cycles == [["slipstream/one.py", "slipstream/two.py"]]
+    assert house.graph[Path("services/target/__main__.py")] == {Path("services/target/one.py")}
+    assert house.one_importer == [
+        "services/target/one.py",
+        "slipstream/one.py",
+        "slipstream/rpc/names.py",
+        "slipstream/two.py",
+    ]
+
+
+def test_names_that_mean_two_things(tree: Path) -> None:
+    document = make_document(tree)
+    assert document["repeated_files"] == {"one.py": 2}
+    assert document["ambiguous_classes"] == ["Job", "Twice"]
+    assert (document["imports_pb2"], document["imports_grpc"], document["imports_wire"]) == (1, 1, 2)
+
+
+def test_what_is_too_long_is_named(tree: Path) -> None:
+    assert make_document(tree)["areas"]["bench"]["long_functions"] == ["bench/short.py:1 f"]
+
+
+def test_the_last_line_is_a_short_document(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--tree", str(tree)]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert json.loads(line) == make_document(tree) and len(line) < 8000
+
+
+def test_spread() -> None:
+    assert spread(range(1, 102)) == {"p50": 51, "p90": 91, "max": 101}
+    assert spread([]) == {"p50": 0, "p90": 0, "max": 0}
+
+
+def test_components() -> None:
+    a, b, c = map(Path, "abc")
+    assert components({a: [b], b: [a, c], c: []}) == [[a, b], [c]]

@@ -1,0 +1,56 @@
+"""How many files a reader must cross to follow one caption, one round and one archive job: counted, not estimated."""
+
+import pytest
+
+from tests.support.walk import CAPTION, JOB, STARTING, Note, Walk, count, measure
+
+MOST_FOR_A_CAPTION = 65
+MOST_FOR_A_ROUND = 30
+MOST_MORE_FOR_A_JOB = 17
+
+
+@pytest.fixture(scope="module")
+def walk() -> Walk:
+    return measure()
+
+
+def test_a_caption_crosses_few_files(walk: Walk) -> None:
+    assert len(walk.caption) <= MOST_FOR_A_CAPTION, walk.caption
+
+
+def test_a_round_crosses_few_files(walk: Walk) -> None:
+    assert len(walk.round) <= MOST_FOR_A_ROUND, walk.round
+
+
+def test_an_archive_job_crosses_few_more_files(walk: Walk) -> None:
+    assert len(walk.archive_extra) <= MOST_MORE_FOR_A_JOB, walk.archive_extra
+
+
+def test_a_walk_is_no_list_of_imports(walk: Walk) -> None:
+    assert set(walk.caption) < set(walk.imported)
+    assert set(walk.round) < set(walk.caption)
+    assert not set(walk.archive_extra) & set(walk.caption)
+
+
+def test_a_round_is_what_all_three_services_usually_do_between_two_texts() -> None:
+    window = [("target", "judge"), ("draft", "write"), ("gateway", "drive")]
+    rounds = {1: [*window, ("gateway", "begin")], 2: window, 3: [("target", "judge")], 4: window}
+    notes = [
+        Note(f"any.{module}", CAPTION + phase, "call", file)
+        for phase, calls in rounds.items()
+        for module, file in calls
+    ]
+    assert count([*notes, Note("any.cli", CAPTION + 2, "call", "show")]).round == ("drive", "judge", "write")
+
+
+def test_a_stack_without_a_draft_has_no_round() -> None:
+    with pytest.raises(AssertionError, match="no round"):
+        count([Note("any.target", CAPTION + 1, "call", "judge")])
+
+
+def test_what_an_idle_stack_does_is_on_no_walk() -> None:
+    window = [Note(module, CAPTION + 1, "call", "work") for module in ("target", "draft", "gateway")]
+    idle = [Note("gateway", phase, "background", "poll") for phase in (STARTING, CAPTION, JOB)]
+    job = [Note("gateway", JOB, "background", "take"), Note("gateway", JOB, "call", "run")]
+    walk = count([*window, *idle, *job])
+    assert (walk.caption, walk.archive_extra, walk.unasked) == (("work",), ("run", "take"), ("poll",))
