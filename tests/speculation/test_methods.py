@@ -24,10 +24,6 @@ def test_every_part_of_a_method_exists(method: Method) -> None:
     assert method.changed(None, None, None, None, None) == method
 
 
-def test_the_old_name_of_the_default() -> None:
-    assert get_method("parallel") is METHODS["slipstream"]
-
-
 def test_an_unknown_method_lists_those_there_are() -> None:
     with pytest.raises(
         InvalidRequest, match="slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, autoregressive"
