@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 
 import grpc
 
@@ -13,7 +12,7 @@ from slipstream.captioning.stats import Ledger, Tracer
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
 from slipstream.rpc import codec, windows
 from slipstream.rpc.channels import as_slipstream_error, request_metadata
-from slipstream.rpc.grpc_options import ADVERTISED_KEY, REPLAY_MARK
+from slipstream.rpc.grpc_options import ADVERTISED_KEY
 from slipstream.rpc.v1 import common_pb2, draft_pb2, gateway_pb2, target_pb2
 from slipstream.speculation.actions import (
     Action,
@@ -109,14 +108,6 @@ def _seconds_per_frame(video: SampledVideo) -> float:
     return video.duration_s / len(video.frames)
 
 
-def told_of_replay(video: SampledVideo, target_device: str) -> SampledVideo:
-    """The video with a warning for the summary where the target's times are not its own."""
-    if not target_device.startswith(REPLAY_MARK):
-        return video
-    warning = f"REPLAY: times are those of {target_device.removeprefix(REPLAY_MARK)}, from a table"
-    return replace(video, warnings=(*video.warnings, warning))
-
-
 # -- caption ----------------------------------------------------------------------------------------------------------
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
@@ -152,7 +143,7 @@ class Caption:
         assert target_model is not None, "the target has been asked"
         self._options = options
         self._tokens_per_frame = target_model.tokens_per_frame
-        self._video = told_of_replay(video, target_model.device)
+        self._video = video
         self._peers = peers
         self._ledger = ledger
         self._emit = emit

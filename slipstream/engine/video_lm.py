@@ -1,6 +1,7 @@
 """What every Video-LLM looks like to the services: `VideoLM`."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class VideoLM:
         self.info = info
         self.strict_width = strict_width
         """Above 0, every step runs alone and at exactly this width, see `step`."""
+        self.on_pass: Callable[[int, float], None] = lambda num_states, seconds: None
+        """Called after every `step`, on the thread that runs it."""
         self._adapter = adapter
         self._runner = runner
         self._text = text
@@ -182,6 +185,13 @@ class VideoLM:
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
         if any(_end(state, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        started = time.perf_counter()
+        logits = self._run_step(batch)
+        self.on_pass(len(batch), time.perf_counter() - started)
+        return logits
+
+    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+        """What `step` does once its windows are known to fit; returns when the device is done."""
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
         logits = self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()

@@ -17,7 +17,7 @@ from slipstream.stack.redis_server import EmbeddedServer
 
 PARENT = """
 import asyncio, pathlib, sys, time
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack.redis_server import EmbeddedServer
 async def main():
     async with EmbeddedServer(pathlib.Path(sys.argv[1])) as server:
         print(server.pid, flush=True)
