@@ -201,11 +201,7 @@ class SparseState(DecodeState):
             position_offset=dense.next_position - dense.num_tokens,
         )
         self._num_synced = dense.num_tokens
-
-    @property
-    def num_synced(self) -> int:
         """Tokens that are the dense state's, too: where drafting began."""
-        return self._num_synced
 
     def sync(self, dense: DecodeState) -> None:
         """Forget what was drafted and copy the tokens that `dense` has committed since; it holds no others now."""

@@ -55,18 +55,8 @@ class Schedule:
     """What a lossy method does to one prompt."""
 
     rank: Rank
-    num_video: int
-    num_layers: int
     stages: tuple[Stage, ...]
     """In the layers' order; empty where all is kept."""
-
-    @property
-    def mean_kept(self) -> float:
-        """Video tokens of a layer, on average."""
-        layers = (0, *(stage.after_layer for stage in self.stages), self.num_layers)
-        kept = (self.num_video, *(stage.num_keep for stage in self.stages))
-        spans = [last - first for first, last in pairwise(layers)]
-        return sum(span * num_kept for span, num_kept in zip(spans, kept, strict=True)) / self.num_layers
 
 
 def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
@@ -90,7 +80,7 @@ def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
     if lossy.keep < 1.0:
         ratio = _solve(lossy.keep, places, num_layers)
         stages = tuple(Stage(place, round(num_video * ratio**number)) for number, place in enumerate(places, start=1))
-    return Schedule(_RANKS[lossy.method], num_video, num_layers, stages)
+    return Schedule(_RANKS[lossy.method], stages)
 
 
 def text_raters(video: Tensor, text: Tensor) -> list[int]:

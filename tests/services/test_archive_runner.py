@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
 from slipstream.archive.worker import RetryLater, RunnerDied
@@ -24,6 +23,7 @@ from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.v1 import common_pb2, gateway_pb2
 from slipstream.video.decode import SampledVideo
+from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=1, archive_ahead=2, decode_workers=4)
@@ -107,7 +107,7 @@ def lease_of(source: str = "/a", **changes: Any) -> Lease:
     options = write_batch(BatchPayload("", gateway_pb2.CaptionOptions(prompt="What?")))
     payload = write_job(JobPayload(source, gateway_pb2.CaptionOptions(), ""))
     name = hashlib.sha256(source.encode()).hexdigest()[:32]
-    lease = Lease(name, "batch", source, "worker", 1, payload, options, "", 0, 0, is_suspect=False, entry="")
+    lease = Lease(name, "batch", source, "worker", 1, payload, options, 0, 0, is_suspect=False, entry="")
     return replace(lease, **changes)
 
 
