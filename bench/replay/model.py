@@ -20,6 +20,7 @@ from slipstream.engine.segments import Observer
 from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window
 from slipstream.logs import get_logger
 from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.methods import Positions
 
 REPLAY_MARK = "replay:"
 """Begins the name of the device of a replayed model."""
@@ -91,7 +92,7 @@ class ReplayedModel(VideoLM):
         video_embeddings: Tensor,
         *,
         keep: Tensor | None = None,
-        positions: str = "original",
+        positions: str = Positions.ORIGINAL,
         headroom: int = 512,
         observer: Observer | None = None,
     ) -> Prefill:

@@ -8,19 +8,14 @@ from slipstream.engine.target_engine import TargetEngine
 from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
-from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY
 from slipstream.rpc.guards import Patient
 from slipstream.rpc.guidance import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.rpc.windows import JudgeRequest, read_judge, verdict_message
+from slipstream.speculation.methods import GuidanceKind, Score
 
-_STAGES = {
-    "queued": target_pb2.STAGE_QUEUED,
-    "encode": target_pb2.STAGE_ENCODE,
-    "prefill": target_pb2.STAGE_PREFILL,
-}
 _GUIDANCE_NAMES = {number: name for name, number in codec.GUIDANCE_KINDS.items()}
 
 
@@ -85,7 +80,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     ) -> AsyncIterator[target_pb2.GuidanceChunk]:
         kind = _GUIDANCE_NAMES.get(request.kind)
         if kind is None:
-            raise ProtocolViolation("guidance is of kind hidden_states or scores")
+            raise ProtocolViolation(f"guidance is of kind {' or '.join(GuidanceKind)}")
         score = _read_score(request.score)
         guidance = await self.engine.guidance(request.session_id, kind, score)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
@@ -94,7 +89,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
 
 def _prefill_event(progress: StageProgress | PrefillFacts) -> target_pb2.TargetEvent:
     if isinstance(progress, StageProgress):
-        stage = _STAGES[progress.stage]
+        stage = f"STAGE_{progress.stage.name}"
         return target_pb2.TargetEvent(
             progress=target_pb2.Progress(stage=stage, done=progress.done, total=progress.total)
         )

@@ -1,4 +1,4 @@
-"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end. Knows no wire.
+"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end.
 
 The passes over windows are in `judging.py`, the prefill's blocks in `prefill.py`.
 """
@@ -13,7 +13,7 @@ from slipstream.engine.judging import Judge
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, schedule_of
-from slipstream.engine.target_session import Judgement, PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import Judgement, PrefillFacts, PrefillStage, StageProgress, TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
@@ -26,6 +26,7 @@ from slipstream.rpc.codec import Frames, TargetRequest
 from slipstream.rpc.windows import JudgeRequest
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule
+from slipstream.speculation.methods import GuidanceKind
 
 T = TypeVar("T")
 SESSION_WAIT_S = 30.0
@@ -122,7 +123,7 @@ class TargetEngine:
             Overloaded: no place became free in time.
         """
         async for num_ahead in session.place.wait():
-            yield StageProgress("queued", 0, num_ahead)
+            yield StageProgress(PrefillStage.QUEUED, 0, num_ahead)
         shares = self.prefixes.is_on and session.lossy is None
         digest = await asyncio.to_thread(frames_digest, frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
@@ -147,13 +148,13 @@ class TargetEngine:
         guidance = await _of_open_session(session, session.guidance)
         if score.is_attention:
             return await self._attention(session, kind, score)
-        if kind == "hidden_states":
+        if kind == GuidanceKind.HIDDEN_STATES:
             return await asyncio.to_thread(guidance.to, "cpu")  # hundreds of MB, which the event loop must not wait for
         return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
 
     async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:
         attention, last = session.attention, self.guidance_layer - 1
-        if attention is None or kind != "scores":
+        if attention is None or kind != GuidanceKind.SCORES:
             raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
         if score is Score.ATTENTION_VARIATION:
             return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))

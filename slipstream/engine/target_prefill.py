@@ -11,16 +11,17 @@ from torch import Tensor
 
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
-from slipstream.engine.target_session import PrefillFacts, StageProgress, TargetSession
+from slipstream.engine.target_session import PrefillFacts, PrefillStage, StageProgress, TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.engine.work import encode_blocks
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
-from slipstream.pruning.lossy import Rank, Schedule, make_schedule, text_raters
-from slipstream.pruning.unguided import DyCokePruner
+from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
+from slipstream.pruning.unguided import keep_changed_tokens
 from slipstream.rpc.codec import Frames, TargetRequest
+from slipstream.speculation.methods import GuidanceKind, Rank
 
 # -- prefill ----------------------------------------------------------------------------------------------------------
 
@@ -70,13 +71,13 @@ class PromptPass:
 
     def _fresh(self, frames: Frames) -> Iterator[PrefillEvent]:
         plan, request = self._session.plan, self._session.request
-        yield StageProgress("encode", 0, len(frames))
+        yield StageProgress(PrefillStage.ENCODE, 0, len(frames))
         embeddings: list[torch.Tensor] = []
         for block, seconds in encode_blocks(self._model, frames):
             embeddings.append(block)
             self._encode_s += seconds
             num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
-            yield StageProgress("encode", num_done, len(frames))
+            yield StageProgress(PrefillStage.ENCODE, num_done, len(frames))
         started = time.perf_counter()
         observer = self._lossy or self._session.attention
         prefill = self._model.start_prefill(
@@ -127,11 +128,13 @@ class PromptPass:
                 self._until_guidance_s += seconds
             else:
                 self._after_guidance_s += seconds
-            yield StageProgress("prefill", layer, num_layers)
+            yield StageProgress(PrefillStage.PREFILL, layer, num_layers)
 
     def _guidance(self, video_states: VideoStates, text_0: torch.Tensor, prefill: Prefill) -> Iterator[Guidance]:
         if self._session.request.with_guidance:
-            yield make_guidance(video_states[0], text_0, video_states[1], prefill.text_states(), kind="hidden_states")
+            yield make_guidance(
+                video_states[0], text_0, video_states[1], prefill.text_states(), GuidanceKind.HIDDEN_STATES
+            )
 
     def _finish(self, prefill: Prefill, num_reused: int) -> PrefillFacts:
         session = self._session
@@ -208,7 +211,7 @@ class LossyPass:
             return
         if self._rank is Rank.REDUNDANCY:
             video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, prefill.video_states())
-            keep = DyCokePruner().keep(video, num_keep, None, 0)
+            keep = keep_changed_tokens(video, num_keep, None, 0)
         else:
             assert self._attention is not None, "recorded from the first layer on"
             keep = top_k(self._attention.mean([num_run - 1]), num_keep)

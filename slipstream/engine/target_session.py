@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import StrEnum
 
 import torch
 
@@ -20,11 +20,19 @@ from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule, Verdict
 
 
+class PrefillStage(StrEnum):
+    """Where a session stands before its first token; `Stage` in `target.proto`."""
+
+    QUEUED = "queued"
+    ENCODE = "encode"
+    PREFILL = "prefill"
+
+
 @dataclass(frozen=True)
 class StageProgress:
-    """Units of work done of a stage; of the stage "queued", how many wait before this one as `total`."""
+    """Units of work done of a stage; of QUEUED, how many wait before this one as `total`."""
 
-    stage: Literal["queued", "encode", "prefill"]
+    stage: PrefillStage
     done: int
     total: int
 

@@ -17,6 +17,7 @@ from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, ModelInfo, PromptPlan, VideoGrid
 from slipstream.families.text import TextDecoder, TextStream
 from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.methods import Positions
 
 __all__ = ["Adapter", "DecodeState", "ModelInfo", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
 
@@ -79,7 +80,7 @@ class VideoLM:
                 f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
                 " or a shorter prompt"
             )
-        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
         if int(positions.max()) >= self.info.max_context:
             raise LimitExceeded(
                 f"the video's time reaches position {int(positions.max())}, but {self.info.model_id} was made for"
@@ -119,7 +120,7 @@ class VideoLM:
         video_embeddings: Tensor,
         *,
         keep: Tensor | None = None,
-        positions: str = "original",
+        positions: str = Positions.ORIGINAL,
         headroom: int = 512,
         observer: Observer | None = None,
     ) -> Prefill:
@@ -129,12 +130,12 @@ class VideoLM:
             plan: from `plan_prompt`.
             video_embeddings: from `encode_frames`, [num_video_tokens, hidden].
             keep: which video tokens to keep, int64, ascending; None keeps all.
-            positions: "original" or "compact", see `Adapter.positions`.
+            positions: one of `Positions`, see `Adapter.positions`.
             headroom: tokens that the answer may take before the cache is reallocated.
             observer: sees the prompt's attention in every layer, see `TextAttention`.
         """
-        if positions not in ("original", "compact"):
-            raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
+        if positions not in tuple(Positions):
+            raise InvalidRequest(f"unknown positions {positions!r}; known: {', '.join(Positions)}")
         if len(video_embeddings) != plan.num_video_tokens:
             raise InvalidRequest(
                 f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
@@ -158,7 +159,7 @@ class VideoLM:
         do when the token ids before the text are equal.
         """
         assert cache.length == plan.text_start, "the cache ends where the text begins"
-        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
         hidden = self._runner.embed(plan.token_ids[plan.text_start :])
         positions = positions[..., plan.text_start :].to(hidden.device)
         forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
