@@ -82,6 +82,7 @@ def target_request(options: CaptionOptions, video: SampledVideo, tokens_per_fram
         seconds_per_frame=_seconds_per_frame(video),
         with_attention=options.with_attention,
         lossy=options.lossy,
+        local_drafter=options.method if options.drafts_itself else "",
         self_draft_kept=num_kept if options.drafts_itself else 0,
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.engine.judging import Judge
+from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, schedule_of
@@ -84,6 +85,8 @@ class TargetEngine:
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "
                 f"the model's context of {info.max_context}; ask for fewer frames or tokens"
             )
+        drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
+        with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
         session = TargetSession(
             request=request,
             plan=plan,
@@ -91,11 +94,12 @@ class TargetEngine:
             sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
             text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
-            attention=TextAttention(plan) if request.with_attention or request.self_draft_kept else None,
+            attention=TextAttention(plan) if with_attention else None,
+            drafter_type=drafter_type,
             lossy=schedule_of(request, plan, info.num_layers),
             prefilled=asyncio.get_running_loop().create_future(),
             work=SessionWork(self.thread),
-            place=self.admission.reserve(self._kv_bytes(request, plan)),
+            place=self.admission.reserve(self._kv_bytes(request, plan, drafter_type)),
         )
         self._sessions[request.session_id] = session
         try:
@@ -161,15 +165,13 @@ class TargetEngine:
         await _of_open_session(session, session.prefilled)
         return Guidance(scores=await self.thread.run(attention.mean))
 
-    def _kv_bytes(self, request: TargetRequest, plan: PromptPlan) -> int:
-        """What the session's caches will hold at most: its own, and the sparse one that it drafts with."""
+    def _kv_bytes(self, request: TargetRequest, plan: PromptPlan, drafter_type: type[LocalDrafter] | None) -> int:
+        """What the session's caches will hold at most: its own, and its drafter's."""
         num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
-        if request.self_draft_kept:
-            num_video = min(request.self_draft_kept, plan.num_video_tokens)
-            num_bytes += self.model.kv_bytes(
-                plan.num_tokens - plan.num_video_tokens + num_video + request.max_new_tokens
-            )
-        return num_bytes
+        if drafter_type is None:
+            return num_bytes
+        num_cached = drafter_type.max_cached_tokens(plan, request.self_draft_kept, request.max_new_tokens)
+        return num_bytes + (self.model.kv_bytes(num_cached) if num_cached else 0)
 
     async def _wait_opened(self, session_id: str) -> TargetSession:
         async with self._opened:

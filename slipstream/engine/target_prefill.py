@@ -181,7 +181,7 @@ def schedule_of(request: TargetRequest, plan: PromptPlan, num_layers: int) -> Sc
     """
     if request.lossy is None:
         return None
-    if request.with_guidance or request.with_attention or request.self_draft_kept:
+    if request.with_guidance or request.with_attention or request.local_drafter:
         raise InvalidRequest("a lossy session is a baseline of plain decoding: it guides no draft and drafts nothing")
     return make_schedule(request.lossy, num_video=plan.num_video_tokens, num_layers=num_layers)
 

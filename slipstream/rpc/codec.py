@@ -42,8 +42,10 @@ class TargetRequest:
     with_attention: bool = False
     """Record the attention of the text to the video."""
     lossy: Lossy | None = None
+    local_drafter: str = ""
+    """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
-    """Video tokens that the session's own drafting sees in each layer and KV head; 0: it does not draft."""
+    """Video tokens that this drafter sees, where it sees a part of them."""
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,15 @@ def target_start(request: TargetRequest, frames: Frames) -> target_pb2.TargetReq
         sampling=sampling_message(request.sampling),
         with_attention=request.with_attention,
         lossy=target_pb2.Lossy(method=request.lossy.method, keep=request.lossy.keep) if request.lossy else None,
-        self_draft=target_pb2.SelfDraft(num_kept=request.self_draft_kept) if request.self_draft_kept else None,
+        self_draft=_self_draft(request),
     )
     return target_pb2.TargetRequest(start=start)
+
+
+def _self_draft(request: TargetRequest) -> target_pb2.SelfDraft | None:
+    if not request.local_drafter:
+        return None
+    return target_pb2.SelfDraft(drafter=request.local_drafter, num_kept=request.self_draft_kept)
 
 
 def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
@@ -148,6 +156,7 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetRequest:
         seconds_per_frame=message.frames.seconds_per_frame or None,
         with_attention=message.with_attention,
         lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
+        local_drafter=message.self_draft.drafter,
         self_draft_kept=message.self_draft.num_kept,
     )
 

@@ -147,7 +147,7 @@ class Drafter(StrEnum):
     DRAFT = "draft"
     """The draft service, with its own model."""
     SELF = "self"
-    """The target itself, with a part of its own cache."""
+    """The target itself, by the method's `local_drafter`."""
 
 
 class Shape(StrEnum):
@@ -169,6 +169,8 @@ class Method:
     gate: bool = False
     gamma: int | None = None
     """None: the policy's own."""
+    local_drafter: str = ""
+    """Where the drafter is SELF: `module:class` of its `slipstream.engine.local_drafter.LocalDrafter`."""
 
     @property
     def speculative(self) -> bool:
@@ -203,7 +205,7 @@ _METHODS = (
     Method("sd", Drafter.DRAFT),
     Method("sd_tree", Drafter.DRAFT, shape=Shape.TREE),
     Method("onsd", Drafter.DRAFT, "all"),
-    Method("std", Drafter.SELF, gamma=SPARSE_GAMMA),
+    Method("std", Drafter.SELF, gamma=SPARSE_GAMMA, local_drafter="slipstream.engine.sparse_drafter:SparseDrafter"),
     Method("autoregressive", Drafter.NONE),
 )
 METHODS = {method.name: method for method in _METHODS}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.engine.states import SparseState
+from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.speculation.acceptance import TokenTree
 from tests.models.conftest import Pair, random_frames

@@ -106,7 +106,7 @@ async def test_nothing_is_shared(model: VideoLM) -> None:
         assert after == plain and facts.reused_tokens == 0, "it gives no rows either"
 
 
-@pytest.mark.parametrize("more", [{"with_guidance": True}, {"with_attention": True}, {"self_draft_kept": 4}])
+@pytest.mark.parametrize("more", [{"with_guidance": True}, {"with_attention": True}, {"local_drafter": "std"}])
 async def test_it_takes_part_in_no_speculation(model: VideoLM, more: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"with_guidance": False} | more
     async with running(model) as engine:

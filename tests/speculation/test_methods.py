@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from slipstream.captioning.options import POSITIONS
+from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.target_session import PrefillStage
 from slipstream.errors import InvalidRequest
 from slipstream.pruning import get_pruner
@@ -56,6 +57,9 @@ def test_every_part_of_a_method_exists(method: Method) -> None:
     assert method.pruner in PRUNERS
     get_policy(method.policy, method.gamma)
     assert method.changed(None, None, None, None, None) == method
+    assert (method.drafter is Drafter.SELF) == bool(method.local_drafter)
+    if method.local_drafter:
+        assert LocalDrafter in find_local_drafter(method.name).__mro__
 
 
 def test_the_old_name_of_the_default() -> None:
