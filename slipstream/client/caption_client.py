@@ -10,14 +10,13 @@ from typing import Any, BinaryIO
 import grpc
 
 from slipstream.errors import ProtocolViolation, ServiceUnavailable, UnreadableVideo, VideoNotFound
-from slipstream.rpc.channels import as_slipstream_error
+from slipstream.rpc.channels import WRITE_FAILED, as_slipstream_error
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 CAPTION_TIMEOUT_S = 600.0
 INFO_TIMEOUT_S = 10.0
 STATUS_GRACE_S = 0.2
-WRITE_FAILED = "Internal error from Core"
 
 
 def check_video(source: Path) -> None:

@@ -1,6 +1,7 @@
 """The calling side of a connection: channels with our options, and gRPC failures as our errors."""
 
-from typing import Any, Self, cast
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 
@@ -34,17 +35,21 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
 }
 
 
-def open_channel(address: str, security: PeerSecurity | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str,
+    security: PeerSecurity | None = None,
+    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+) -> grpc.aio.Channel:
     """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself.
 
     With `security` it is TLS, except over a unix socket, which is always plaintext.
     """
     if security is None or address.startswith("unix:"):
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
-    return grpc.aio.secure_channel(address, security.credentials, options=options)
+    return grpc.aio.secure_channel(address, security.credentials, options=options, interceptors=interceptors)
 
 
 def request_metadata(request_id: str) -> grpc.aio.Metadata:
@@ -86,7 +91,7 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
 def open_authorized_channel(address: str, security: PeerSecurity | None, token: str) -> grpc.aio.Channel:
     """A channel whose calls carry the token; without a token, a plain one.
 
-    Raises `InvalidConfig` for a token that is none, or that others on the way could read.
+    Raises `InvalidConfig` for a token that is malformed, or would travel in plaintext.
     """
     if not token:
         return open_channel(address, security)
@@ -94,37 +99,47 @@ def open_authorized_channel(address: str, security: PeerSecurity | None, token: 
         raise InvalidConfig(f"a token has at most {MAX_TOKEN_CHARS} printable characters and no space")
     if security is None and not is_local(address):
         raise InvalidConfig(f"no token is sent to {address} in plaintext, where others could read it: use TLS (--ca)")
-    return cast(grpc.aio.Channel, _Authorized(open_channel(address, security), SCHEME + token))
+    # gRPC takes an interceptor for one kind of call only, the first that it is an instance of.
+    kinds = (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)
+    return open_channel(address, security, [kind(SCHEME + token) for kind in kinds])
 
 
-class _Authorized:
-    """Stands in for a channel, whatever is asked of it."""
+class _Authorizing:
+    """Adds the authorization to what a call sends along."""
 
-    def __init__(self, channel: grpc.aio.Channel, authorization: str) -> None:
-        self._channel = channel
-        self._pair = (AUTHORIZATION_KEY, authorization)
+    def __init__(self, authorization: str) -> None:
+        self._authorization = authorization
 
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._channel, name)
-        return self._stamped(attribute) if name in _CALL_KINDS else attribute
-
-    async def __aenter__(self) -> Self:
-        await self._channel.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._channel.__aexit__(*error)
-
-    def _stamped(self, make_callable: Any) -> Any:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            call = make_callable(*args, **kwargs)
-
-            def stamped(*call_args: Any, metadata: Any = (), **call_kwargs: Any) -> Any:
-                return call(*call_args, metadata=grpc.aio.Metadata(*(metadata or ()), self._pair), **call_kwargs)
-
-            return stamped
-
-        return make
+    def _authorized(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()), (AUTHORIZATION_KEY, self._authorization))
+        return grpc.aio.ClientCallDetails(
+            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        )
 
 
-_CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+class _UnaryUnary(_Authorizing, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(self._authorized(client_call_details), request)
+
+
+class _UnaryStream(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
+    ) -> Any:
+        return await continuation(self._authorized(client_call_details), request)
+
+
+class _StreamUnary(_Authorizing, grpc.aio.StreamUnaryClientInterceptor):
+    async def intercept_stream_unary(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return await continuation(self._authorized(client_call_details), request_iterator)
+
+
+class _StreamStream(_Authorizing, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(
+        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
+    ) -> Any:
+        return await continuation(self._authorized(client_call_details), request_iterator)

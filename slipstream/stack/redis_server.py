@@ -20,7 +20,6 @@ from types import TracebackType
 from urllib.parse import quote
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
-from slipstream.logs import get_logger
 from slipstream.stack.process import ended_by
 
 # -- embedded ---------------------------------------------------------------------------------------------------------
@@ -29,7 +28,6 @@ START_S, STOP_S = 30.0, 10.0
 LOCK_S = 5.0
 POLL_S = 0.02
 MAX_SOCKET_PATH = 100
-RESTART_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 # PR_SET_PDEATHSIG survives execve. A preexec_fn would run Python between fork and exec, which is not safe beside the
 # threads of gRPC and torch; this runs in a process of its own. The second check is for a parent that died meanwhile.
@@ -125,20 +123,6 @@ class EmbeddedServer:
         assert self._child is not None, "the server was never started"
         return await self._child.wait()
 
-    async def supervise(self) -> None:
-        """Starts the server again whenever it ends, until cancelled: it ends itself when its disk is full."""
-        failures = 0
-        while True:
-            status = await self.wait_exit()
-            get_logger().error("redis.ended", status=status, log=str(self.log_path))
-            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
-            try:
-                await self.start()
-                failures = 0
-            except (InvalidConfig, ServiceUnavailable) as error:
-                get_logger().error("redis.restart_failed", error=str(error))
-                failures += 1
-
     async def stop(self) -> None:
         """Ends the server: SIGTERM, and SIGKILL if that takes too long."""
         if not self.is_running:
@@ -156,11 +140,6 @@ class EmbeddedServer:
         """SIGKILL, for tests and for a server that hangs; nothing that it acknowledged is lost."""
         self._signal(signal.SIGKILL)
         await self.wait_exit()
-
-    async def restart(self) -> None:
-        """Starts it again on the same data and URL, stopping it first if it runs."""
-        await self.stop()
-        await self.start()
 
     async def __aenter__(self) -> "EmbeddedServer":
         await self.start()
