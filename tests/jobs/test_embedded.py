@@ -1,6 +1,5 @@
 """The embedded server: it answers, keeps what it acknowledged, is alone on its folder and ends with its parent."""
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 import psutil
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from slipstream.errors import InvalidConfig
 from slipstream.stack import redis_server
@@ -17,7 +15,7 @@ from slipstream.stack.redis_server import EmbeddedServer
 
 PARENT = """
 import asyncio, pathlib, sys, time
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack.redis_server import EmbeddedServer
 async def main():
     async with EmbeddedServer(pathlib.Path(sys.argv[1])) as server:
         print(server.pid, flush=True)
@@ -67,22 +65,15 @@ def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not psutil.wait_procs([server], timeout=60)[1]
 
 
-async def test_a_supervised_server_comes_back(tmp_path: Path) -> None:
+async def test_a_server_that_was_killed_comes_back_with_its_data(tmp_path: Path) -> None:
     async with EmbeddedServer(tmp_path) as server:
-        supervisor = asyncio.create_task(server.supervise())
-        first = server.pid
-        psutil.Process(first).send_signal(signal.SIGKILL)
-        async with asyncio.timeout(120):
-            while server.pid == first:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            while True:
-                try:
-                    async with Redis.from_url(server.url) as redis:
-                        await redis.ping()
-                    break
-                except RedisError:
-                    await asyncio.sleep(0.02)
-        supervisor.cancel()
+        async with Redis.from_url(server.url) as redis:
+            await redis.set("kept", "1")
+        psutil.Process(server.pid).send_signal(signal.SIGKILL)
+        assert await server.wait_exit() == -signal.SIGKILL
+        await server.start()
+        async with Redis.from_url(server.url) as redis:
+            assert await redis.get("kept") == b"1"
 
 
 async def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
