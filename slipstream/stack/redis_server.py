@@ -123,13 +123,13 @@ class EmbeddedServer:
         assert self._child is not None, "the server was never started"
         return await self._child.wait()
 
-    async def stop(self) -> None:
-        """Ends the server: SIGTERM, and SIGKILL if that takes too long."""
+    async def stop(self, grace_s: float = STOP_S) -> None:
+        """Ends the server: SIGTERM, and SIGKILL if that takes longer than `grace_s`."""
         if not self.is_running:
             return
         try:
             self._signal(signal.SIGTERM)
-            await asyncio.wait_for(self.wait_exit(), STOP_S)
+            await asyncio.wait_for(self.wait_exit(), grace_s)
         except TimeoutError:
             pass
         finally:
@@ -141,6 +141,12 @@ class EmbeddedServer:
         self._signal(signal.SIGKILL)
         await self.wait_exit()
 
+    async def close(self, grace_s: float = STOP_S) -> None:
+        """Stops it for good."""
+        await self.stop(grace_s)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+
     async def __aenter__(self) -> "EmbeddedServer":
         await self.start()
         return self
@@ -148,9 +154,7 @@ class EmbeddedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.stop()
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        await self.close()
 
     def _command(self) -> list[str]:
         options = {
@@ -281,8 +285,8 @@ class QueueServer:
         return ServiceUnavailable(f"{self.name} {ended_by(self._exit_status or 0)} (log: {self.server.log_path})")
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it; how long that may take is its own affair: its data is to be safe."""
-        await self.server.__aexit__(None, None, None)
+        """Ends it: SIGTERM, and SIGKILL after `grace_s`, which loses nothing that it acknowledged."""
+        await self.server.close(grace_s)
 
     def kill(self) -> None:
         """SIGKILL, if it still runs; nothing that it acknowledged is lost."""
