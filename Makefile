@@ -37,34 +37,34 @@ demo: setup
 	$(BIN)/slipstream demo
 
 bench: setup
-	$(BIN)/python -m bench --report docs
+	$(BIN)/python -m bench methods --report docs
 
 replay-bench: setup
-	$(BIN)/python -m bench.replay
+	$(BIN)/python -m bench replay
 
 gpu-bench: setup
-	$(BIN)/python -m bench.gpu
+	$(BIN)/python -m bench gpu
 
 guarantees: setup
-	$(BIN)/python -m bench.guarantees
+	$(BIN)/python -m bench guarantees
 
 identity: setup
-	$(BIN)/python -m bench.identity
+	$(BIN)/python -m bench identity
 
 draft-faults: setup
-	$(BIN)/python -m bench.draft_faults
+	$(BIN)/python -m bench draft-faults
 
 faults: setup
-	$(BIN)/python -m bench.faults
+	$(BIN)/python -m bench faults
 
 archive-bench: setup
-	$(BIN)/python -m bench.archive
+	$(BIN)/python -m bench archive
 
 simulate: setup
-	$(BIN)/python -m bench.simulate
+	$(BIN)/python -m bench simulate
 
 compose-check: setup
-	$(BIN)/python -m bench.compose_check
+	$(BIN)/python -m bench compose-check
 
 up:
 	mkdir -p videos

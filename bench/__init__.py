@@ -1,1 +1,0 @@
-"""Measurements and predictions; the last line that each program prints is one JSON document."""

@@ -1,97 +1,39 @@
-"""`python -m bench`: every method on the same clips in one run, clip by clip in rotating order; the last line is JSON.
+"""`python -m bench NAME [options]`: runs one measurement; without a name, lists them.
 
-Each model process has one core. While transformers runs (in its own process, on the target's core) the stacks are
-idle, and the other way round. A run ends within `--minutes`: clips and sweep points that have no time are left out,
-and the document says so.
+Progress and tables come first; the last line is one JSON document of at most 8 kB (`bench.output`).
 """
 
-import argparse
-import json
-import shlex
+import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
-from bench import report
-from bench.budget import Budget
-from bench.clips import CLIP_FOLDER, held_out_clips
-from bench.comparison import Comparison
-from bench.document import make_document
-from bench.methods import methods
-from bench.report.writing import write
-from bench.running import run_to_end, say
-from bench.stacks import start_processes
-from bench.sweeps import sweep_points
-from bench.tasks import Task
-from slipstream.stack.local import POCKET_DIR
-
-LATEST = CLIP_FOLDER / "latest.json"
+PROGRAMS = {
+    "methods": ("bench.methods.program", "every method on the same clips in one run"),
+    "report": ("bench.report.page", "docs/results.md and its pictures again, from a kept document"),
+    "simulate": ("bench.simulate", "both pacing rules in simulated time, and what bad drafts cost"),
+    "replay": ("bench.replay.program", "the real stack at the pace of the papers' devices"),
+    "gpu": ("bench.gpu.program", "models of full size with random weights on a GPU"),
+    "guarantees": ("bench.guarantees.program", "what docs/algorithms.md promises, part by part"),
+    "identity": ("bench.guarantees.identity", "texts of the stack against transformers, token by token"),
+    "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),
+    "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),
+    "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
+    "compose-check": ("bench.compose_check.program", "the containers, harmed under a batch; needs a running Docker"),
+    "house": ("bench.house", "sizes and names of the code itself"),
+}
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is measured."""
-
-    clips: tuple[Path, ...]
-    side_clips: int
-    """Clips for methods beside the question."""
-    minutes: float
-    sweeps: bool
-    report: Path | None
-    """Folder for the page, its plots and the document."""
-    template: Task
-    """All but the clip."""
-
-
-async def measure(plan: Plan) -> dict[str, Any]:
-    """Starts the processes, measures, and ends them."""
-    started, budget = datetime.now(UTC), Budget(60 * plan.minutes)
-    compared = methods(plan.side_clips)
-    async with start_processes(plan.template.target, plan.template.draft, sweeps=plan.sweeps) as processes:
-        template = replace(plan.template, prompt=processes.default_prompt)
-        comparison = Comparison(processes, compared, plan.clips, template, budget)
-        await comparison.warm_up()
-        await comparison.run(sweep_points(template.num_frames, processes.max_frames) if plan.sweeps else [])
-    say("comparing with theory")
-    run = {
-        "command": shlex.join(["python", "-m", "bench", *sys.argv[1:]]),
-        "started": started.isoformat(timespec="seconds"),
-        "wall_s": budget.spent_s,
-        "minutes": plan.minutes,
-    }
-    return make_document(comparison.findings, compared, template, plan.clips, run)
-
-
-def parse_plan(argv: Sequence[str] | None = None) -> Plan:
-    """From the command line; renders the clips."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measures every method on the same clips.")
-    parser.add_argument("--clips", type=int, default=6, help="at most; fewer where the time is short")
-    parser.add_argument("--side-clips", type=int, default=2, help="clips for transformers and lossy methods")
-    parser.add_argument("--minutes", type=float, default=27.0, help="after which the run has ended")
-    parser.add_argument("--no-sweeps", action="store_true", help="the table alone")
-    parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
-    parser.add_argument("--frames", type=int, default=128)
-    parser.add_argument("--max-new-tokens", type=int, default=320)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
-    given = parser.parse_args(argv)
-    clips = tuple(held_out_clips(given.clips))
-    template = Task(clips[0], given.frames, "", given.max_new_tokens, given.target, given.draft)
-    return Plan(clips, given.side_clips, given.minutes, not given.no_sweeps, given.report, template)
-
-
-def main() -> None:
-    plan = parse_plan()
-    document = run_to_end(measure(plan))
-    LATEST.write_text(json.dumps(document))
-    report.show(document)
-    if plan.report is not None:
-        say(f"wrote {write(document, plan.report)}")
-    print(json.dumps(document))
+def main(argv: Sequence[str]) -> None:
+    """Runs the program that `argv` names. Exits with 2 for a name that there is not."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("python -m bench NAME [options]; NAME is one of:\n")
+        print("\n".join(f"  {name:15}{words}" for name, (_, words) in PROGRAMS.items()))
+        return
+    name, *options = argv
+    if name not in PROGRAMS:
+        sys.exit(f"there is no benchmark {name!r}; python -m bench lists them")
+    importlib.import_module(PROGRAMS[name][0]).main(options)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 from transformers.generation.streamers import BaseStreamer
 
-from bench.tasks import Generated, Task
+from bench.common import Task
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.loading import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
@@ -30,6 +30,19 @@ from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 PROMPT_LOOKUP_TOKENS = 10
 """Of a looked-up window; transformers' documentation uses this number."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """An answer of `generate`."""
+
+    token_ids: tuple[int, ...]
+    first_token_s: float
+    num_timed: int
+    """Tokens after those that came out first."""
+    decode_s: float
+    """Seconds that these took."""
+    note: str = ""
 
 
 def start_reference(core: int | None = None) -> ProcessPoolExecutor:
@@ -132,11 +145,7 @@ def _generate(task: Task, **options: Any) -> Generated:
     model: Any = _upstream(task.target)  # the mixin that has `generate` is untyped for this class
     started = time.perf_counter()
     output: Tensor = model.generate(
-        **inputs,
-        max_new_tokens=task.max_new_tokens,
-        do_sample=False,
-        streamer=stopwatch,
-        **options,
+        **inputs, max_new_tokens=task.max_new_tokens, do_sample=False, streamer=stopwatch, **options
     )
     first_s, last_s = stopwatch.arrivals[1][0], stopwatch.arrivals[-1][0]
     return Generated(

@@ -1,16 +1,17 @@
 """A simulator of captioning, in simulated time: speedups, and what a gate saves. Knows no model.
 
-`python -m bench.simulate` prints both policies, and the best constant plan, at the papers' working points and at one
+The program prints both policies, and the best constant plan, at the papers' working points and at one
 of a CPU; then what bad drafts cost.
 """
 
+import argparse
 import bisect
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
+from bench.output import finish
 from bench.simulated_caption import NS, SimulatedCaption, SimulationInput, draw_agreement
 from slipstream.speculation.pacing import CostModel, Moment, WindowPlan, get_policy
 
@@ -132,7 +133,8 @@ def best_constant(setup: SimulationInput) -> tuple[Constant, SimulationResult]:
     return best, simulate(replace(setup, policy=best))
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
+    argparse.ArgumentParser(prog="python -m bench simulate", description="Speedups in simulated time.").parse_args(argv)
     columns = ("fixed", "self_clocked", "constant")
     print(f"{'point':16}{''.join(f'{name:>14}' for name in columns)}  (x plain)   best (hold, cap)")
     document: dict[str, dict[str, object]] = {}
@@ -147,8 +149,4 @@ def main() -> None:
             f"{name:16} takes {1 / gated.speedup:.3f} of plain decoding's time, {1 / ungated.speedup:.3f} without gate"
         )
         document[name] = {"gated": asdict(gated), "ungated": asdict(ungated)}
-    print(json.dumps(document))
-
-
-if __name__ == "__main__":
-    main()
+    finish("simulate", document)

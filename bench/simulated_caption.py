@@ -1,18 +1,21 @@
 """One simulated caption: the real `Pipeline`, its policies, gate and cost model, in simulated time. Knows no model."""
 
+import heapq
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bench.simulated_draft import AGREED, SimulatedClock, SimulatedDraft
 from slipstream.speculation.acceptance import StopRule, judge_window
 from slipstream.speculation.actions import Action, AdvanceLine, JudgeWindow, RestartLine
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, Fixed, Policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 
+AGREED, DISAGREED = 1, 0
+"""A simulated token: whether the draft agrees with the target at that output position."""
 NS = 1_000_000_000
 """Time is counted in whole nanoseconds, so that simultaneous events are recognised as such."""
 
@@ -59,6 +62,74 @@ def draw_agreement(setup: SimulationInput) -> tuple[bool, ...]:
     """Agreement by output position, of chance tau."""
     chance = random.Random(setup.seed)
     return tuple(chance.random() < setup.tau for _ in range(setup.num_tokens + 2 * setup.max_window))
+
+
+class SimulatedClock:
+    """A heap of what happens when. Among simultaneous events, a lower `rank` comes first."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._events: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._serial = itertools.count()
+
+    def after(self, delay_ns: int, event: Callable[[], None], *, rank: int = 0) -> None:
+        heapq.heappush(self._events, (self.now_ns + delay_ns, rank, next(self._serial), event))
+
+    def step(self) -> None:
+        self.now_ns, _, _, event = heapq.heappop(self._events)
+        event()
+
+
+class SimulatedDraft:
+    """Writes a token every T_q up to its limit; sends `first_chunk` tokens of a line at once, then one by one."""
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        send: Callable[[int, int, tuple[int, ...]], None],
+        *,
+        agreement: Sequence[bool],
+        pass_ns: int,
+        restart_ns: int,
+    ) -> None:
+        self._clock = clock
+        self._send = send
+        self._agreement = agreement
+        self._pass_ns = pass_ns
+        self._restart_ns = restart_ns
+        self._epoch = self._position = self._write_until = 0
+        self._chunk = 1
+        self._unsent: list[int] = []
+        self._writing = False
+
+    def restart(self, line: RestartLine) -> None:
+        self._epoch, self._position = line.epoch, line.keep + len(line.suffix)
+        self._write_until, self._chunk = line.write_until, line.first_chunk
+        self._unsent.clear()
+        self._writing = False
+        self._go_on(self._restart_ns)
+
+    def advance(self, line: AdvanceLine) -> None:
+        if line.epoch == self._epoch:
+            self._write_until = line.write_until
+            self._go_on()
+
+    def _go_on(self, delay_ns: int = 0) -> None:
+        if not self._writing and self._position < self._write_until:
+            self._writing = True
+            self._clock.after(delay_ns + self._pass_ns, partial(self._wrote, self._epoch))
+
+    def _wrote(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        self._writing = False
+        self._unsent.append(AGREED if self._agreement[self._position % len(self._agreement)] else DISAGREED)
+        self._position += 1
+        if len(self._unsent) >= self._chunk or self._position == self._write_until:
+            self._send(epoch, self._position - len(self._unsent), tuple(self._unsent))
+            self._unsent.clear()
+            self._chunk = 1
+        self._go_on()
 
 
 class SimulatedCaption:

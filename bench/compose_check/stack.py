@@ -1,31 +1,108 @@
-"""The stack under compose: up, down, and one container at a time. Knows no caption."""
+"""The stack under compose: up, down, and one container at a time."""
 
 import json
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Mapping
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.compose_check.steps import CheckFailed, run, wait_until
+from bench.common import ROOT, say
+
+SHOWN_LINES = 25
+"""Of the output of a command that failed."""
+
+
+class CheckFailed(Exception):
+    """A step did not do what it should; the message says what to look at."""
+
+
+class Steps:
+    """What was done, in order, and how long each step took."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[dict[str, Any]]:
+        """Times a step. What is put into the row that it yields is reported with it."""
+        say(f"{name} ...")
+        row: dict[str, Any] = {"step": name, "ok": False}
+        self.rows.append(row)
+        started = time.monotonic()
+        try:
+            yield row
+            row["ok"] = True
+        finally:
+            row["seconds"] = round(time.monotonic() - started, 1)
+            say(f"{name}: {'done' if row['ok'] else 'FAILED'} after {row['seconds']} s")
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    merge: bool = False,
+) -> str:
+    """What the command printed; with `merge`, its errors too. Raises `CheckFailed` when it fails or takes longer than
+    `timeout_s`; then all that it started is ended."""
+    line, pipe = " ".join(command), subprocess.PIPE
+    errors_to = subprocess.STDOUT if merge else pipe
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **(environ or {})},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=errors_to,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise CheckFailed(f"{line[:300]} took longer than {timeout_s:g} s") from None
+            raise
+    if process.returncode:
+        tail = (output + (errors or "")).splitlines()[-SHOWN_LINES:]
+        raise CheckFailed("\n".join([f"{line[:300]} ended with {process.returncode}", *tail]))
+    return output
+
+
+def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float, look_at: str, every_s: float = 0.5) -> float:
+    """Seconds until `is_so`. Raises `CheckFailed`, which says what to look at, after `timeout_s`."""
+    started = time.monotonic()
+    while not is_so():
+        if time.monotonic() - started > timeout_s:
+            raise CheckFailed(f"waited {timeout_s:g} s until {what}; look at {look_at}")
+        time.sleep(every_s)
+    return time.monotonic() - started
+
 
 PROJECT = "slipstream-check"
 IMAGE = "slipstream-check"
 SERVICES = ("redis", "target", "draft", "gateway")
 START_TIMEOUT_S = 300
 RETURN_TIMEOUT_S = 180
+BUILD_TIMEOUT_S = 1800
 
 
 class Stack:
-    """The containers of one compose project; `folder` has the files. Nothing runs before `up`."""
+    """The containers of one compose project. Nothing runs before `up`."""
 
-    def __init__(self, folder: Path, videos: Path, environ: Mapping[str, str]) -> None:
-        self.folder = folder
+    def __init__(self, videos: Path) -> None:
         self.port = _free_port()
         self.environ = {
-            **environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
             "SLIPSTREAM_IMAGE": IMAGE,
             "SLIPSTREAM_VIDEOS": str(videos),
@@ -41,7 +118,7 @@ class Stack:
 
     def compose(self, *words: str, timeout_s: float = 60) -> str:
         """`docker compose` with these words."""
-        return run(["docker", "compose", *words], timeout_s=timeout_s, environ=self.environ, folder=self.folder)
+        return run(["docker", "compose", *words], timeout_s=timeout_s, environ=self.environ, folder=ROOT)
 
     def can(self, service: str, line: str) -> bool:
         """Whether a shell's line in the service's container ends well."""
@@ -50,6 +127,10 @@ class Stack:
         except CheckFailed:
             return False
         return True
+
+    def build(self) -> None:
+        """The image, from the Dockerfile of the project."""
+        self.compose("build", timeout_s=BUILD_TIMEOUT_S)
 
     def up(self, *services: str) -> None:
         """Starts services, or all, and waits until they are healthy."""

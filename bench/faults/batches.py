@@ -1,4 +1,4 @@
-"""The archive's client of the fault runs: hands in, waits, lists, whatever gateway answers. Knows no process."""
+"""The client of the fault runs: captions an item, or hands in a batch, waits, lists, whatever gateway answers."""
 
 import asyncio
 import time
@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
-from bench.faults.workload import WorkItem
-from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
+from slipstream.errors import ProtocolViolation
+from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from tests.support.workload import WorkItem
 
+CAPTION_TIMEOUT_S = 120.0
 CALL_TIMEOUT_S = 10.0
 POLL_S = 0.5
-RETRY_S = 0.5
 PAGE_SIZE = 500
 ENDED = (archive_pb2.BATCH_STATE_COMPLETED, archive_pb2.BATCH_STATE_CANCELLED)
 
@@ -60,3 +61,20 @@ async def _requests(key: str, items: Sequence[WorkItem]) -> AsyncIterator[archiv
     for item in items:
         message = archive_pb2.BatchItem(custom_id=item.custom_id, source=item.source, caption=item.caption)
         yield archive_pb2.SubmitBatchRequest(item=message)
+
+
+async def caption_text(channel: grpc.aio.Channel, item: WorkItem) -> str:
+    """The caption's text, by a plain call. Raises AioRpcError."""
+    call = gateway_pb2_grpc.GatewayStub(channel).Caption(caption_requests(item), timeout=CAPTION_TIMEOUT_S)
+    async for event in call:
+        if event.HasField("summary"):
+            return str(event.summary.text)
+    raise ProtocolViolation("the gateway ended the caption without a summary")
+
+
+async def caption_requests(item: WorkItem) -> AsyncIterator[gateway_pb2.CaptionRequest]:
+    """The request that names the clip by its path."""
+    options = gateway_pb2.CaptionOptions()
+    options.CopyFrom(item.caption)
+    options.path = item.source
+    yield gateway_pb2.CaptionRequest(options=options)

@@ -12,24 +12,21 @@ from typing import Any
 
 import grpc
 
-from bench.faults.batches import list_jobs, submit, wait_ended
-from bench.faults.captions import caption_text
+from bench.common import say
+from bench.faults.batches import caption_text, list_jobs, submit, wait_ended
 from bench.faults.checker import Verdict, check
-from bench.faults.cluster import Cluster, ClusterOptions
-from bench.faults.entries import read_entries
-from bench.faults.history import History, count_events
-from bench.faults.nemesis import Nemesis
-from bench.faults.plan import plan_strikes
-from bench.faults.workload import WorkItem, make_workload
-from bench.running import say
+from bench.faults.history import History, Kind, count_events, read_entries
+from bench.faults.injector import FaultInjector, plan_strikes
 from slipstream.rpc.v1 import archive_pb2
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.workload import WorkItem, make_workload
 
 LEASE_S = 5.0
 NUM_TOKENS = 100
 """Long enough that the batch outlasts the strikes that do not stop it, short enough that places become free."""
 DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
-"""How long the nemesis may go on with what it had begun when the batch ended; then there is nothing more to harm."""
+"""How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
 
 
@@ -56,7 +53,7 @@ async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
             say(f"drain: seed {seed}: " + ", ".join(f"{s.kind} {s.victim} at {s.at_share:.0%}" for s in plan))
             began = time.monotonic()
             harmed = await harm_batch(
-                cluster, "drain", workload.items, expected, lambda nemesis: nemesis.run(plan, num_jobs)
+                cluster, "drain", workload.items, expected, lambda injector: injector.run(plan, num_jobs)
             )
             wall_s = time.monotonic() - began
             logged = {name: count_events(cluster.log(name), "request.failed") for name in cluster.processes}
@@ -98,14 +95,14 @@ async def harm_batch(
     key: str,
     items: Sequence[WorkItem],
     expected: Mapping[str, str],
-    harm: Callable[[Nemesis], Coroutine[Any, Any, None]],
+    harm: Callable[[FaultInjector], Coroutine[Any, Any, None]],
 ) -> Harmed:
-    """Hands a batch in, lets the nemesis do its harm, waits until the batch has ended, and checks what came of it."""
-    nemesis = Nemesis(cluster, say)
+    """Hands a batch in, lets the injector do its harm, waits until the batch has ended, and checks what came of it."""
+    injector = FaultInjector(cluster, say)
     async with AsyncExitStack() as stack:
         channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
         batch_id = (await submit(channels[0], key, items)).batch_id
-        harming = asyncio.create_task(harm(nemesis))
+        harming = asyncio.create_task(harm(injector))
         try:
             await wait_ended(channels, batch_id, DRAIN_TIMEOUT_S)
             await asyncio.wait({harming}, timeout=HARM_GRACE_S)
@@ -117,6 +114,71 @@ async def harm_batch(
         jobs = await list_jobs(channels[0], batch_id)
         entries = await read_entries(cluster.redis_url, batch_id, jobs)
     ids = {entry.job_id for entry in entries}
-    events = [event for event in nemesis.events() if event.job_id in ids]
-    history = History([item.custom_id for item in items], events, nemesis.acts, entries)
+    events = [event for event in injector.events() if event.job_id in ids]
+    history = History([item.custom_id for item in items], events, injector.acts, entries)
     return Harmed(check(history, expected, cluster.options.lease_s, places=cluster.options.places), history, jobs)
+
+
+NUM_NEIGHBOURS = 16
+LEASE_S = 3.0
+MAX_CRASHES = 3
+POLL_S = 0.03
+TIMEOUT_S = 300.0
+POISON_TOKENS = 600
+"""Long enough not to end before its gateway does."""
+
+
+async def run_poison() -> dict[str, Any]:
+    """The whole part."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
+        workload = make_workload(Path(folder) / "work", NUM_NEIGHBOURS + 1)
+        flags = {"gateway": ("--max-crashes", str(MAX_CRASHES))}
+        options = ClusterOptions(
+            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, flags=flags
+        )
+        items = list(workload.items)
+        items[NUM_NEIGHBOURS // 2] = _poisonous(items[NUM_NEIGHBOURS // 2])
+        async with Cluster(options, say) as cluster, cluster.channel() as channel:
+            began = time.monotonic()
+            batch = (await submit(channel, "poison", items)).batch_id
+            ids = {job.custom_id: job.job_id for job in await list_jobs(channel, batch)}
+            injector = FaultInjector(cluster, say)
+            killing = asyncio.create_task(_kill_whoever_runs(ids["poison"], injector, cluster))
+            try:
+                async with cluster.channel("gateway-1") as other:
+                    await wait_ended([channel, other], batch, TIMEOUT_S)
+            finally:
+                killing.cancel()
+            await cluster.wait_serving("gateway-0")
+            jobs = {job.custom_id: job for job in await list_jobs(channel, batch)}
+            taken = [event for event in injector.events() if event.kind is Kind.TAKEN]
+        poison, neighbours = jobs.pop("poison"), list(jobs.values())
+        done = sum(job.state == archive_pb2.JOB_STATE_DONE for job in neighbours)
+        dead = poison.state == archive_pb2.JOB_STATE_DEAD
+        runs = sum(event.job_id == poison.job_id for event in taken)
+        return {
+            "passed": dead and bool(poison.error) and runs == MAX_CRASHES and done == NUM_NEIGHBOURS,
+            "poison_state": archive_pb2.JobState.Name(poison.state),
+            "poison_error": poison.error,
+            "poison_runs": runs,
+            "neighbours": NUM_NEIGHBOURS,
+            "neighbours_done": done,
+            "neighbours_most_crashes": max(job.crashes for job in neighbours),
+            "wall_s": round(time.monotonic() - began, 1),
+        }
+
+
+def _poisonous(item: WorkItem) -> WorkItem:
+    item.caption.max_new_tokens = POISON_TOKENS
+    return WorkItem("poison", item.source, item.caption)
+
+
+async def _kill_whoever_runs(job_id: str, injector: FaultInjector, cluster: Cluster) -> None:
+    killed = 0
+    while True:
+        runs = [event for event in injector.events() if event.kind is Kind.TAKEN and event.job_id == job_id]
+        if len(runs) > killed:
+            killed, victim = len(runs), max(runs, key=lambda event: event.at).process
+            say(f"poison: run {killed}, on {victim}: killing it")
+            cluster.kill(victim)
+        await asyncio.sleep(POLL_S)

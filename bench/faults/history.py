@@ -1,4 +1,4 @@
-"""What happened in a run, from the gateways' logs, the nemesis and the queue. Pure but for reading files."""
+"""What happened in a run, from the gateways' logs, the injected faults and the queue's last word."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slipstream.archive.queue import JobState
+from slipstream.archive.queue import JobRecord, JobState
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.rpc.v1 import archive_pb2
 
 
 class Kind(StrEnum):
@@ -39,7 +41,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class Act:
-    """What the nemesis did to a process: it was of no use from `at` to `until`."""
+    """What was done to a process: it was of no use from `at` to `until`."""
 
     at: float
     until: float
@@ -138,3 +140,26 @@ def _parse(line: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}
+
+
+async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[archive_pb2.Job]) -> list[Entry]:
+    """One entry a job of the store, joined to what the archive says of it."""
+    texts = {job.job_id: job.summary.text for job in jobs}
+    return [
+        Entry(job.custom_id, job.job_id, job.state, job.worker, job.epoch, texts.get(job.job_id, ""), job.error)
+        for job in await _read_records(redis_url, batch_id)
+    ]
+
+
+async def _read_records(redis_url: str, batch_id: str) -> list[JobRecord]:
+    queue = RedisQueue(redis_url)
+    records: list[JobRecord] = []
+    try:
+        page, position = await queue.list_jobs(batch_id)
+        records += page
+        while position:
+            page, position = await queue.list_jobs(batch_id, after=position)
+            records += page
+    finally:
+        await queue.close()
+    return records

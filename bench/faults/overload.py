@@ -17,12 +17,12 @@ from typing import Any
 
 import grpc
 
-from bench.faults.captions import TIMEOUT_S, caption_requests
-from bench.faults.cluster import Cluster, ClusterOptions
-from bench.faults.workload import WorkItem, make_workload
-from bench.running import say
+from bench.common import say
+from bench.faults.batches import CAPTION_TIMEOUT_S, caption_requests
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from slipstream.stack.local import FRESH
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.workload import WorkItem, make_workload
 
 MAX_CAPTIONS = 8
 ROUNDS = 3
@@ -48,9 +48,40 @@ class Answer:
     ended: float
     """Monotonic time."""
 
+
+@dataclass
+class Phase:
+    """All answers at one load, over all rounds."""
+
+    answers: list[Answer] = field(default_factory=list)
+    made: int = 0
+    seconds: float = 0.0
+    most_memory: int = 0
+    lags: list[float] = field(default_factory=list)
+    """How late this process itself was woken."""
+
     @property
-    def is_ok(self) -> bool:
-        return self.status == "OK"
+    def goodput(self) -> float:
+        """Captions a second."""
+        return self.made / self.seconds
+
+    def figures(self, peak: "Phase") -> dict[str, Any]:
+        """For the document; `peak` is the closed loop's."""
+        waits = [answer.decided_s for answer in self.answers]
+        refused = [answer.decided_s for answer in self.answers if answer.status != "OK"]
+        unclear = [a for a in self.answers if a.status not in CLEAR or not (a.status == "OK" or a.details)]
+        return {
+            "requests": len(self.answers),
+            "statuses": dict(Counter(answer.status for answer in self.answers)),
+            "unclear": sorted({f"{answer.status}: {answer.details}" for answer in unclear})[:3],
+            "captions_per_s": round(self.goodput, 3),
+            "of_peak": round(self.goodput / peak.goodput, 3),
+            "decided_p50_s": _quantile(waits, 0.5),
+            "decided_p99_s": _quantile(waits, 0.99),
+            "refused_p99_s": _quantile(refused, 0.99),
+            "client_woken_late_p99_s": _quantile(self.lags, 0.99),
+            "memory_mb": self.most_memory >> 20,
+        }
 
 
 async def run_overload(seed: int) -> dict[str, Any]:
@@ -65,22 +96,6 @@ async def run_overload(seed: int) -> dict[str, Any]:
             return await _Load(cluster, channel, workload.items, seed).run()
 
 
-@dataclass
-class _Phase:
-    """All answers at one load, over all rounds."""
-
-    answers: list[Answer] = field(default_factory=list)
-    made: int = 0
-    seconds: float = 0.0
-    most_memory: int = 0
-    lags: list[float] = field(default_factory=list)
-
-    @property
-    def goodput(self) -> float:
-        """Captions a second."""
-        return self.made / self.seconds
-
-
 class _Load:
     """Phases of one run against one gateway."""
 
@@ -93,7 +108,7 @@ class _Load:
 
     async def run(self) -> dict[str, Any]:
         await self._closed_loop(WARM_UP_S)
-        peak, phases = _Phase(), {load: _Phase() for load in LOADS}
+        peak, phases = Phase(), {load: Phase() for load in LOADS}
         for number in range(ROUNDS):
             await self._measure(peak, self._closed_loop(PEAK_S), RAMP_S, PEAK_S)
             for load, phase in phases.items():
@@ -104,9 +119,7 @@ class _Load:
             )
         return _verdict(peak, phases)
 
-    async def _measure(
-        self, phase: "_Phase", work: Coroutine[Any, Any, list[Answer]], since: float, until: float
-    ) -> None:
+    async def _measure(self, phase: Phase, work: Coroutine[Any, Any, list[Answer]], since: float, until: float) -> None:
         """Adds what `work` did, its goodput counted between two times after its beginning."""
         began = time.monotonic()
         watching = asyncio.create_task(self._watch(phase))
@@ -118,7 +131,7 @@ class _Load:
         phase.made += sum(answer.status == "OK" and since < answer.ended - began <= until for answer in answers)
         phase.seconds += until - since
 
-    async def _watch(self, phase: "_Phase") -> None:
+    async def _watch(self, phase: Phase) -> None:
         """Keeps the most memory that all services held together, and how late this process itself is woken."""
         while True:
             memory = await asyncio.to_thread(self._cluster.memory_bytes)
@@ -156,7 +169,7 @@ class _Load:
         decided = 0.0
         status, details = "OK", ""
         try:
-            async for _ in self._gateway.Caption(caption_requests(item), timeout=TIMEOUT_S):
+            async for _ in self._gateway.Caption(caption_requests(item), timeout=CAPTION_TIMEOUT_S):
                 decided = decided or time.monotonic()
         except grpc.aio.AioRpcError as error:
             status, details = error.code().name, error.details() or ""
@@ -164,9 +177,9 @@ class _Load:
         return Answer(status, details, (decided or ended) - began, ended)
 
 
-def _verdict(peak: _Phase, phases: Mapping[float, _Phase]) -> dict[str, Any]:
+def _verdict(peak: Phase, phases: Mapping[float, Phase]) -> dict[str, Any]:
     most = phases[max(LOADS)]
-    figures = {f"{load:g}x": _figures(phase, peak) for load, phase in phases.items()}
+    figures = {f"{load:g}x": phase.figures(peak) for load, phase in phases.items()}
     checks = {
         "decided_in_time": _quantile([answer.decided_s for answer in most.answers], 0.99) <= DECIDED_WITHIN_S,
         "goodput": most.goodput >= LEAST_GOODPUT * peak.goodput,
@@ -177,28 +190,8 @@ def _verdict(peak: _Phase, phases: Mapping[float, _Phase]) -> dict[str, Any]:
         "passed": all(checks.values()),
         "checks": checks,
         "goodput_at_3x": round(most.goodput / peak.goodput, 3),
-        "peak": _figures(peak, peak),
+        "peak": peak.figures(peak),
         **figures,
-    }
-
-
-def _figures(phase: _Phase, peak: _Phase) -> dict[str, Any]:
-    waits = [answer.decided_s for answer in phase.answers]
-    refused = [answer.decided_s for answer in phase.answers if answer.status != "OK"]
-    unclear = {f"{a.status}: {a.details}" for a in phase.answers if a.status not in CLEAR or not (a.is_ok or a.details)}
-    return {
-        "requests": len(phase.answers),
-        "statuses": dict(Counter(answer.status for answer in phase.answers)),
-        "unclear": sorted(unclear)[:3],
-        "captions_per_s": round(phase.goodput, 3),
-        "of_peak": round(phase.goodput / peak.goodput, 3),
-        "decided_p50_s": _quantile(waits, 0.5),
-        "decided_p99_s": _quantile(waits, 0.99),
-        "decided_late": sum(wait > DECIDED_WITHIN_S for wait in waits),
-        "refused_p50_s": _quantile(refused, 0.5),
-        "refused_p99_s": _quantile(refused, 0.99),
-        "client_woken_late_p99_s": _quantile(phase.lags, 0.99),
-        "memory_mb": phase.most_memory >> 20,
     }
 
 

@@ -6,6 +6,8 @@ in work are committed once the store is back.
 
 import asyncio
 import contextlib
+import itertools
+import os
 import tempfile
 import time
 from collections import Counter
@@ -16,14 +18,13 @@ from typing import Any
 
 import grpc
 
-from bench.faults import small_disk
+from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
-from bench.faults.cluster import Cluster, ClusterOptions
 from bench.faults.history import Kind
-from bench.faults.nemesis import Nemesis
-from bench.faults.workload import WorkItem, make_workload
-from bench.running import say
+from bench.faults.injector import FaultInjector
 from slipstream.rpc.v1 import archive_pb2
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.workload import WorkItem, make_workload
 
 FAULTS = ("disk_full", "kill", "freeze")
 FREEZE_S, DISK_FULL_S, KILL_DOWN_S = 20.0, 12.0, 4.0
@@ -33,6 +34,10 @@ SUBMIT_TIMEOUT_S = 15.0
 NUM_JOBS = 16
 NUM_TOKENS = 80
 TIMEOUT_S = 180.0
+DISK_MB = 16
+BALLAST = "ballast"
+LEFT_BYTES = 48 * 1024
+"""Room that is left when the disk is said to be full: for a few writes."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,14 @@ async def run_redis_faults() -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slipstream-faults-")))
         disk = folder / "disk"
         disk.mkdir()
-        if small_disk.is_possible():
-            await stack.enter_async_context(small_disk.small_disk(disk))
+        if may_mount():
+            await stack.enter_async_context(small_disk(disk))
         workload = make_workload(folder / "work", NUM_JOBS * len(FAULTS), num_tokens=NUM_TOKENS)
         options = ClusterOptions(workload.pair.target, workload.pair.draft, workload.video_root, redis_dir=disk)
         cluster = await stack.enter_async_context(Cluster(options, say))
         found = {}
         for index, fault in enumerate(FAULTS):
-            if fault == "disk_full" and not small_disk.is_possible():
+            if fault == "disk_full" and not may_mount():
                 found[fault] = {"passed": False, "skipped": "not tried: a small disk needs root"}
                 continue
             items = workload.items[index * NUM_JOBS : (index + 1) * NUM_JOBS]
@@ -75,7 +80,7 @@ class _FaultRun:
         self._fault = fault
         self._items = items
         self._disk = disk
-        self._nemesis = Nemesis(cluster, say)
+        self._injector = FaultInjector(cluster, say)
         self._submissions: list[Submission] = []
 
     async def run(self) -> dict[str, Any]:
@@ -101,7 +106,7 @@ class _FaultRun:
     ) -> dict[str, Any]:
         refused = [submission for submission in self._submissions if submission.status != "OK"]
         slowest = max((submission.took_s for submission in refused), default=0.0)
-        events = [event for event in self._nemesis.events() if event.job_id in ids]
+        events = [event for event in self._injector.events() if event.job_id in ids]
         statuses = Counter(submission.status for submission in self._submissions)
         clear = set(statuses) <= {"OK", "UNAVAILABLE"} and all(submission.details for submission in refused)
         done = ended.counts.done
@@ -121,12 +126,10 @@ class _FaultRun:
 
     async def _wait_taken(self, ids: set[str]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
-            while not self._any_taken(ids):  # noqa: ASYNC110 (what the logs of others say)
+            # What the logs of others say:
+            while not any(e.kind is Kind.TAKEN and e.job_id in ids for e in self._injector.events()):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-
-    def _any_taken(self, ids: set[str]) -> bool:
-        return any(event.kind is Kind.TAKEN and event.job_id in ids for event in self._nemesis.events())
 
     @contextlib.asynccontextmanager
     async def _fault_lasting(self) -> AsyncIterator[None]:
@@ -144,19 +147,16 @@ class _FaultRun:
                 yield
             await cluster.wait_serving("redis", starts + 1)
         else:
-            small_disk.fill(self._disk)
+            fill(self._disk)
             try:
                 yield
             finally:
-                small_disk.free(self._disk)
+                free(self._disk)
             await cluster.wait_serving("redis", cluster.processes["redis"].starts)
 
     async def _keep_submitting(self, channel: grpc.aio.Channel) -> None:
-        number = 0
-        while True:
-            key = f"{self._fault}-{number}"
-            self._submissions.append(await _submission(channel, key, self._items[:1]))
-            number += 1
+        for number in itertools.count():
+            self._submissions.append(await _submission(channel, f"{self._fault}-{number}", self._items[:1]))
             await asyncio.sleep(SUBMIT_EVERY_S)
 
 
@@ -172,3 +172,39 @@ async def _submission(channel: grpc.aio.Channel, key: str, items: Sequence[WorkI
 
 async def _is_kept(channel: grpc.aio.Channel, key: str) -> bool:
     return len(await list_jobs(channel, key)) == 1
+
+
+# -- a disk that can be filled up --------------------------------------------------------------------------------------
+
+
+def may_mount() -> bool:
+    """Whether this process may mount."""
+    return os.geteuid() == 0
+
+
+@contextlib.asynccontextmanager
+async def small_disk(folder: Path) -> AsyncIterator[Path]:
+    """A new file system at `folder`, which exists; gone at the end."""
+    await _command("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder))
+    try:
+        yield folder
+    finally:
+        await _command("umount", "-l", str(folder))
+
+
+def fill(folder: Path) -> None:
+    """Leaves next to no room."""
+    room = os.statvfs(folder)
+    with (folder / BALLAST).open("wb") as ballast:
+        ballast.write(bytes(max(0, room.f_bavail * room.f_frsize - LEFT_BYTES)))
+
+
+def free(folder: Path) -> None:
+    """Makes room again."""
+    (folder / BALLAST).unlink()
+
+
+async def _command(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(*command)
+    if await process.wait():
+        raise OSError(f"{' '.join(command)} failed")

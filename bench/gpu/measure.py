@@ -1,4 +1,4 @@
-"""What is timed of one geometry at one length of video: passes, prefill, guidance, kernels, graphs. Knows no report.
+"""What is timed of one geometry at one length of video: passes, prefill, guidance, kernels, graphs.
 
 Caches of decoding passes are filled with random rows; the prefill is a real one. All passes are the engine's, with the
 choice of the likeliest tokens and their way to the host, as the services do it.
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.gpu.decode_graph import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
-from bench.gpu.kernels import JoinedKernel, LowerRightKernel
+from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
 from bench.gpu.timing import Clock, attempt
 from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
 from slipstream.engine.states import DecodeState, Prefill
+from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
 from slipstream.pruning import Guidance, Score, num_kept
 from slipstream.pruning.guided import make_guidance, scores_of, top_k
@@ -60,7 +60,6 @@ def measure_all(job: Job) -> dict[str, Any]:
         "passes": attempt(lambda: measure_passes(job)),
         "draft": attempt(lambda: measure_draft(job)),
         "kernels": {name: attempt(partial(measure_kernel, job, name)) for name in KERNELS},
-        "prefill_layer": attempt(lambda: measure_prefill_layer(job)),
         "memory": attempt(lambda: measure_memory(job)),
     }
 
@@ -144,7 +143,7 @@ def _pruned_prefill(job: Job, num_video: int) -> dict[str, Any]:
 def measure_prefill(job: Job) -> dict[str, Any]:
     """The target's prefill in its two parts, before and after layer L, and the guidance between them."""
     engine = job.model.engine(job.kernel)
-    split = guidance_layer(engine.info.num_layers)
+    split = default_guidance_layer(engine.info.num_layers)
     plan, embeddings = plan_of(job.num_video_tokens), job.model.video_embeddings(job.num_video_tokens)
     held: dict[str, Any] = {}
 
@@ -161,6 +160,9 @@ def measure_prefill(job: Job) -> dict[str, Any]:
     def guidance(kind: str) -> Guidance:
         return make_guidance(video_0, text_0, prefill.video_states(), prefill.text_states(), kind)
 
+    def select() -> None:
+        top_k(scores_of(states, Score.SIMILARITY_VARIATION), num_kept(job.num_video_tokens, 0.9))
+
     states, scores = guidance("hidden_states"), guidance("scores")
     timed = {
         "layer": split,
@@ -171,7 +173,7 @@ def measure_prefill(job: Job) -> dict[str, Any]:
             "states_to_host_s": job.clock.time(lambda: _to_host(states)).median,
             "states_bytes": _num_bytes(states),
             "scores_bytes": _num_bytes(scores),
-            "select_s": job.clock.time(lambda: _select(states, job.num_video_tokens)).median,
+            "select_s": job.clock.time(select).median,
         },
     }
     prefill.cache.clear()
@@ -202,17 +204,8 @@ def _num_bytes(guidance: Guidance) -> int:
     return sum(tensor.nbytes for pair in (guidance.video_states, guidance.text_sums) for tensor in pair or ())
 
 
-def _select(guidance: Guidance, num_video_tokens: int) -> None:
-    top_k(scores_of(guidance, Score.SIMILARITY_VARIATION), num_kept(num_video_tokens, 0.9))
-
-
-def guidance_layer(num_layers: int) -> int:
-    """The target service's own choice of L."""
-    return min(20, max(1, num_layers // 4))
-
-
-KERNELS = ("math", "sdpa", "matmul", "lower_right", "joined", "flash")
-"""Ways to attend: SDPA held to its math path, what `get_kernel` knows, and the two of `kernels`."""
+KERNELS = ("math", "sdpa", "matmul", "joined", "flash")
+"""Ways to attend: SDPA held to its math path, what `get_kernel` knows, and that of `kernels`."""
 
 
 def measure_kernel(job: Job, name: str) -> dict[str, Any]:
@@ -229,7 +222,7 @@ def measure_kernel(job: Job, name: str) -> dict[str, Any]:
 
 
 def _kernel(job: Job, name: str) -> Kernel:
-    extra: dict[str, type[SdpaKernel]] = {"math": SdpaKernel, "lower_right": LowerRightKernel, "joined": JoinedKernel}
+    extra: dict[str, type[SdpaKernel]] = {"math": SdpaKernel, "joined": JoinedKernel}
     return extra[name]() if name in extra else get_kernel(name, job.model.device, job.model.dtype)
 
 
@@ -242,24 +235,6 @@ def _difference(job: Job, engine: VideoLM, state: DecodeState) -> float:
         (theirs,) = reference.step([(base, rows)])
     state.rollback(job.num_tokens)
     return float((ours - theirs).abs().max())
-
-
-def measure_prefill_layer(job: Job) -> dict[str, Any]:
-    """Seconds of one layer of the prefill, with the kernel of the services and on the math path."""
-    engine, plan = job.model.engine(job.kernel), plan_of(job.num_video_tokens)
-    on_math = job.model.engine(SdpaKernel())
-    embeddings = job.model.video_embeddings(job.num_video_tokens)
-
-    def one_layer(model: VideoLM) -> None:
-        prefill = model.start_prefill(plan, embeddings)
-        prefill.run_layers(1)
-        prefill.cache.clear()
-
-    def by_math() -> dict[str, float]:
-        with sdpa_kernel(SDPBackend.MATH):
-            return job.clock.time(lambda: one_layer(on_math), repeats=3).as_dict()
-
-    return {"engine": job.clock.time(lambda: one_layer(engine), repeats=3).as_dict(), "math": attempt(by_math)}
 
 
 def measure_memory(job: Job) -> dict[str, Any]:

@@ -1,29 +1,54 @@
-"""Measured times as tables for `bench.replay`, see `bench.replay.device_times`."""
+"""What measured times say of pairs: c, and tables for the services' `--replay` (`bench.replay.device_times`)."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.projection import best_graph_s
+from bench.gpu.random_model import Pair
+from bench.tables import Row
 
-Row = Mapping[str, Any]
+
+def pair_rows(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """c by alpha for each length of video at which both models of a pair were measured, with the draft as the engine
+    runs it and as a CUDA graph would. `models`: by name, the rows of `measure_all`."""
+    rows = []
+    for draft, target in measured_pairs(pair, models):
+        plain_s = target["passes"]["1"]["s"]
+        for alpha, found in draft["draft"].items():
+            draft_s, graph_s = found["eager"]["s"], best_graph_s(found)
+            row = {"pair": pair.name, "video_tokens": draft["video_tokens"], "alpha": alpha}
+            row |= {"draft_pass_s": draft_s, "c": plain_s / draft_s}
+            rows.append(row | ({"graph_pass_s": graph_s, "graph_c": plain_s / graph_s} if graph_s else {}))
+    return rows
 
 
-def replay_table(pair: Row, draft: Row, target: Row, encode_frame_s: float | None, source: str) -> dict[str, Any]:
+def measured_pairs(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[tuple[Row, Row]]:
+    """The rows of draft and target at each length at which neither failed."""
+    drafts = {row["video_tokens"]: row for row in models.get(pair.draft, ()) if "error" not in row["draft"]}
+    targets = {row["video_tokens"]: row for row in models.get(pair.target, ()) if "error" not in row["passes"]}
+    return [(drafts[size], targets[size]) for size in sorted(drafts.keys() & targets.keys())]
+
+
+def best_graph_s(row: Row) -> float | None:
+    """Seconds of a draft token from the faster of the captured graphs; None where there is none."""
+    seconds = [row[name]["s"] for name in row if name.startswith("graph_") and row[name].get("captured")]
+    return min(seconds, default=None)
+
+
+def replay_table(pair: Pair, draft: Row, target: Row, encode_frame_s: float | None, source: str) -> dict[str, Any]:
     """The table of one pair at one length of video.
 
     Args:
-        pair: of `projection.pair_rows`.
         draft, target: of `measure_all`, both at that length.
         encode_frame_s: the target's seconds for a frame; None leaves it out.
         source: where the times are from.
     """
     table: dict[str, Any] = {
-        "name": f"{pair['pair']} at {pair['video_tokens']} video tokens",
+        "name": f"{pair.name} at {draft['video_tokens']} video tokens",
         "source": source,
         "target": {"pass_s": {rows: timing["s"] for rows, timing in target["passes"].items()}},
-        "draft": {"pass_s": {alpha: _draft_pass_s(row) for alpha, row in draft["draft"].items()}},
+        "draft": {"pass_s": {alpha: row["eager"]["s"] for alpha, row in draft["draft"].items()}},
     }
     prefill = target["prefill"]
     if "error" not in prefill:
@@ -48,11 +73,6 @@ def write_tables(tables: Sequence[Row], folder: Path) -> list[Path]:
         path.write_text(json.dumps(table, indent=2) + "\n")
         paths.append(path)
     return paths
-
-
-def _draft_pass_s(row: Row) -> float:
-    """As the draft service runs it: eager."""
-    return float(row["eager"]["s"])
 
 
 def graph_variant(table: Row, draft: Row) -> dict[str, Any] | None:

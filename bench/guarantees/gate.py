@@ -1,11 +1,9 @@
-"""`python -m bench.guarantees.gate`: is a caption with a bad draft ever slower than plain decoding? Last comes JSON.
+"""Is a caption with a bad draft ever slower than plain decoding?
 
 Each kind of draft gets a stack of its own. On it every clip is captioned plainly before and after each speculative
 caption, so a ratio compares neighbours in time; the figure of a kind is the median over its clips.
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +12,7 @@ from typing import Any
 
 import grpc
 
-from bench.captions import Captioned, run_caption
-from bench.clips import held_out_clips
-from bench.machine import machine_facts
-from bench.running import run_to_end, say
+from bench.common import Captioned, held_out_clips, run_caption, say
 from bench.simulate import bad_drafts, simulate
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
@@ -73,7 +68,6 @@ async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
         "identical": all(sample.identical for of_kind in samples.values() for sample in of_kind),
         "captions": {kind: [vars(sample) for sample in of_kind] for kind, of_kind in samples.items()},
         "frames": plan.num_frames,
-        "machine": machine_facts(),
     }
 
 
@@ -82,7 +76,7 @@ async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> di
     options = StackOptions(plan.target, plan.draft, threads=1, pin=True)
     options = replace(
         options,
-        modules={**options.modules, "draft": "bench.bad_draft"},
+        modules={**options.modules, "draft": "bench.guarantees.bad_draft"},
         extra_flags=FRESH | {"draft": (*FRESH["draft"], "--vice", vice)},
     )
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
@@ -116,16 +110,3 @@ def _sample(caption: Captioned, before: Captioned, after: Captioned) -> GateSamp
         closings=speculation.gate_closings,
         gated_tokens=speculation.gated_tokens,
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.guarantees.gate", description="Never slower than plain?")
-    parser.add_argument("--clips", type=int, default=GatePlan.num_clips)
-    parser.add_argument("--frames", type=int, default=GatePlan.num_frames)
-    parser.add_argument("--max-new-tokens", type=int, default=GatePlan.max_new_tokens)
-    given = parser.parse_args()
-    print(json.dumps(run_to_end(measure_gate(GatePlan(given.clips, given.frames, given.max_new_tokens)))))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
-"""`python -m bench.guarantees.positions`: does a draft agree more when kept video tokens stay where they were?
+"""Does a draft agree more when kept video tokens stay where they were?
 
 For both families and several pruned shares, the draft reads the target's own greedy captions of held-out clips and
 says after every word what it would have written; a draft token there is accepted when the two are equal. "original"
 leaves kept video tokens at their positions, "compact" closes the gaps. Everything runs in this process.
 """
 
-import argparse
-import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench.agreement import early_guidance
-from bench.clips import FULL_SCENES, held_out_clips
-from bench.running import say
+from bench.common import PROMPT, ROOT, held_out_clips, say
+from bench.methods.agreement import early_guidance
 from slipstream.engine import PromptPlan, VideoLM, load_model
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.video.decode import sample_video
 from slipstream.video.sampled import DecodeLimits
+from training.world import FULL_SCENES
 
 PAIRS: dict[str, tuple[str, tuple[int, int]]] = {
     "llava_onevision": ("models/pocket", FULL_SCENES),
@@ -31,10 +28,8 @@ PAIRS: dict[str, tuple[str, tuple[int, int]]] = {
 """Family -> its pair, and the fewest and most scenes of the clips that it was trained for."""
 ALPHAS = (0.0, 0.5, 0.9, 1.0)
 SCHEMES = ("original", "compact")
-PROMPT = "Describe this video in detail."
 PRUNER = "uv_spread"
 MAX_NEW_TOKENS = 256
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,7 @@ def measure_positions(num_clips: int = 6, num_frames: int = 32) -> dict[str, Any
 @torch.inference_mode()
 def _measure_pair(family: str, num_clips: int, num_frames: int) -> dict[str, Any]:
     folder, num_scenes = PAIRS[family]
-    target, draft = (load_model(str(_ROOT / folder / role)) for role in ("target", "draft"))
+    target, draft = (load_model(str(ROOT / folder / role)) for role in ("target", "draft"))
     right = dict.fromkeys([(alpha, scheme) for alpha in ALPHAS for scheme in SCHEMES], 0)
     num_tokens = 0
     for number, path in enumerate(held_out_clips(num_clips, num_scenes), 1):
@@ -99,25 +94,3 @@ def _num_agreeing(draft: VideoLM, clip: Clip, alpha: float, scheme: str) -> int:
 
 def _plan(model: VideoLM, frames: NDArray[np.uint8], seconds_per_frame: float) -> PromptPlan:
     return model.plan_prompt(PROMPT, len(frames), frame_size=frames.shape[1:3], seconds_per_frame=seconds_per_frame)
-
-
-def _table(document: dict[str, Any]) -> Iterator[str]:
-    yield f"{'family':<18}{'alpha':>6}{'original':>10}{'compact':>10}"
-    for family, found in document.items():
-        for alpha, shares in found["acceptance"].items():
-            yield f"{family:<18}{alpha:>6}" + "".join(f"{shares[scheme]:>10.1%}" for scheme in SCHEMES)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.guarantees.positions", description=__doc__)
-    parser.add_argument("--clips", type=int, default=6)
-    parser.add_argument("--frames", type=int, default=32)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    document = measure_positions(given.clips, given.frames)
-    print("\n".join(_table(document)))
-    print(json.dumps({"positions": document}))
-
-
-if __name__ == "__main__":
-    main()

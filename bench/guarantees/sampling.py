@@ -1,12 +1,10 @@
-"""`python -m bench.guarantees.sampling`: texts have the target's joint distribution; how many draft tokens survive it.
+"""Texts have the target's joint distribution; how many draft tokens survive it.
 
 Two measurements. `joint_chi2` runs the toy world of the tests, real pipeline and real samplers, with more captions.
 `pocket_acceptance` lets both pocket models look at the same sampled captions and asks at every position, for each rule,
 how often a draft token is accepted; beside it stand the bounds that any pair of distributions obeys.
 """
 
-import argparse
-import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -15,17 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import agreement
-from bench.clips import SHORT_SCENES, held_out_clips
+from bench.common import PROMPT, SHORT_SCENES, Task, held_out_clips, say
+from bench.methods import agreement
 from bench.reference import engine_model, frames_of
-from bench.running import say
-from bench.tasks import Task
 from slipstream.sampling.params import RULES, SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
 from slipstream.stack.local import POCKET_DIR
 from tests.sampling.toy_world import TEMPERATURES, p_values, play_many, toy_drafts, toy_target
 
-PROMPT = "Describe this video in detail."
 POCKET_TEMPERATURES = (0.7, 1.0)
 NUM_FRAMES = 16
 MAX_NEW_TOKENS = 96
@@ -113,17 +108,3 @@ def _num_accepted(params: SamplingParams, text: Sequence[int], target_logits: Te
         proposals = () if proposal is None else (proposal,)
         num_accepted += target.judge(target_row.expand(2, -1), text[:position], (token,), proposals)[0]
     return num_accepted
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", type=int, default=300, help="toy captions for each combination")
-    parser.add_argument("--clips", type=int, default=4, help="held-out clips for the acceptance of the pocket pair")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    document = {"joint_chi2": joint_chi2(given.captions), "acceptance": pocket_acceptance(given.clips)}
-    print(json.dumps(document))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,16 @@
-"""`python -m bench.guarantees.strict`: how many bf16 captions differ from plain decoding, with and without strict mode.
+"""How many bf16 captions differ from plain decoding, with and without strict mode.
 
 A row of a window and the same row alone are computed by different kernels, which round differently; where two tokens
-are nearly as likely, that decides. A strict target runs every pass at one width. Last comes JSON.
+are nearly as likely, that decides. A strict target runs every pass at one width.
 """
 
-import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from bench.captions import Captioned, run_caption
-from bench.clips import held_out_clips
-from bench.running import run_to_end, say
+from bench.common import first_difference, held_out_clips, run_caption, say
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.stack.local import Stack, StackOptions
@@ -58,7 +54,7 @@ async def _compare(channel: grpc.aio.Channel, clips: list[Path], num_frames: int
             num_captions += 1
             plain_s += plain.summary.timings.generate_s
             parallel_s += parallel.summary.timings.generate_s
-            position = _first_difference(plain, parallel)
+            position = first_difference(plain.token_ids, parallel.token_ids)
             first_differences += [] if position is None else [position]
     return {
         "differ": f"{len(first_differences)}/{num_captions}",
@@ -66,25 +62,3 @@ async def _compare(channel: grpc.aio.Channel, clips: list[Path], num_frames: int
         "plain_s": round(plain_s, 2),
         "speedup": round(plain_s / parallel_s, 2),
     }
-
-
-def _first_difference(one: Captioned, other: Captioned) -> int | None:
-    if one.token_ids == other.token_ids:
-        return None
-    pairs = zip(one.token_ids, other.token_ids, strict=False)
-    shorter = min(len(one.token_ids), len(other.token_ids))
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), shorter)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.guarantees.strict", description=__doc__)
-    parser.add_argument("--clips", type=int, default=16)
-    parser.add_argument("--frames", type=int, default=16)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
-    print(json.dumps(run_to_end(measure_strict(given.clips, given.frames, given.dtype, given.device))))
-
-
-if __name__ == "__main__":
-    main()

@@ -4,15 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.captions import Event, Traced
-from bench.comparison import Findings, recorded_pruner
-from bench.document import make_document
-from bench.methods import methods
-from bench.samples import Sample, WindowCost
-from bench.sweeps import Measured, sweep_points
-from bench.tasks import Agreement, Task
-from bench.timeline import timeline
-from bench.usage import Usage
+from bench.common import Event, Task, Usage
+from bench.methods.agreement import Agreement
+from bench.methods.comparison import Findings, recorded_pruner
+from bench.methods.document import make_document
+from bench.methods.listing import methods
+from bench.methods.samples import Sample, WindowCost, timeline
+from slipstream.rpc.v1.gateway_pb2 import Trace
 
 TABLE = methods(side_clips=1)
 FIGURES = {
@@ -34,18 +32,17 @@ def sample(name: str, rate: float) -> Sample:
 
 
 def test_all_that_was_found_is_in_the_document() -> None:
-    points = sweep_points(128, 200)
     clip = "/tmp/clip-1.mp4"
     findings = Findings(
         samples=[sample(method.name, 40.0 if method.name == "autoregressive" else 90.0) for method in TABLE],
-        points=[Measured(point, sample(point.method, 80.0)) for point in points],
+        timelines=[sample("slipstream", 80.0)],
         agreements={"uv_spread": {clip: Agreement((True,) * 90 + (False,) * 10, 627)}},
         accepted={"fastv": [0.9]},
         kept={"uv": [1, 2]},
         num_clips=1,
     )
     task = Task(Path(clip), 128, "what?", 320, Path("target"), Path("draft"))
-    run = {"command": "python -m bench", "started": "now", "wall_s": 1.0, "minutes": 27.0}
+    run = {"command": "python -m bench", "started": "now", "wall_s": 1.0, "minutes": 27.0, "device": "cpu"}
     document = json.loads(json.dumps(make_document(findings, TABLE, task, [Path(clip)], run)))
 
     rows = {row["name"]: row for row in document["methods"]}
@@ -55,7 +52,6 @@ def test_all_that_was_found_is_in_the_document() -> None:
     )
     assert rows["slipstream"]["speedup"] == 2.25
     assert rows["fastv"]["A"] == 0.9
-    assert set(document["sweeps"]) == {"video_tokens", "alpha", "pruner", "c", "gamma", "threads"}
     assert document["prediction_error"] is not None
     assert document["kept"]["grid"] == [7, 7]
     assert document["timelines"]["slipstream"]["events"] == [
@@ -67,10 +63,10 @@ def test_all_that_was_found_is_in_the_document() -> None:
 
 def test_a_pass_lies_in_the_middle_of_its_round() -> None:
     trace = (
-        Traced("pass", at_s=10.0, asked_s=0.0, pass_s=0.0, num_tokens=0, num_accepted=0, stale=False),
-        Traced("pass", at_s=10.05, asked_s=10.0, pass_s=0.03, num_tokens=4, num_accepted=3, stale=False),
-        Traced("draft", at_s=10.06, asked_s=0.0, pass_s=0.002, num_tokens=2, num_accepted=0, stale=True),
-        Traced("restart", at_s=10.07, asked_s=0.0, pass_s=0.0, num_tokens=0, num_accepted=0, stale=False),
+        Trace(kind="pass", at_s=10.0),
+        Trace(kind="pass", at_s=10.05, asked_s=10.0, pass_s=0.03, tokens=4, accepted=3),
+        Trace(kind="draft", at_s=10.06, pass_s=0.002, tokens=2, stale=True),
+        Trace(kind="restart", at_s=10.07),
     )
     assert timeline(replace(sample("sd", 90.0), trace=trace))["trace"] == [
         {"t_s": 0.05, "kind": "pass", "start_s": 0.01, "pass_s": 0.03, "window": 4, "accepted": 3},

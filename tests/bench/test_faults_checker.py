@@ -8,7 +8,7 @@ import pytest
 
 from bench.faults.checker import Verdict, check
 from bench.faults.history import Act, Entry, History, JobEvent, Kind, read_events
-from bench.faults.plan import plan_strikes
+from bench.faults.injector import plan_strikes
 from slipstream.archive.queue import JobState
 
 LEASE_S = 5.0

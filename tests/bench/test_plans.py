@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from bench.fault_plan import KINDS, Fault, Outcome, kind_row, plan_faults
-from bench.identity_plan import (
+from bench.guarantees.draft_faults import KINDS, Fault, Outcome, kind_row, plan_faults
+from bench.guarantees.identity import (
     ALPHAS,
     GUIDANCE_KINDS,
     GUIDED_PRUNERS,
@@ -64,17 +64,17 @@ def test_a_cut_inside_one_token_is_that_token() -> None:
 
 def test_faults_are_spread_over_clips_policies_and_the_text() -> None:
     counts = dict(zip(KINDS, (1, 20, 10, 10), strict=True))
-    faults = plan_faults(counts, num_clips=4, num_tokens=1000, seed=0)
+    faults = plan_faults(counts, num_clips=4, seed=0)
     assert Counter(fault.kind for fault in faults) == counts
     assert {fault.clip for fault in faults} == {0, 1, 2, 3}
-    assert {fault.policy for fault in faults} == {"self_clocked", "fixed"}
-    assert all(1 <= fault.at_token <= 800 for fault in faults)
-    assert all(fault.at_token <= 100 for fault in faults if fault.kind == "restart")
-    assert faults == plan_faults(counts, num_clips=4, num_tokens=1000, seed=0)
+    assert {fault.options["policy"] for fault in faults} == {"self_clocked", "fixed"}
+    assert all(0 <= fault.at_share <= 0.8 for fault in faults)
+    assert all(fault.at_share <= 0.1 for fault in faults if fault.kind == "restart")
+    assert faults == plan_faults(counts, num_clips=4, seed=0)
 
 
 def outcome(kind: str, gap_s: float, *, identical: bool = True, rejoined: bool = True, struck_at: int = 7) -> Outcome:
-    return Outcome(Fault(kind, 0, 5, 1.0, "fixed"), identical, 1, struck_at, rejoined, gap_s, 50.0)
+    return Outcome(Fault(kind, 0, 0.5, 1.0), identical, 1, struck_at, rejoined, gap_s, 50.0)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench.methods.samples import Sample, WindowCost
 from bench.replay.device_times import load_device_times
-from bench.replay.rows import replay_rows
-from bench.replay.tables import TABLES, open_replay, replaying
-from bench.samples import Sample, WindowCost
+from bench.replay.rows import TABLES, open_replay, replay_rows, replaying
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.common_pb2 import GetModelRequest
 from slipstream.rpc.v1.target_pb2_grpc import TargetStub

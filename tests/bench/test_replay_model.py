@@ -9,7 +9,7 @@ import torch
 
 from bench.replay.device_times import DeviceTimes, load_device_times
 from bench.replay.model import Pace, ReplayedModel
-from bench.replay.tables import TABLES
+from bench.replay.rows import TABLES
 from slipstream.errors import InvalidConfig
 from tests.models.conftest import Pair, load_pair, random_frames
 from tests.support.tiny_checkpoint import write_tiny_llava

@@ -4,9 +4,8 @@ from io import StringIO
 
 from rich.console import Console
 
-from bench.report import PREDICTION, SPECULATION, SPEED, make_table
-from bench.report.markdown import markdown_table
-from bench.report.terminal import Cell, Row, number, share, text
+from bench.report.page import PREDICTION, SPECULATION, SPEED
+from bench.tables import Cell, Row, make_table, markdown_table, number, share, text
 
 
 def rendered(title: str, columns: dict[str, Cell], rows: list[Row]) -> str:

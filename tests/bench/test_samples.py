@@ -2,12 +2,19 @@
 
 import pytest
 
-from bench.captions import Captioned
-from bench.methods import RUN_BETWEEN_DEATHS, TOKENS_A_VERIFICATION, BenchMethod, Family, Place, methods
-from bench.rows import method_row, point_row, rate_ratio
-from bench.samples import Sample, Spread, reference_sample, stack_sample
-from bench.tasks import Generated
-from bench.usage import Usage
+from bench.common import Captioned, Usage
+from bench.methods.document import method_row, rate_ratio
+from bench.methods.listing import (
+    RUN_BETWEEN_DEATHS,
+    TOKENS_A_VERIFICATION,
+    BenchMethod,
+    Family,
+    Place,
+    methods,
+    variations,
+)
+from bench.methods.samples import Sample, Spread, reference_sample, stack_sample
+from bench.reference import Generated
 from slipstream.rpc.v1 import gateway_pb2
 
 TABLE = {method.name: method for method in methods(side_clips=2)}
@@ -156,15 +163,27 @@ def test_a_peak_is_the_highest_of_any_caption() -> None:
     assert method_row(TABLE["sd"], own)["peak_bytes"] == {"target": 7}
 
 
-def test_a_point_without_plain_decoding_has_no_speedup() -> None:
-    assert point_row(RUN_BETWEEN_DEATHS, sample("slipstream", "a", 80.0), None)["speedup"] is None
-    row = point_row(RUN_BETWEEN_DEATHS, sample("slipstream", "a", 80.0), sample("autoregressive", "a", 40.0))
-    assert (row["speedup"], row["identical"]) == (2.0, 1.0)
-
-
 def test_methods_have_names_of_their_own_and_the_processes_that_they_need() -> None:
     compared = methods(side_clips=2)
     assert len({method.name for method in compared}) == len(compared)
     assert all((method.place is Place.OUTSIDE) == (method.family is Family.OUTSIDE) for method in compared)
     assert all(method.options.HasField("lossy") == method.lossy for method in compared)
     assert BenchMethod("", "", Family.SELF).m_kind == TOKENS_A_VERIFICATION
+
+
+def test_an_option_can_be_varied_over_values() -> None:
+    rows = variations(["alpha=0,0.5", "pruner=random", "gate=false"], side_clips=1)
+    assert [row.name for row in rows] == [
+        "slipstream alpha=0",
+        "slipstream alpha=0.5",
+        "slipstream pruner=random",
+        "slipstream gate=false",
+    ]
+    assert (rows[1].options.alpha, rows[2].options.pruner, rows[3].options.gate) == (0.5, "random", False)
+    assert all(row.options.method == "slipstream" and row.max_clips == 1 for row in rows)
+
+
+@pytest.mark.parametrize("asked", ["nonsense=1", "alpha=many"])
+def test_an_option_that_there_is_not_is_refused(asked: str) -> None:
+    with pytest.raises(ValueError, match=asked):
+        variations([asked], side_clips=1)

@@ -10,7 +10,7 @@ import statistics
 
 import pytest
 
-from bench.predicted_time import expected_accepted
+from bench.methods.prediction import expected_accepted
 from bench.simulate import SimulationInput, SimulationResult, simulate
 from bench.simulated_caption import draw_agreement
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked, Sequential

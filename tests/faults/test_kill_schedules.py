@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from bench.faults.cluster import Cluster, ClusterOptions
 from bench.faults.drain import Harmed, harm_batch, undisturbed_texts
-from bench.faults.nemesis import Nemesis
-from bench.faults.workload import Workload, make_workload
+from bench.faults.injector import FaultInjector
 from slipstream.archive.queue import JobState
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.workload import Workload, make_workload
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -28,16 +28,16 @@ class HarmedArchive:
     workload: Workload
     batches: int = 0
 
-    async def drain(self, harm: Callable[[Nemesis], Awaitable[None]]) -> Harmed:
+    async def drain(self, harm: Callable[[FaultInjector], Awaitable[None]]) -> Harmed:
         """A batch that is harmed once somebody works on it."""
         items = self.workload.items[self.batches * NUM_JOBS :][:NUM_JOBS]
         self.batches += 1
         expected = await undisturbed_texts(self.cluster, items)
         assert len(set(expected.values())) == NUM_JOBS
 
-        async def once_busy(nemesis: Nemesis) -> None:
-            await nemesis.wait_busy()
-            await harm(nemesis)
+        async def once_busy(injector: FaultInjector) -> None:
+            await injector.wait_busy()
+            await harm(injector)
 
         harmed = await harm_batch(self.cluster, f"batch-{self.batches}", items, expected, once_busy)
         assert [(job.state, job.error) for job in harmed.history.entries if job.state is not JobState.DONE] == []
@@ -55,18 +55,18 @@ async def archive(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Har
 
 
 async def test_a_gateway_that_is_killed_loses_no_job(archive: HarmedArchive) -> None:
-    async def kill_the_busiest(nemesis: Nemesis) -> None:
-        await nemesis.kill(await nemesis.wait_busy())
+    async def kill_the_busiest(injector: FaultInjector) -> None:
+        await injector.kill(await injector.wait_busy())
 
     harmed = await archive.drain(kill_the_busiest)
     assert harmed.verdict.lost_jobs > 0
 
 
 async def test_a_target_that_is_killed_loses_no_job(archive: HarmedArchive) -> None:
-    harmed = await archive.drain(lambda nemesis: nemesis.kill("target"))
+    harmed = await archive.drain(lambda injector: injector.kill("target"))
     assert harmed.verdict.reruns > 0
 
 
 async def test_a_gateway_that_wakes_up_cannot_commit_what_others_did_meanwhile(archive: HarmedArchive) -> None:
-    harmed = await archive.drain(lambda nemesis: nemesis.make_zombie())
+    harmed = await archive.drain(lambda injector: injector.make_zombie())
     assert harmed.verdict.stale_commits_refused > 0

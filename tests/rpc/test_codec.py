@@ -16,7 +16,7 @@ from slipstream.rpc.codec import proposal_messages, read_proposals, read_samplin
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
-from slipstream.speculation.methods import GUIDANCE_KINDS, LOSSY_METHODS, Lossy
+from slipstream.speculation.methods import LOSSY_METHODS, GuidanceKind, Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -50,7 +50,7 @@ draft_requests = st.builds(
     pruner=text,
     alpha=st.floats(allow_nan=False),
     positions=text,
-    guidance=st.sampled_from(sorted(GUIDANCE_KINDS)),
+    guidance=st.sampled_from(GuidanceKind),
     guidance_address=text,
     seed=st.integers(0, 2**64 - 1),
     sampling=sampling,

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slipstream.captioning.options import resolve_options
 
 from slipstream.archive.records import (
     BatchPayload,
@@ -22,7 +23,6 @@ from slipstream.archive.records import (
     write_result,
 )
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.options import resolve_options
 from slipstream.rpc.v1 import archive_pb2, common_pb2, gateway_pb2
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")

@@ -7,7 +7,7 @@ import pytest
 from slipstream.engine import VideoLM
 from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter, find_local_drafter
 from slipstream.errors import InvalidRequest
-from slipstream.rpc.windows import JudgeRequest
+from slipstream.messages import JudgeRequest
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.methods import METHODS, Drafter, Method
 from tests.services.test_target_methods import NUM_TOKENS, judged, model, plain_text, running, started

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from slipstream.captioning.options import POSITIONS
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
-from slipstream.engine.target_session import PrefillStage
 from slipstream.errors import InvalidRequest
+from slipstream.messages import PrefillStage
 from slipstream.pruning import get_pruner
 from slipstream.pruning.lossy import make_schedule
 from slipstream.rpc import codec
@@ -16,6 +15,7 @@ from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
     LOSSY_METHODS,
     METHODS,
+    POSITIONS,
     PRUNERS,
     Drafter,
     GuidanceKind,

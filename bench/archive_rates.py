@@ -1,0 +1,148 @@
+"""Videos an hour of an archive with 1, 2 and 4 workers, plain against parallel.
+
+A worker is a gateway that runs one archive caption at a time; all share one target, one draft and one queue. Each
+round starts every number of workers once and drains one batch by each method on them, so that a machine whose speed
+drifts does not favour one. No result, prefill or embedding is used twice.
+"""
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.common import CLIP_FOLDER, held_out_clips, machine_facts, run_to_end, say
+from bench.faults.batches import list_jobs, submit, wait_ended
+from bench.output import finish
+from bench.tables import Cell, make_console, make_table, number
+from slipstream.rpc.v1 import archive_pb2
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Timings
+from slipstream.stack.local import FRESH, POCKET_DIR
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.workload import WorkItem
+
+WORKERS = (1, 2, 4)
+METHODS = ("autoregressive", "parallel")
+BATCH_TIMEOUT_S = 1800.0
+STAGES = {name: name for name in ("decode_s", "generate_s")} | {
+    name: f"target_{name}" for name in ("encode_s", "prefill_s")
+}
+"""Of a job -> of its summary."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """One batch: wall seconds from the first start to the last end, and its jobs."""
+
+    workers: int
+    method: str
+    wall_s: float
+    jobs: Sequence[archive_pb2.Job]
+
+    @property
+    def videos_per_h(self) -> float:
+        return 3600 * len(self.jobs) / self.wall_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(job.summary.num_tokens for job in self.jobs) / self.wall_s
+
+
+COLUMNS: dict[str, Cell] = {
+    "method": lambda row: str(row["method"]),
+    "workers": number("workers", ".0f"),
+    "videos/h": number("videos_per_h", ".0f"),
+    "of plain": number("speedup", ".2f"),
+    "tok/s": number("tokens_per_s", ".1f"),
+    "tokens\na video": number("tokens", ".0f"),
+    **{f"{name.removesuffix('_s')}\ns": number(name, ".2f") for name in (*STAGES, "rest_s")},
+    "runs of\na job": number("runs", ".2f"),
+}
+
+
+async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]:
+    """All batches, round by round."""
+    drained = []
+    seeds = itertools.count()
+    for number_, workers in itertools.product(range(given.rounds), WORKERS):
+        options = ClusterOptions(
+            given.target, given.draft, CLIP_FOLDER, gateways=workers, slots=1, ahead=1, lease_s=15.0, flags=FRESH
+        )
+        async with Cluster(options, say) as cluster, cluster.channel() as channel:
+            for method in METHODS if number_ % 2 == 0 else reversed(METHODS):
+                caption = CaptionOptions(
+                    method=method,
+                    num_frames=given.frames,
+                    max_new_tokens=given.max_new_tokens,
+                    seed=next(seeds),  # greedy, so the text does not depend on it; but no result is taken over
+                )
+                drained.append(await _drain(channel, workers, method, clips, caption))
+                say(f"{workers} workers, {method}: {drained[-1].videos_per_h:.0f} videos/h")
+    return drained
+
+
+async def _drain(
+    channel: grpc.aio.Channel, workers: int, method: str, clips: Sequence[Path], caption: CaptionOptions
+) -> Drained:
+    items = [WorkItem(clip.stem, str(clip), caption) for clip in clips]
+    batch = (await submit(channel, f"{method}-{caption.seed}", items)).batch_id
+    await wait_ended([channel], batch, BATCH_TIMEOUT_S)
+    jobs = await list_jobs(channel, batch)
+    bad = [job for job in jobs if job.state != archive_pb2.JOB_STATE_DONE]
+    if bad:
+        raise SystemExit(f"{bad[0].custom_id}: {bad[0].error or archive_pb2.JobState.Name(bad[0].state)}")
+    wall_s = max(job.ended_s for job in jobs) - min(job.started_s for job in jobs)
+    return Drained(workers, method, wall_s, jobs)
+
+
+def _rows(drained: Sequence[Drained]) -> list[dict[str, Any]]:
+    rows = []
+    for method, workers in itertools.product(METHODS, WORKERS):
+        own, plain = ([b for b in drained if (b.method, b.workers) == (name, workers)] for name in (method, METHODS[0]))
+        jobs = [job for batch in own for job in batch.jobs]
+        rate = statistics.median(batch.videos_per_h for batch in own)
+        rows.append(
+            {
+                "method": method,
+                "workers": workers,
+                "videos_per_h": rate,
+                "speedup": rate / statistics.median(batch.videos_per_h for batch in plain),
+                "rounds": [round(batch.videos_per_h, 1) for batch in own],
+                "tokens_per_s": statistics.median(batch.tokens_per_s for batch in own),
+                "tokens": statistics.mean(job.summary.num_tokens for job in jobs),
+                "runs": statistics.mean(job.receipt.runs for job in jobs),
+                **_stages([job.summary.timings for job in jobs]),
+            }
+        )
+    return rows
+
+
+def _stages(timings: Sequence[Timings]) -> dict[str, float]:
+    """Mean seconds of a job by stage; `rest_s` is what a caption took beyond them: the draft's start, waiting for
+    the models, messages."""
+    means = {name: statistics.mean(getattr(times, field) for times in timings) for name, field in STAGES.items()}
+    total_s = statistics.mean(times.total_s for times in timings)
+    return means | {"rest_s": max(0.0, total_s - sum(means.values()))}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench archive", description="How fast is the archive?")
+    parser.add_argument("--videos", type=int, default=12, help="videos of a batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--frames", type=int, default=32)
+    parser.add_argument("--max-new-tokens", type=int, default=192)
+    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
+    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
+    given = parser.parse_args(argv)
+    drained = run_to_end(run(given, held_out_clips(given.videos)))
+    rows = _rows(drained)
+    make_console().print(make_table("an archive on one target and one draft (medians over rounds)", COLUMNS, rows))
+    texts = {(job.custom_id, job.summary.text) for batch in drained for job in batch.jobs}
+    identical = len(texts) == len({clip for clip, _ in texts})
+    finish("archive", {"identical": identical, "rows": rows, "machine": machine_facts()})
+    sys.exit(0 if identical else 1)

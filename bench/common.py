@@ -1,0 +1,213 @@
+"""What all measurements share: clips, captions as their client sees them, what processes use, budget and machine.
+
+Progress goes to stderr by `say`. Imports no torch.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import typer
+
+from slipstream.cli.common import run_async
+from slipstream.client.caption_client import caption
+from slipstream.errors import ProtocolViolation
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary, Trace
+from training.data import render_clip
+from training.world import FULL_SCENES, HELD_OUT_SEEDS
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[1]
+CLIP_FOLDER = ROOT / ".cache" / "bench"
+SHORT_SCENES = (1, 2)
+PROMPT = "Describe this video in detail."
+PROC = Path("/proc")
+MARGIN = 1.1
+"""What is to come is taken to last so much longer than its like has lasted."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to caption, and with which checkpoints."""
+
+    video: Path
+    num_frames: int
+    prompt: str
+    max_new_tokens: int
+    target: Path
+    draft: Path
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the client saw, and when: a stage began or moved on, or a target pass's tokens were committed."""
+
+    at_s: float
+    """Of the monotonic clock."""
+    stage: str = ""
+    num_tokens: int = 0
+    num_from_draft: int = 0
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """One caption as its client saw it."""
+
+    token_ids: tuple[int, ...]
+    from_draft: tuple[bool, ...]
+    """Per token, whether the draft wrote it."""
+    ready_at: tuple[int, ...]
+    """How many tokens there were at each moment when a draft became ready."""
+    lost_at: tuple[int, ...]
+    """The same for drafts that were lost."""
+    summary: Summary
+    events: tuple[Event, ...] = ()
+    trace: tuple[Trace, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process between two moments."""
+
+    cpu_s: float
+    """Seconds that its threads ran, together."""
+    peak_bytes: int
+    """Most resident memory since the peak was last forgotten."""
+    cores: int = 1
+    """That it may run on at a time."""
+
+
+class Budget:
+    """A limit on the whole run, counted from now: what is measured last gives way to the clock."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._limit_s = limit_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._began
+
+    def allows(self, seconds: float, *, reserved_s: float = 0.0) -> bool:
+        """Something that should take `seconds` would end in time, and leave `reserved_s` for what follows."""
+        return self.spent_s + MARGIN * seconds + reserved_s <= self._limit_s
+
+
+async def run_caption(
+    channel: grpc.aio.Channel,
+    video: Path,
+    options: CaptionOptions,
+    on_tokens: Callable[[int, bool], None] = lambda num_tokens, has_draft: None,
+) -> Captioned:
+    """Uploads `video` and follows its caption to the end.
+
+    `on_tokens` hears how many tokens there are whenever there are more, and whether a draft has joined.
+    """
+    token_ids: list[int] = []
+    from_draft: list[bool] = []
+    moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
+    seen: list[Event] = []
+    traced: list[Trace] = []
+    async with aclosing(caption(channel, video, options)) as events:
+        async for event in events:
+            match event.WhichOneof("message"):
+                case "summary":
+                    ready_at, lost_at = (tuple(counts) for counts in moments.values())
+                    texts = tuple(token_ids), tuple(from_draft)
+                    return Captioned(*texts, ready_at, lost_at, event.summary, tuple(seen), tuple(traced))
+                case "trace":
+                    traced.append(event.trace)
+                case "stage":
+                    seen.append(Event(time.monotonic(), event.stage.stage))
+                    moments.get(event.stage.stage, []).append(len(token_ids))
+                case "text":
+                    written = [token.from_draft for token in event.text.tokens]
+                    seen.append(Event(time.monotonic(), "", len(written), sum(written)))
+                    token_ids += [token.token_id for token in event.text.tokens]
+                    from_draft += written
+                    on_tokens(len(token_ids), bool(moments["draft_ready"]))
+    raise ProtocolViolation("the gateway ended the caption without a summary")
+
+
+def first_difference(got: tuple[int, ...], expected: tuple[int, ...]) -> int | None:
+    """Position of the first token that differs; None for equal texts."""
+    if got == expected:
+        return None
+    pairs = zip(got, expected, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(got), len(expected)))
+
+
+def held_out_clips(count: int, num_scenes: tuple[int, int] = FULL_SCENES) -> list[Path]:
+    """`count` clips that the models were never trained on, rendered once and kept in a cache folder."""
+    CLIP_FOLDER.mkdir(parents=True, exist_ok=True)
+    first = HELD_OUT_SEEDS.start
+    return [_rendered(seed, num_scenes) for seed in range(first, first + count)]
+
+
+def _rendered(seed: int, num_scenes: tuple[int, int]) -> Path:
+    least, most = num_scenes
+    path = CLIP_FOLDER / f"clip-{seed}-{least}to{most}.mp4"
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        render_clip(seed, unfinished, num_scenes)
+        unfinished.replace(path)
+    return path
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. A signal that ends this process ends the processes that `work` started, too."""
+    try:
+        return run_async(work)
+    except typer.Exit as stopped:
+        sys.exit(stopped.exit_code)
+
+
+def say(line: str) -> None:
+    """Tells how far the run is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that all threads of a process have run, in user code and in the kernel."""
+    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that was resident since the process began, or since `forget_peak`."""
+    for line in (PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def forget_peak(pid: int) -> None:
+    """The peak is counted anew from here, where the kernel lets us; else it stays that of the whole process."""
+    try:
+        (PROC / str(pid) / "clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def machine_facts() -> dict[str, Any]:
+    """What the figures were measured on: processor, cores and versions."""
+    info = (PROC / "cpuinfo").read_text().splitlines() if (PROC / "cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in info if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{package: version(package) for package in ("torch", "transformers", "grpcio")},
+    }

@@ -1,0 +1,119 @@
+"""Harms the archive in every way that its promises speak of.
+
+Parts, each on processes of its own:
+
+- `drain`: two gateways drain a batch while gateway, target, draft and Redis are killed and frozen in turn.
+- `poison`: a job whose gateway dies whenever it runs.
+- `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
+- `overload`: three times the captions that the stack can make.
+- `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from bench.common import ROOT, machine_facts, run_to_end, say
+from bench.faults.drain import run_drain, run_poison
+from bench.faults.overload import run_overload
+from bench.faults.redis_faults import run_redis_faults
+from bench.output import finish
+from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, REPORT_VARIABLE, found_in
+
+PARTS = ("drain", "poison", "redis", "overload", "requests", "files")
+TESTS = {"requests": "tests/faults/test_mutated_requests.py", "files": "tests/video/test_mutated_files.py"}
+FUZZING_TIMEOUT_S = 3600
+Part = Callable[[], Awaitable[dict[str, Any]]]
+
+
+def _parts(given: argparse.Namespace) -> dict[str, Part]:
+    return {
+        "drain": lambda: run_drain(given.jobs, given.seed),
+        "poison": run_poison,
+        "redis": run_redis_faults,
+        "overload": lambda: run_overload(given.seed),
+        "requests": lambda: run_test("requests", -(-given.requests // CALLS), given.seed),
+        "files": lambda: run_test("files", given.files, given.seed),
+    }
+
+
+async def run_test(name: str, examples: int, seed: int) -> dict[str, Any]:
+    """Runs one fuzzing test in a process of its own; `passed` and what it found."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder:
+        asked = {EXAMPLES_VARIABLE: str(examples), REPORT_VARIABLE: folder}
+        words = ["-m", "pytest", "-q", f"--timeout={FUZZING_TIMEOUT_S}", f"--hypothesis-seed={seed}", TESTS[name]]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=ROOT, env={**os.environ, **asked}, stdout=sys.stderr.fileno()
+        )
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            raise
+        return {"passed": status == 0} | found_in(folder, name)
+
+
+async def _run(given: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, part in _parts(given).items():
+        if name not in given.only:
+            continue
+        began = time.monotonic()
+        found[name] = await _outcome(part)
+        say(json.dumps(found[name]))
+        say(f"{name}: {'passed' if found[name]['passed'] else 'FAILED'} in {time.monotonic() - began:.0f} s")
+    return found
+
+
+async def _outcome(part: Part) -> dict[str, Any]:
+    """What the part found. One that could not be carried through has failed; the others go on."""
+    try:
+        return await part()
+    except Exception as error:
+        traceback.print_exception(error)
+        return {"passed": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def _summary(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures that the promises name, first."""
+    drain, poison = found.get("drain", {}), found.get("poison", {})
+    named = ("jobs", "terminal_once", "committed_once", "identical", "stale_commits_refused", "rerun_within_s")
+    return {
+        **{name: drain.get(name) for name in named},
+        "poison_dead_lettered": poison.get("passed"),
+        "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
+        "mutated_requests": found.get("requests", {}).get("requests"),
+        "mutated_files": found.get("files", {}).get("files"),
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    """Exit status 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m bench faults", description="Does the archive keep its promises?")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--jobs", type=int, default=200, help="jobs of the part `drain`")
+    parser.add_argument("--requests", type=int, default=10_000, help="messages of the part `requests`")
+    parser.add_argument("--files", type=int, default=2_000, help="videos of the part `files`")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(argv)
+    began = time.monotonic()
+    found = run_to_end(_run(given))
+    ok = all(part["passed"] for part in found.values())
+    document = {
+        **_summary(found),
+        "ok": ok,
+        "seed": given.seed,
+        "wall_s": round(time.monotonic() - began),
+        "passed": {name: part["passed"] for name, part in found.items()},
+        "parts": found,
+        "machine": machine_facts(),
+    }
+    finish("faults", document, series=("parts",))
+    sys.exit(0 if ok else 1)

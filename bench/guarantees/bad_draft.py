@@ -1,0 +1,60 @@
+"""A draft service that is bad in one way, for benchmarks: `python -m bench.guarantees.bad_draft --vice nonsense ...`.
+
+The service is the real one, with the real model; only what the model answers, or when, is tampered with.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from slipstream.config import between, one_of, option
+from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.rpc.server import Lifecycle, run_service
+from slipstream.services.draft.__main__ import SERVES, DraftConfig
+from slipstream.services.draft.__main__ import setup as set_up_draft
+
+VICES = ("none", "nonsense", "slow", "turns bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadDraftConfig(DraftConfig):
+    """Options of a draft that is bad."""
+
+    vice: str = option("what is wrong with it", check=one_of(*VICES))
+    turns_at: int = option("output tokens after which a draft that turns bad does", default=80, check=between(0, 10**6))
+    slow_pass_ms: float = option("what a pass of a slow draft takes on top", default=40.0, check=between(0, 10**5))
+
+
+class BadModel(VideoLM):
+    """A model that answers as another one does, whose parts it shares, but for `step`."""
+
+    def __init__(self, model: VideoLM, config: BadDraftConfig) -> None:
+        vars(self).update(vars(model))
+        self._config = config
+
+    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[torch.Tensor]:
+        """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
+        if self._config.vice == "slow":
+            time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
+        logits = super().step(batch)
+        return [
+            rows.roll(1, dims=-1) if self._is_bad(state) else rows
+            for (state, _), rows in zip(batch, logits, strict=True)
+        ]
+
+    def _is_bad(self, state: DecodeState) -> bool:
+        num_output = state.num_tokens - state.num_prompt_tokens
+        turned = self._config.vice == "turns bad" and num_output > self._config.turns_at
+        return turned or self._config.vice == "nonsense"
+
+
+async def setup(server: grpc.aio.Server, config: BadDraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
+    """As the draft service's own."""
+    return await set_up_draft(server, config, lifecycle, lambda model: BadModel(model, config))
+
+
+if __name__ == "__main__":
+    run_service("draft", BadDraftConfig, setup, SERVES)

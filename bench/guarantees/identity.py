@@ -1,0 +1,289 @@
+"""Greedy text of the stack against `transformers.generate`, token by token, in fp32.
+
+Every clip is captioned under a part of the settings such that all of them are covered several times. Exit status 1 if
+any text differs.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+from rich.table import Table
+
+from bench.common import (
+    SHORT_SCENES,
+    Captioned,
+    Task,
+    first_difference,
+    held_out_clips,
+    machine_facts,
+    run_caption,
+    run_to_end,
+    say,
+)
+from bench.output import finish
+from bench.reference import Generated, generate, start_reference, top_two_margin
+from bench.tables import make_console
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.channels import open_channel
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.rpc.v1.target_pb2 import FinishReason
+from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from training.world import FULL_SCENES
+
+GUIDED_PRUNERS = ("uv", "uv_spread")
+PRUNERS = (*GUIDED_PRUNERS, "random", "uniform", "none")
+ALPHAS = (0.0, 0.5, 0.9, 1.0)
+WINDOWS = tuple(range(1, 17))
+POLICIES = ("self_clocked", "fixed")
+GUIDANCE_KINDS = ("hidden_states", "scores")
+POSITIONS = ("original", "compact")
+VARIED = ("pruner", "alpha", "max_window", "policy", "positions")
+CUTS = ("none", "none", "first token", "inside", "inside", "at the end")
+"""Where max_new_tokens cuts the reference's text."""
+LEVELS = {
+    "policy": POLICIES,
+    "max_window": WINDOWS,
+    "guidance": GUIDANCE_KINDS,
+    "positions": POSITIONS,
+    "cut": CUTS,
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to caption a clip. `cut_share` says where "inside" cuts, as a share of the text."""
+
+    method: str
+    pruner: str = "uv"
+    alpha: float = 0.9
+    policy: str = "self_clocked"
+    max_window: int = 16
+    guidance: str = "hidden_states"
+    positions: str = "original"
+    seed: int = 0
+    cut: str = "none"
+    cut_share: float = 0.5
+
+    def limit(self, text_len: int, max_new_tokens: int) -> int:
+        """max_new_tokens for a text that has `text_len` tokens without a cut."""
+        inside = min(max(round(self.cut_share * text_len), 1), max(text_len - 1, 1))
+        return {"none": max_new_tokens, "first token": 1, "inside": inside, "at the end": text_len}[self.cut]
+
+
+def plan_settings(per_clip: Sequence[int], seed: int) -> list[list[Setting]]:
+    """For every clip plain decoding, then `per_clip[i]` speculative settings, every level equally often.
+
+    The first two of these are twins that differ in the kind of guidance only, as both must keep the same tokens.
+    """
+    rng = random.Random(seed)
+    drawn = {name: _balanced(levels, rng) for name, levels in LEVELS.items()}
+    pruned, guided = (
+        _balanced([(pruner, alpha) for pruner in pruners for alpha in ALPHAS], rng)
+        for pruners in (PRUNERS, GUIDED_PRUNERS)
+    )
+    plain_cuts = _balanced(CUTS, rng)
+
+    def speculative(pruner: str, alpha: float) -> Setting:
+        chosen = {name: next(levels) for name, levels in drawn.items()}
+        return Setting("parallel", pruner, alpha, seed=rng.randrange(2**32), cut_share=rng.random(), **chosen)
+
+    plan = []
+    for count in per_clip:
+        plain = Setting("autoregressive", cut=next(plain_cuts), cut_share=rng.random())
+        twin = speculative(*next(guided))
+        twins = [replace(twin, guidance=kind) for kind in GUIDANCE_KINDS]
+        plan.append([plain, *twins[:count], *(speculative(*next(pruned)) for _ in range(count - 2))])
+    return plan
+
+
+def _balanced(levels: Sequence[Any], rng: random.Random) -> Iterator[Any]:
+    """Endless: all levels in random order, again and again."""
+    while True:
+        yield from rng.sample(levels, len(levels))
+
+
+def coverage(settings: Iterable[Setting]) -> dict[str, dict[str, int]]:
+    """How often each level of each setting occurs."""
+    chosen = list(settings)
+    speculative = [setting for setting in chosen if setting.method == "parallel"]
+    counted = dict.fromkeys(("method", "cut"), chosen) | dict.fromkeys((*VARIED, "guidance"), speculative)
+    counts = {name: Counter(getattr(setting, name) for setting in among) for name, among in counted.items()}
+    return {name: {str(level): count for level, count in sorted(found.items())} for name, found in counts.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One caption of the stack beside the reference's text."""
+
+    clip: str
+    setting: Setting
+    expected: tuple[int, ...]
+    captioned: Captioned
+
+    @property
+    def position(self) -> int | None:
+        """Of the first token that differs; None for equal texts."""
+        return first_difference(self.captioned.token_ids, self.expected)
+
+    @property
+    def ending(self) -> str:
+        """Why the text ended, and whether that was at a draft's token, inside its window, or at the target's own."""
+        stopped = self.captioned.summary.finish_reason == FinishReason.FINISH_REASON_STOP
+        inside = self.captioned.from_draft[-1:] == (True,)
+        return f"{'end of text' if stopped else 'limit'} {'inside a window' if inside else 'at an own token'}"
+
+
+async def compare(
+    channel: grpc.aio.Channel, outside: Executor, tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]
+) -> list[Comparison]:
+    """Captions every clip under its settings, while the reference already works on the next clip."""
+    loop = asyncio.get_running_loop()
+    answers = [loop.run_in_executor(outside, generate, task) for task in tasks]
+    comparisons = []
+    for number, (task, settings) in enumerate(zip(tasks, plan, strict=True), 1):
+        reference = await answers[number - 1]
+        for setting in settings:
+            comparisons.append(await _compare(channel, task, setting, reference))
+        differing = sum(comparison.position is not None for comparison in comparisons)
+        say(f"clip {number} of {len(tasks)}: {len(reference.token_ids)} tokens; {differing} differences so far")
+    return comparisons
+
+
+async def _compare(channel: grpc.aio.Channel, task: Task, setting: Setting, reference: Generated) -> Comparison:
+    limit = setting.limit(len(reference.token_ids), task.max_new_tokens)
+    options = CaptionOptions(
+        prompt=task.prompt,
+        num_frames=task.num_frames,
+        max_new_tokens=limit,
+        **{name: getattr(setting, name) for name in ("method", *VARIED, "guidance", "seed")},
+        gate=False,
+    )
+    captioned = await run_caption(channel, task.video, options)
+    return Comparison(task.video.stem, setting, reference.token_ids[:limit], captioned)
+
+
+def describe_differences(comparisons: Sequence[Comparison], tasks: Sequence[Task], outside: Executor) -> list[Any]:
+    """Where texts differ, and by how much the reference preferred its own token there."""
+    by_name = {task.video.stem: task for task in tasks}
+    differences = []
+    for comparison in comparisons:
+        position = comparison.position
+        if position is None:
+            continue
+        prefix = comparison.expected[:position]
+        differences.append(
+            {
+                "clip": comparison.clip,
+                "setting": asdict(comparison.setting),
+                "position": position,
+                "expected": comparison.expected[position : position + 1],
+                "got": comparison.captioned.token_ids[position : position + 1],
+                "reference_margin": outside.submit(top_two_margin, by_name[comparison.clip], prefix).result(),
+            }
+        )
+    return differences
+
+
+def guidance_facts(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Whether both kinds of guidance kept the same tokens, and what they weighed on the wire."""
+    digests: dict[tuple[str, str, float], dict[str, set[str]]] = {}
+    weights: dict[str, dict[int, int]] = {}
+    for comparison in comparisons:
+        setting, summary = comparison.setting, comparison.captioned.summary
+        speculation = summary.speculation
+        if setting.method != "parallel" or setting.pruner not in GUIDED_PRUNERS or not speculation.kept_digest:
+            continue
+        kinds = digests.setdefault((comparison.clip, setting.pruner, setting.alpha), {})
+        kinds.setdefault(setting.guidance, set()).add(speculation.kept_digest)
+        weights.setdefault(setting.guidance, {})[summary.video.video_tokens] = speculation.guidance_bytes
+    pairs = [set.union(*kinds.values()) for kinds in digests.values() if len(kinds) > 1]
+    return {
+        "pairs_compared": len(pairs),
+        "pairs_that_keep_the_same_tokens": sum(len(kept) == 1 for kept in pairs),
+        "bytes_by_video_tokens": {kind: dict(sorted(sizes.items())) for kind, sizes in weights.items()},
+    }
+
+
+def make_document(comparisons: Sequence[Comparison], differences: list[Any], elapsed_s: float) -> dict[str, Any]:
+    """Everything that was found."""
+    clips = {comparison.clip for comparison in comparisons}
+    differing = {difference["clip"] for difference in differences}
+    return {
+        "identical": f"{len(clips) - len(differing)}/{len(clips)}",
+        "comparisons": len(comparisons),
+        "comparisons_identical": len(comparisons) - len(differences),
+        "tokens_compared": sum(len(comparison.expected) for comparison in comparisons),
+        "differences": differences,
+        "coverage": coverage(comparison.setting for comparison in comparisons),
+        "endings": dict(Counter(comparison.ending for comparison in comparisons).most_common()),
+        "drafts_lost": sum(len(comparison.captioned.lost_at) for comparison in comparisons),
+        "guidance": guidance_facts(comparisons),
+        "elapsed_s": elapsed_s,
+        "machine": machine_facts(),
+    }
+
+
+async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[str, Any]:
+    """Starts the processes, compares, and ends them."""
+    started = time.monotonic()
+    options = StackOptions(tasks[0].target, tasks[0].draft, threads=1)
+    with start_reference() as outside:
+        say("starting the stack")
+        async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+            prompt = (await gateway_info(channel)).default_prompt
+            tasks = [replace(task, prompt=prompt) for task in tasks]
+            comparisons = await compare(channel, outside, tasks, plan)
+        differences = describe_differences(comparisons, tasks, outside)
+    return make_document(comparisons, differences, time.monotonic() - started)
+
+
+def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
+    """Clips and settings from the command line; renders the clips."""
+    parser = argparse.ArgumentParser(prog="python -m bench identity", description="Is the stack's text transformers'?")
+    parser.add_argument("--clips", type=int, default=27, help="short clips")
+    parser.add_argument("--frames", type=int, default=16, help="frames of a short clip")
+    parser.add_argument("--settings", type=int, default=8, help="speculative settings for a short clip")
+    parser.add_argument("--full-clips", type=int, default=3, help="clips of full length")
+    parser.add_argument("--full-frames", type=int, default=128)
+    parser.add_argument("--full-settings", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=320)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
+    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
+    given = parser.parse_args(argv)
+    kinds = [(given.full_clips, given.full_frames, FULL_SCENES), (given.clips, given.frames, SHORT_SCENES)]
+    tasks = [
+        Task(clip, frames, "", given.max_new_tokens, given.target, given.draft)
+        for count, frames, num_scenes in kinds
+        for clip in held_out_clips(count, num_scenes)
+    ]
+    counts = [given.full_settings] * given.full_clips + [given.settings] * given.clips
+    return tasks, plan_settings(counts, given.seed)
+
+
+def show(document: Mapping[str, Any]) -> None:
+    """Prints the coverage and the differences."""
+    table = Table("setting", "how many texts had it", title="what was compared", title_justify="left", box=None)
+    for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
+        table.add_row(name, "  ".join(f"{level}: {count}" for level, count in counts.items()))
+    console = make_console()
+    console.print(table)
+    for difference in document["differences"]:
+        console.print(difference, highlight=False)
+
+
+def main(argv: Sequence[str]) -> None:
+    document = run_to_end(run(*parse_work(argv)))
+    show(document)
+    finish("identity", document)
+    sys.exit(1 if document["differences"] else 0)

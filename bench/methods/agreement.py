@@ -1,0 +1,109 @@
+"""Who agrees with the target: the draft after every prefix of the target's text, and the target with lossy texts.
+
+This is the draft that a stack runs, with the same tokens kept, but fed the text as it is; so it says for every output
+position whether a draft token there is accepted, also where a stack never asked. Runs in the reference process.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.common import Task
+from bench.reference import engine_model, frames_of
+from slipstream.engine import Prefill, VideoLM
+from slipstream.engine.target_engine import default_guidance_layer
+from slipstream.engine.text_attention import TextAttention
+from slipstream.pruning import Guidance, Score, VideoTokens, get_pruner, prune
+from slipstream.pruning.guided import make_guidance
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """By output position, whether the draft would have written the target's token."""
+
+    agrees: tuple[bool, ...]
+    kept_tokens: int
+
+
+def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str], alpha: float) -> list[Agreement]:
+    """Agreement on the text `token_ids` by pruner, each pruning a share `alpha` of the video."""
+    logits_of = DraftLogits(task)
+    agreements = []
+    for pruner in pruners:
+        logits, num_kept = logits_of(token_ids, pruner, alpha)
+        agreements.append(Agreement(tuple((logits.argmax(dim=-1) == torch.tensor(token_ids)).tolist()), num_kept))
+    return agreements
+
+
+def draft_logits(task: Task, token_ids: Sequence[int], pruner: str, alpha: float) -> tuple[Tensor, int]:
+    """What the draft makes of every prefix of a text, logits [n, vocab], and how many video tokens it keeps."""
+    return DraftLogits(task)(token_ids, pruner, alpha)
+
+
+class DraftLogits:
+    """A clip's draft, which can be asked about any text and any pruner that needs no attention."""
+
+    def __init__(self, task: Task) -> None:
+        target, self._draft, frames = engine_model(task.target), engine_model(task.draft), frames_of(task)
+        self._plan = self._draft.plan_prompt(task.prompt, len(frames))
+        with torch.inference_mode():
+            self._guidance = early_guidance(target, target.start_prefill(self._plan, target.encode_frames(frames)))
+            self._embeddings = self._draft.encode_frames(frames)
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: Sequence[int], pruner: str, alpha: float) -> tuple[Tensor, int]:
+        """What the draft makes of every prefix of a text, logits [n, vocab], and how many video tokens it keeps."""
+        video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, self._embeddings)
+        keep = prune(get_pruner(pruner), video, alpha, guidance=self._guidance, seed=0)
+        state, first_logits = self._draft.start_prefill(self._plan, self._embeddings, keep=keep).finish()
+        rows = self._draft.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
+        return torch.cat([first_logits[None, :], rows]), len(keep)
+
+
+def accepted_shares(task: Task, texts: Mapping[str, Sequence[int]]) -> dict[str, float]:
+    """Of every text, the share of tokens that the target with all of the video would choose after what precedes them:
+    the papers' A of a lossy method (paper 000, table 2)."""
+    target, frames = engine_model(task.target), frames_of(task)
+    plan = target.plan_prompt(task.prompt, len(frames))
+    shares = {}
+    with torch.inference_mode():
+        state, first_logits = target.start_prefill(plan, target.encode_frames(frames)).finish()
+        for name, token_ids in texts.items():
+            rows = target.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
+            state.rollback(plan.num_tokens)
+            choices = torch.cat([first_logits[None, :], rows]).argmax(dim=-1)
+            shares[name] = float((choices == torch.tensor(token_ids)).double().mean())
+    return shares
+
+
+def kept_tokens(task: Task, pruners: Sequence[str], alpha: float) -> dict[str, list[int]]:
+    """The indices of the video tokens that each pruner keeps, ascending."""
+    target, draft, frames = engine_model(task.target), engine_model(task.draft), frames_of(task)
+    plan = target.plan_prompt(task.prompt, len(frames))
+    layer, attention = default_guidance_layer(target.info.num_layers), TextAttention(plan)
+    with torch.inference_mode():
+        prefill = target.start_prefill(plan, target.encode_frames(frames), observer=attention)
+        before = prefill.video_states(), prefill.text_states()
+        prefill.run_layers(layer)
+        states = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="hidden_states")
+        prefill.finish()
+        scores = {
+            Score.ATTENTION: attention.mean(),
+            Score.ATTENTION_VARIATION: attention.mean([layer - 1]) - attention.mean([0]),
+        }
+        video = VideoTokens(plan.num_video_tokens, plan.num_steps, draft.encode_frames(frames))
+        kept = {}
+        for name in pruners:
+            pruner = get_pruner(name)
+            guidance = Guidance(scores=scores[pruner.score]) if pruner.score in scores else states
+            kept[name] = prune(pruner, video, alpha, guidance=guidance).tolist()
+    return kept
+
+
+def early_guidance(target: VideoLM, prefill: Prefill) -> Guidance:
+    """The guidance of a prefill that no layer has run of; runs it up to the guidance layer."""
+    before = prefill.video_states(), prefill.text_states()
+    prefill.run_layers(default_guidance_layer(target.info.num_layers))
+    return make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="scores")

@@ -1,0 +1,166 @@
+"""Measures every method on the same clips, clip by clip in rotating order.
+
+Knows how to run things, not what they mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.common import Budget, Task, say
+from bench.methods.agreement import Agreement, accepted_shares, draft_agreements, kept_tokens
+from bench.methods.listing import ALPHA, ENGINE_PLAIN, BenchMethod, Place, caption_options
+from bench.methods.samples import Sample, median, reference_sample, stack_sample
+from bench.methods.stacks import OUTSIDE, Processes
+from slipstream.errors import SlipstreamError
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.speculation.methods import Drafter, get_method
+
+WARM_UP_TOKENS = 32
+RECORDED_PRUNERS = ("uv_spread", "uv", "none", "all")
+"""What chains may be drafted from without attention."""
+DRAWN_PRUNERS = ("uv", "uv_spread", "uv_cosine", "attention", "attention_variation", "specvlm", "uniform")
+TIMELINES_AFTER_CLIPS = 2
+TIMELINES = ("autoregressive", "sd", "sd_tree", "parallelvlm", "slipstream")
+
+
+@dataclass
+class Findings:
+    """All that was measured."""
+
+    samples: list[Sample] = field(default_factory=list)
+    timelines: list[Sample] = field(default_factory=list)
+    agreements: dict[str, dict[str, Agreement]] = field(default_factory=dict)
+    """By pruner, then by clip."""
+    accepted: dict[str, list[float]] = field(default_factory=dict)
+    """Of the lossy methods: clip by clip, the share of their tokens that the target would have chosen."""
+    kept: dict[str, list[int]] = field(default_factory=dict)
+    """Of the first clip."""
+    notes: list[str] = field(default_factory=list)
+    num_clips: int = 0
+
+
+class Comparison:
+    """One run."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        methods: Sequence[BenchMethod],
+        clips: Sequence[Path],
+        template: Task,
+        budget: Budget,
+    ) -> None:
+        self.findings = Findings()
+        self._processes = processes
+        self._methods = [m for m in methods if m.place is Place.OUTSIDE or m.place in processes.stacks]
+        self._clips = clips
+        self._template = template
+        self._budget = budget
+        self._clip_s: list[float] = []
+
+    async def warm_up(self) -> None:
+        """One caption of few tokens by every method; those that a stack refuses are left out of all that follows."""
+        for method in list(self._methods):
+            say(f"warming up: {method.name}")
+            try:
+                await self._measure(method, self._clips[0], WARM_UP_TOKENS)
+            except SlipstreamError as error:
+                self._methods.remove(method)
+                self.findings.notes.append(f"{method.name} is left out: {error}")
+
+    async def run(self) -> None:
+        """The clips with the timelines among them, as far as there is time, then what the reference can tell of the
+        texts."""
+        for number, clip in enumerate(self._clips):
+            if number == TIMELINES_AFTER_CLIPS:
+                await self._draw_timelines()
+            if number > TIMELINES_AFTER_CLIPS and not self._budget.allows(
+                self._clip_s[-1], reserved_s=self._epilogue_s(number + 1)
+            ):
+                self.findings.notes.append(f"{number} of {len(self._clips)} clips: there was no time for more")
+                break
+            await self._run_clip(number, clip)
+        if len(self._clips) <= TIMELINES_AFTER_CLIPS:
+            await self._draw_timelines()
+        await self._consult()
+
+    async def _run_clip(self, number: int, clip: Path) -> None:
+        began_s = self._budget.spent_s
+        methods = [m for m in self._methods if m.max_clips is None or number < m.max_clips]
+        turn = number % len(methods)
+        for method in methods[turn:] + methods[:turn]:
+            say(f"clip {number + 1} of {len(self._clips)}: {method.name}")
+            try:
+                self.findings.samples.append(await self._measure(method, clip, self._template.max_new_tokens))
+            except SlipstreamError as error:
+                self.findings.notes.append(f"{method.name} failed on {clip.stem}: {error}")
+        self._clip_s.append(self._budget.spent_s - began_s)
+        self.findings.num_clips = number + 1
+
+    async def _draw_timelines(self) -> None:
+        """Captions of the first clip of which the gateway tells what the models did when."""
+        names = {method.name for method in self._methods}
+        for name in [name for name in TIMELINES if name in names]:
+            say(f"timeline: {name}")
+            asked = caption_options(method=name, trace=True)
+            try:
+                self.findings.timelines.append(await self._caption(name, Place.PAIR, self._clips[0], asked))
+            except SlipstreamError as error:
+                self.findings.notes.append(f"timeline of {name}: {error}")
+
+    async def _consult(self) -> None:
+        """What the texts say of the draft's agreement, of lossy methods' acceptance, and of the tokens kept."""
+        plain = [sample for sample in self.findings.samples if sample.method == ENGINE_PLAIN]
+        for sample in plain:
+            say(f"the draft's agreement on {Path(sample.clip).stem}")
+            task = replace(self._template, video=Path(sample.clip))
+            found = await self._processes.call_outside(
+                draft_agreements, task, sample.token_ids, RECORDED_PRUNERS, ALPHA
+            )
+            for pruner, agreement in zip(RECORDED_PRUNERS, found, strict=True):
+                self.findings.agreements.setdefault(pruner, {})[sample.clip] = agreement
+            await self._accepted(task)
+        say("the tokens that pruners keep")
+        task = replace(self._template, video=self._clips[0])
+        self.findings.kept = await self._processes.call_outside(kept_tokens, task, DRAWN_PRUNERS, ALPHA)
+
+    async def _accepted(self, task: Task) -> None:
+        lossy = {method.name for method in self._methods if method.lossy}
+        texts = {
+            s.method: s.token_ids for s in self.findings.samples if s.method in lossy and s.clip == str(task.video)
+        }
+        if texts:
+            for name, share in (await self._processes.call_outside(accepted_shares, task, texts)).items():
+                self.findings.accepted.setdefault(name, []).append(share)
+
+    def _epilogue_s(self, num_clips: int) -> float:
+        """What asking the reference and theory takes, about: three prefills a clip, and as much for the drawn one."""
+        prefill_s = median(sample.first_token_s for sample in self.findings.samples) or 0.0
+        return prefill_s * 3 * (num_clips + 1)
+
+    async def _measure(self, method: BenchMethod, clip: Path, max_new_tokens: int) -> Sample:
+        task = replace(self._template, video=clip, max_new_tokens=max_new_tokens)
+        if method.place is Place.OUTSIDE:
+            answer = await self._processes.call_outside(OUTSIDE[method.name], task)
+            return reference_sample(method.name, str(clip), answer)
+        options = caption_options(method.options, max_new_tokens=max_new_tokens)
+        return await self._caption(method.name, method.place, clip, options)
+
+    async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
+        asked = caption_options(
+            prompt=self._template.prompt,
+            num_frames=self._template.num_frames,
+            max_new_tokens=self._template.max_new_tokens,
+        )
+        asked.MergeFrom(options)
+        return stack_sample(name, str(clip), *await self._processes.stacks[place].caption(clip, asked))
+
+
+def recorded_pruner(method: BenchMethod) -> str | None:
+    """The pruner whose recorded agreement is that of this method's draft."""
+    if method.place is not Place.PAIR or method.lossy:
+        return None
+    built = get_method(method.options.method)
+    pruner = method.options.pruner or built.pruner
+    return pruner if built.drafter is Drafter.DRAFT and pruner in RECORDED_PRUNERS else None

@@ -1,0 +1,199 @@
+"""What theory says that the measured stack should reach, by method and clip. Pure.
+
+Theory gets what was measured: the seconds of a target pass by window (of the model pass alone; all captions of a
+method together, scaled to the pace of the one at hand), T_q, what a round takes beside its pass, and for every output
+position whether the draft agrees. A chain with a draft is played by the event simulator. Trees and self-drafting are
+rounds in turns, with paper 000's lemma 1 for the tokens that one yields; so is plain decoding, whose rounds yield one.
+(A measured caption begins with a window that was written under the prefill; a simulated one does not, which in a short
+caption is worth up to one plain pass to the measured side.)
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from bench.methods.agreement import Agreement
+from bench.methods.samples import Sample, WindowCost, median
+from bench.simulate import SimulationInput, pass_cost_table, simulate
+from slipstream.speculation.methods import SPARSE_GAMMA, Drafter, Method, Shape
+from slipstream.speculation.pacing import DEFAULT_GAMMA, get_policy
+
+REPEATS = 8
+"""The recorded text is simulated so many times in a row: the policy's estimates, which a service has from its
+earlier captions, then hardly count their first guesses."""
+
+
+def predictions(
+    samples: Sequence[Sample],
+    methods: Mapping[str, Method],
+    agreements: Mapping[str, Mapping[str, Agreement]],
+    *,
+    max_window: int,
+) -> dict[str, object]:
+    """Every caption of every method against theory.
+
+    Args:
+        samples: all that was measured; those of rows that are not in `methods` are left out.
+        methods: by the name of their row, as the stack ran them.
+        agreements: by row and clip. What is missing is predicted from the tau that the caption measured itself.
+
+    Returns:
+        `prediction_error`, the median of |measured / predicted - 1| over all captions, or None for no captions;
+        `methods`, a row each; `clips`, tokens a second of each caption: measured and predicted.
+    """
+    clips: list[dict[str, object]] = []
+    ratios: list[float] = []
+    rows = []
+    for name, method in methods.items():
+        own = _predictable(method, [sample for sample in samples if sample.method == name])
+        recorded = agreements.get(name, {})
+        seconds = _predicted_seconds(method, own, recorded, max_window)
+        own_ratios = [sample.tokens_per_s * token_s for sample, token_s in zip(own, seconds, strict=True)]
+        ratios += own_ratios
+        clips += [
+            {"method": name, "clip": sample.clip, "measured": sample.tokens_per_s, "predicted": 1 / token_s}
+            for sample, token_s in zip(own, seconds, strict=True)
+        ]
+        if own:
+            rows.append(
+                {
+                    "method": name,
+                    "n": len(own),
+                    "agreement_from": "recorded" if all(sample.clip in recorded for sample in own) else "tau",
+                    "measured_tokens_per_s": median(sample.tokens_per_s for sample in own),
+                    "predicted_tokens_per_s": median(1 / token_s for token_s in seconds),
+                    "ratio": median(own_ratios),
+                    "error": median(abs(ratio - 1) for ratio in own_ratios),
+                    "round_overhead_s": round_overhead_s(pooled_costs(sample.costs for sample in own)),
+                }
+            )
+    return {"prediction_error": median(abs(ratio - 1) for ratio in ratios), "methods": rows, "clips": clips}
+
+
+def predict_caption(
+    method: Method, sample: Sample, pass_table: Mapping[int, float], agreement: Agreement | None, max_window: int
+) -> float:
+    """Seconds a token, from seconds of a target pass by window, and where the draft agrees; without that, from the
+    sample's tau. `sample` must have tokens to time, and, where a draft takes part, T_q."""
+    if method.drafter is not Drafter.DRAFT or method.shape is not Shape.CHAIN:
+        return _in_turns(method, sample, pass_table)
+    setup = SimulationInput(
+        pass_cost_table(pass_table),
+        sample.figures["draft_pass_s"],
+        get_policy(method.policy, method.gamma),
+        tau=sample.figures.get("tau", 0.0),
+        agreement=agreement.agrees if agreement is not None else (),
+        message_s=round_overhead_s(sample.costs) / 2,
+        max_window=max_window,
+        num_tokens=REPEATS * len(sample.token_ids),
+        gate=method.gate,
+    )
+    return 1 / simulate(setup).tokens_per_s
+
+
+def _in_turns(method: Method, sample: Sample, pass_table: Mapping[int, float]) -> float:
+    """A round drafts, then judges; it yields the accepted tokens (lemma 1) and the target's own."""
+    levels = _levels(method)
+    window = max(sample.costs, key=lambda window: sample.costs[window].count) if levels else 0
+    pass_s = pass_cost_table(pass_table)(window)
+    if not levels:
+        return pass_s + round_overhead_s(sample.costs)
+    draft_pass_s = sample.figures["draft_pass_s"]
+    if method.drafter is Drafter.SELF:
+        overhead_s = round_overhead_s(sample.costs, draft_pass_s)
+    else:
+        overhead_s = 2 * round_overhead_s(sample.costs)  # the draft's messages take as long as the target's
+    num_tokens = expected_accepted(sample.figures.get("tau", 0.0), levels) + 1
+    return (pass_s + levels * draft_pass_s + overhead_s) / num_tokens
+
+
+def expected_accepted(tau: float, num_tokens: int) -> float:
+    """Of so many draft tokens in a row, those before the first that is rejected (paper 000, lemma 1)."""
+    return sum(tau**length for length in range(1, num_tokens + 1))
+
+
+def _levels(method: Method) -> int:
+    """Draft passes of a round."""
+    match method.drafter:
+        case Drafter.NONE:
+            return 0
+        case Drafter.SELF:
+            return method.gamma or SPARSE_GAMMA
+        case Drafter.DRAFT:
+            return method.gamma or DEFAULT_GAMMA
+
+
+def _predictable(method: Method, samples: Sequence[Sample]) -> list[Sample]:
+    """Those with tokens to time, in which the draft wrote if there is one."""
+    return [
+        sample
+        for sample in samples
+        if len(sample.token_ids) > 1 and sample.tokens_per_s > 0 and any(c.count for c in sample.costs.values())
+        if method.drafter is Drafter.NONE or sample.figures.get("draft_pass_s", 0.0) > 0
+    ]
+
+
+def _predicted_seconds(
+    method: Method, samples: Sequence[Sample], agreements: Mapping[str, Agreement], max_window: int
+) -> list[float]:
+    costs = pooled_costs(sample.costs for sample in samples)
+    table = rising(costs)
+    predicted = []
+    for sample in samples:
+        own_pace = pace(sample.costs, costs)
+        own_table = {window: own_pace * seconds for window, seconds in table.items()}
+        predicted.append(predict_caption(method, sample, own_table, agreements.get(sample.clip), max_window))
+    return predicted
+
+
+# -- what passes were measured to take --------------------------------------------------------------------------------
+
+
+def pooled_costs(tables: Iterable[Mapping[int, WindowCost]]) -> dict[int, WindowCost]:
+    """The tables of several captions as one, in ascending order."""
+    by_window: defaultdict[int, list[WindowCost]] = defaultdict(list)
+    for table in tables:
+        for window, cost in table.items():
+            by_window[window].append(cost)
+    return {window: _pooled(by_window[window]) for window in sorted(by_window)}
+
+
+def round_overhead_s(costs: Mapping[int, WindowCost], drafted_token_s: float = 0.0) -> float:
+    """Mean seconds that a round takes beside its pass, and beside `drafted_token_s` for each token of its window, where
+    the target drafts within the round."""
+    pooled = _pooled(list(costs.values()))
+    num_drafted = sum(window * cost.count for window, cost in costs.items()) / pooled.count
+    return max(pooled.round_s - pooled.pass_s - num_drafted * drafted_token_s, 0.0)
+
+
+def rising(costs: Mapping[int, WindowCost]) -> dict[int, float]:
+    """Seconds of a pass by window, without noise that makes a longer one cheaper: such neighbours share their mean.
+
+    A single window is given a second point of the same cost.
+    """
+    blocks: list[tuple[float, int, list[int]]] = []
+    for window, cost in sorted(costs.items()):
+        blocks.append((cost.pass_s, cost.count, [window]))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (low, low_count, low_windows), (high, high_count, high_windows) = blocks[-2:]
+            count = low_count + high_count
+            mean = (low * low_count + high * high_count) / count
+            blocks[-2:] = [(mean, count, low_windows + high_windows)]
+    table = {window: value for value, _, windows in blocks for window in windows}
+    only_window = next(iter(table)) if len(table) == 1 else None
+    return table if only_window is None else table | {only_window + 1: table[only_window]}
+
+
+def pace(own: Mapping[int, WindowCost], pooled: Mapping[int, WindowCost]) -> float:
+    """How much slower this caption's passes were than passes over the same windows on average: the machine's mood."""
+    return sum(cost.count * cost.pass_s for cost in own.values()) / sum(
+        cost.count * pooled[window].pass_s for window, cost in own.items()
+    )
+
+
+def _pooled(costs: Sequence[WindowCost]) -> WindowCost:
+    count = max(sum(cost.count for cost in costs), 1)
+    return WindowCost(
+        count,
+        sum(cost.pass_s * cost.count for cost in costs) / count,
+        sum(cost.round_s * cost.count for cost in costs) / count,
+    )

@@ -1,0 +1,157 @@
+"""REPLAY: the real three processes of the pocket models at the pace of other devices, whose times come from tables.
+
+The pocket models decide the tokens, so tau is theirs; passes last as long as tables of other devices say. `--speed`
+divides all of a table's times, which keeps their ratios; what is shown is multiplied again.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from bench.common import held_out_clips, machine_facts, run_caption, run_to_end, say
+from bench.methods.prediction import predictions
+from bench.methods.samples import Sample, stack_sample
+from bench.output import finish
+from bench.replay.rows import PLAIN, TABLES, Replay, open_replay, replay_rows, replaying
+from bench.tables import Cell, make_console, make_table, number, share, text
+from slipstream.client.caption_client import gateway_info
+from slipstream.rpc.channels import open_channel
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.speculation.methods import get_method
+from slipstream.stack.local import FRESH, Stack, StackOptions
+
+METHODS = {
+    PLAIN: get_method(PLAIN),
+    "sd": get_method("sd"),
+    "parallelvlm": get_method("parallelvlm"),
+    "parallelvlm, uv_spread": replace(get_method("parallelvlm"), pruner="uv_spread"),
+    "slipstream": get_method("slipstream"),
+}
+"""The fourth prunes as the fifth does: between these two lies pacing alone."""
+PAPER_TABLES = ("7b-72b", "7b-32b", "0.5b-7b")
+ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 16
+NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
+COLUMNS: dict[str, Cell] = {
+    "method": text("method"),
+    "n": number("n", ".0f"),
+    "tok/s": number("tokens_per_s", ".2f"),
+    "x plain": number("speedup", ".2f"),
+    "paper": number("paper_speedup", ".2f"),
+    "tau": number("tau", ".3f"),
+    "M": number("M", ".1f"),
+    "mean\nwindow": number("mean_window", ".1f"),
+    "T_p ms\n(table)": number("table_T_p", ".1f", 1e3),
+    "T_p ms": number("T_p", ".1f", 1e3),
+    "T_q ms\n(table)": number("table_T_q", ".1f", 1e3),
+    "T_q ms": number("T_q", ".1f", 1e3),
+    "c": number("c", ".1f"),
+    "identical": share("identical"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run."""
+
+    replays: tuple[Replay, ...]
+    clips: tuple[Path, ...]
+    num_frames: int
+    num_tokens: int
+
+
+async def measure(plan: Plan) -> dict[str, Any]:
+    """Every table's stack, one after the other."""
+    found = [await _run_table(replay, plan) for replay in plan.replays]
+    return {
+        "replay": True,
+        "note": NOTE,
+        "clips": len(plan.clips),
+        "frames": plan.num_frames,
+        "max_new_tokens": plan.num_tokens,
+        "alpha": ALPHA,
+        "tables": found,
+        "machine": machine_facts(),
+    }
+
+
+async def _run_table(replay: Replay, plan: Plan) -> dict[str, Any]:
+    say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
+    samples: list[Sample] = []
+    options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
+    async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+        prompt = (await gateway_info(channel)).default_prompt
+        template = CaptionOptions(prompt=prompt, num_frames=plan.num_frames, alpha=ALPHA, max_window=MAX_WINDOW)
+        for method in METHODS:
+            await _caption(channel, plan.clips[0], method, template, WARM_UP_TOKENS)
+        names = list(METHODS)
+        for clip_number, clip in enumerate(plan.clips):
+            turn = clip_number % len(names)
+            for method in names[turn:] + names[:turn]:
+                say(f"REPLAY of {replay.name}: {method} on {clip.name}")
+                samples.append(await _caption(channel, clip, method, template, plan.num_tokens))
+    return _document(replay, samples)
+
+
+async def _caption(
+    channel: grpc.aio.Channel, clip: Path, method: str, template: CaptionOptions, num_tokens: int
+) -> Sample:
+    options = CaptionOptions(method=METHODS[method].name, pruner=METHODS[method].pruner, max_new_tokens=num_tokens)
+    options.MergeFrom(template)
+    return stack_sample(method, str(clip), await run_caption(channel, clip, options))
+
+
+def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:
+    alphas = {name: 0.0 if m.pruner == "none" else ALPHA for name, m in METHODS.items() if m.speculative}
+    predicted = predictions(samples, METHODS, {}, max_window=MAX_WINDOW)
+    return {
+        "table": replay.name,
+        "speed": replay.speed,
+        "methods": replay_rows(replay, samples, alphas),
+        "prediction_error": predicted["prediction_error"],
+    }
+
+
+def show(document: dict[str, Any]) -> None:
+    """Prints a table for each device, and what is wrong with it."""
+    console = make_console()
+    for found in document["tables"]:
+        speed, error = f"speed {found['speed']:.2f}", found["prediction_error"]
+        missed = "" if error is None else f", prediction error {error:.0%}"
+        title = f"REPLAY of {found['table']} ({speed}{missed})"
+        console.print(make_table(title, COLUMNS, found["methods"]))
+        for row in found["methods"]:
+            if row["late"]:
+                console.print(f"{row['method']}: passes took longer than the table says; use a lower --speed")
+    console.print(NOTE)
+
+
+def parse_plan(argv: Sequence[str], folder: Path) -> Plan:
+    """From the command line; renders the clips."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench replay", description="REPLAY: the stack at the pace of other devices."
+    )
+    parser.add_argument("--tables", type=Path, nargs="*", default=[TABLES / f"{name}.json" for name in PAPER_TABLES])
+    parser.add_argument("--clips", type=int, default=2)
+    parser.add_argument("--frames", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument(
+        "--speed", type=float, default=2.0, help="divides a table's times, where its passes stay long enough"
+    )
+    parser.add_argument("--prefill", action="store_true", help="prefills last as in the table, too")
+    given = parser.parse_args(argv)
+    replays = [open_replay(path, given.speed) for path in given.tables]
+    if not given.prefill:
+        replays = [replay.without_prefill(folder) for replay in replays]
+    return Plan(tuple(replays), tuple(held_out_clips(given.clips)), given.frames, given.tokens)
+
+
+def main(argv: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="slipstream-replay-") as folder:
+        document = run_to_end(measure(parse_plan(argv, Path(folder))))
+    show(document)
+    finish("replay", document)

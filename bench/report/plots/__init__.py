@@ -1,1 +1,0 @@
-"""The page's plots: each takes the document, draws one idea, and gives None where that was not measured."""
