@@ -11,7 +11,7 @@ from slipstream.speculation.acceptance import StopRule, judge_window
 from slipstream.speculation.actions import Action, AdvanceLine, JudgeWindow, RestartLine
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, Fixed, Policy
-from slipstream.speculation.pipeline import SOLO_PASSES, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 
 NS = 1_000_000_000
 """Time is counted in whole nanoseconds, so that simultaneous events are recognised as such."""
@@ -75,7 +75,7 @@ class SimulatedCaption:
             max_window=setup.max_window,
             vocab_size=2,
             gate=self.gate,
-            solo_passes=SOLO_PASSES if setup.policy else setup.num_tokens,
+            undrafted_passes=UNDRAFTED_PASSES if setup.policy else setup.num_tokens,
         )
         self._setup = setup
         self._clock = SimulatedClock()

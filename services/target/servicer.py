@@ -12,7 +12,7 @@ from slipstream.messages import JudgeRequest, TargetEvent
 from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY
-from slipstream.rpc.guards import Patient
+from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tensors import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 
@@ -39,7 +39,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     async def Session(
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[target_pb2.TargetEvent]:
-        requests = Patient(requests, self._idle_timeout_s)
+        requests = IdleLimit(requests, self._idle_timeout_s)
         first = await anext(requests, None)
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")

@@ -36,7 +36,7 @@ from slipstream.speculation.actions import (
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.methods import SPARSE_GAMMA, Shape
 from slipstream.speculation.pacing import CostModel, get_policy
-from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
 from slipstream.video.sampled import SampledVideo
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
@@ -117,7 +117,7 @@ def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipel
         max_window=options.max_window,
         vocab_size=vocab_size,
         gate=Gate(costs) if method.gate and plan.speculative else None,
-        solo_passes=SOLO_PASSES if plan.speculative else options.max_new_tokens,
+        undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
         self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
     )

@@ -19,7 +19,7 @@ def _check_hosts(value: str) -> str | None:
         if not host or any(char.isspace() or char in "/@*[]?#" for char in entry):
             return f"names {entry!r}, which is no HOST or HOST:PORT"
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            return f"names {entry!r}, whose port is none"
+            return f"names {entry!r}, which has an invalid port"
     return None
 
 
@@ -73,7 +73,7 @@ class ArchiveOptions:
     )
     max_batch_items: int = option("most jobs of one batch", default=1_000_000, check=between(1, 100_000_000))
     lease_s: float = option(
-        "a gateway that is silent for so long has lost its jobs", default=15.0, check=between(1, 3600)
+        "seconds of silence after which a gateway has lost its jobs", default=15.0, check=between(1, 3600)
     )
     max_attempts: int = option("counted failures after which a job is dead", default=4, check=between(1, 100))
     max_crashes: int = option("deaths of whatever ran it after which a job is dead", default=3, check=between(1, 100))
@@ -120,7 +120,7 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
     default_alpha: float = option("pruned share when a request does not say", default=0.9, check=between(0, 1))
     request_timeout_s: float = option("longest time for one caption", default=3600.0, check=between(1, 86400))
     draft_timeout_s: float = option(
-        "a draft that owes tokens and is silent for so long is dropped", default=1.0, check=between(0.01, 3600)
+        "seconds of silence after which a draft that owes tokens is dropped", default=1.0, check=between(0.01, 3600)
     )
     start_timeout_s: float = option(
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)

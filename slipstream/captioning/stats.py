@@ -208,7 +208,7 @@ class CaptionStats:
 
 
 def _depth(parents: Iterable[int]) -> int:
-    """Levels of a tree, each of which was one pass of the draft. Nobody has checked it yet."""
+    """Levels of a tree, each of which was one pass of the draft. The tree is not checked yet."""
     levels = {-1: 0}
     for node, parent in enumerate(parents):
         levels[node] = levels.get(parent, 0) + 1

@@ -17,14 +17,14 @@ from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, S
 from slipstream.logs import get_logger
 from slipstream.rpc.grpc_options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
 
-# -- patience ---------------------------------------------------------------------------------------------------------
+# -- idle limit ------------------------------------------------------------------------------------------------------
 
 # Messages of a stream whose sender may pause, but not for ever.
 
 T = TypeVar("T")
 
 
-class Patient(AsyncIterator[T], Generic[T]):
+class IdleLimit(AsyncIterator[T], Generic[T]):
     """The same messages. Time counts only while somebody waits for the next.
 
     Args:

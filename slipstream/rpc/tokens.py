@@ -90,8 +90,7 @@ class TokenFile:
 
 
 class Identify(Guard):
-    """Finds out who calls, and refuses who is nobody where tokens are asked for. Reflection is no exception, health
-    is."""
+    """Finds out who calls. Where tokens are asked for, a caller without one is refused by every service but health."""
 
     def __init__(self, tokens: TokenFile | None = None) -> None:
         self._tokens = tokens

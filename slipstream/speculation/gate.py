@@ -43,8 +43,8 @@ CREDIT = 8.0
 PROOF = 4.0
 LONGEST_HOLD = 1.5
 LONGEST_ROUND = 3.0
-"""A round's pass counts as no more plain passes than this: a stall of the machine is nobody's fault. Holds count whole.
-"""
+"""A round's pass counts as no more plain passes than this, since the draft is not to blame when the machine stalls.
+Holds count in full."""
 FIRST_REST, LONGEST_REST = 64, 512
 RECONSIDER = 6
 SHORTEST_PASS_S = 1e-9

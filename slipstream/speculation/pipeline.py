@@ -81,17 +81,16 @@ class Passes:
 
 # -- passes without a draft -------------------------------------------------------------------------------------------
 
-# What the target does while no draft writes for it: passes over its own text, or windows that it drafts itself. Knows
-# no line and no window of a draft.
+# What the target does while no draft writes for it: passes over its own text, or windows that it drafts itself.
 
-SOLO_PASSES = 4
+UNDRAFTED_PASSES = 4
 """Passes asked for at once while there is no draft: fewer round trips, yet a draft that comes back waits little."""
 JOINING_PASSES = 2
 """The same while a draft prefills and may be ready any moment."""
 
 
 @dataclass(frozen=True)
-class Solo:
+class UndraftedPasses:
     """One caption's passes without a draft."""
 
     costs: CostModel
@@ -126,7 +125,7 @@ class Solo:
 
 # -- pipeline ---------------------------------------------------------------------------------------------------------
 
-__all__ = ["SOLO_PASSES", "AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
+__all__ = ["UNDRAFTED_PASSES", "AdvanceLine", "DraftPhase", "JoinPoint", "Pipeline", "RestartLine"]
 
 MAX_DEBT = 2
 """A line that writes ahead and is this many tokens behind the target is restarted after them instead of catching up one
@@ -146,7 +145,7 @@ class Pipeline:
         *,
         max_window: int,
         vocab_size: int,
-        solo_passes: int = SOLO_PASSES,
+        undrafted_passes: int = UNDRAFTED_PASSES,
         gate: Gate | None = None,
         shape: Shape = Shape.CHAIN,
         self_draft: int = 0,
@@ -165,7 +164,7 @@ class Pipeline:
         self.num_accepted = 0
         self._line: Line | TreeLine = Line() if shape is Shape.CHAIN else TreeLine()
         self._passes = Passes()
-        self._solo = Solo(costs, gate, solo_passes, self_draft)
+        self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft)
         self._silent = False
         self._most_debt = MAX_DEBT - 1 if policy.writes_ahead else 0
 
@@ -272,7 +271,7 @@ class Pipeline:
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
         elif kind is PassKind.PLAIN:
-            self._solo.observe(round_s, self.draft_phase, in_batch=in_batch)
+            self._undrafted.observe(round_s, self.draft_phase, in_batch=in_batch)
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason
@@ -337,8 +336,8 @@ class Pipeline:
         if self._passes.running or self.finish_reason is not None:
             return []
         if self.draft_phase is not DraftPhase.WRITING:
-            num_passes = self._solo.ask(self._passes, self.draft_phase)
-            return [JudgeWindow((), num_passes, self_draft=self._solo.self_draft)]
+            num_passes = self._undrafted.ask(self._passes, self.draft_phase)
+            return [JudgeWindow((), num_passes, self_draft=self._undrafted.self_draft)]
         plan = self._plan()
         if self._line.num_pending < plan.hold and not self._silent:
             return self._advance(len(self.committed) + self._longest_window)

@@ -48,7 +48,7 @@ _NOT_FOR_DECODING = ("av.__main__", "av.datasets")
 _NUM_FRAMES = 4
 
 
-def rehearse() -> None:
+def preload() -> None:
     """Decodes a small clip and refuses a file that is none. Takes some milliseconds."""
     for module in pkgutil.walk_packages(av.__path__, "av."):
         if not module.name.startswith(_NOT_FOR_DECODING):
@@ -81,7 +81,7 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, parent_pid: int) -> Non
     """Serves until the parent hangs up."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends its decoders; a terminal or a supervisor does not
         signal.signal(number, signal.SIG_IGN)
-    rehearse()
+    preload()
     with socket.socket(fileno=descriptor) as connection:
         confined = confine(memory_bytes, cpu_s, parent_pid)
         connection.send(encode_answer(Ready(confined)))

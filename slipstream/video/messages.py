@@ -164,7 +164,7 @@ def _finite(value: object) -> float:
 
 def _text(value: object, limit: int = _MAX_TEXT) -> str:
     if not isinstance(value, str):
-        raise BadAnswer("a text is none")
+        raise BadAnswer("a text is not a string")
     return printable(value, limit)
 
 

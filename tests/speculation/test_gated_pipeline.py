@@ -9,7 +9,7 @@ from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.gate import FIRST_REST, RECONSIDER, Gate
 from slipstream.speculation.pacing import CostModel, Fixed, SelfClocked
-from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
 Seen = Counter[str]
@@ -155,7 +155,7 @@ def test_a_draft_that_joined_before_the_gate_closed_is_told_to_rest_when_it_is_r
 
 def test_a_gate_that_opens_without_a_draft_leaves_plain_decoding_as_it_is() -> None:
     pipeline = _closed(resting=False)
-    assert _pass_plainly(pipeline, FIRST_REST)[-1] == JudgeWindow((), SOLO_PASSES)
+    assert _pass_plainly(pipeline, FIRST_REST)[-1] == JudgeWindow((), UNDRAFTED_PASSES)
     assert not pipeline.gated
 
 
@@ -186,7 +186,7 @@ def test_the_first_caption_measures_plain_decoding_while_its_draft_rests_and_not
 
 def test_a_caption_without_a_draft_measures_plain_decoding_for_later_ones() -> None:
     costs = CostModel()
-    pipeline = Pipeline(SelfClocked(), costs, max_window=4, vocab_size=100, solo_passes=50)
+    pipeline = Pipeline(SelfClocked(), costs, max_window=4, vocab_size=100, undrafted_passes=50)
     for _ in range(10):
         pipeline.on_verdict(Verdict(0, 7), 0.3)
     assert costs.plain_token_s.value == pytest.approx(0.3)

@@ -9,7 +9,7 @@ from slipstream.errors import DraftFault, ProtocolViolation
 from slipstream.speculation.acceptance import FinishReason, Verdict
 from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.pacing import CostModel, Fixed, Policy, SelfClocked, Sequential
-from slipstream.speculation.pipeline import SOLO_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
 
@@ -90,10 +90,10 @@ def _writing(policy: Policy, *, max_window: int = 4) -> Pipeline:
 
 def test_without_a_draft_plain_passes_are_asked_for_in_one_message() -> None:
     pipeline = Pipeline(SelfClocked(), CostModel(), max_window=4, vocab_size=100)
-    assert pipeline.on_verdict(Verdict(0, 7)) == [Commit((7,), 0), JudgeWindow((), SOLO_PASSES)]
-    for token in range(SOLO_PASSES - 1):
+    assert pipeline.on_verdict(Verdict(0, 7)) == [Commit((7,), 0), JudgeWindow((), UNDRAFTED_PASSES)]
+    for token in range(UNDRAFTED_PASSES - 1):
         assert pipeline.on_verdict(Verdict(0, token)) == [Commit((token,), 0)]
-    assert pipeline.on_verdict(Verdict(0, 9)) == [Commit((9,), 0), JudgeWindow((), SOLO_PASSES)]
+    assert pipeline.on_verdict(Verdict(0, 9)) == [Commit((9,), 0), JudgeWindow((), UNDRAFTED_PASSES)]
 
 
 def test_disagreement_on_the_very_first_token_restarts_the_line() -> None:

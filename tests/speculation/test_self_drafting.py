@@ -12,7 +12,7 @@ from tests.speculation.toys import measured_costs
 
 def drafting_itself() -> Pipeline:
     costs = measured_costs(9, 0.8)
-    pipeline = Pipeline(Sequential(4), costs, max_window=16, vocab_size=100, solo_passes=3, self_draft=4)
+    pipeline = Pipeline(Sequential(4), costs, max_window=16, vocab_size=100, undrafted_passes=3, self_draft=4)
     assert pipeline.on_verdict(Verdict(0, 5)) == [Commit((5,), 0), JudgeWindow((), 3, self_draft=4)]
     return pipeline
 
