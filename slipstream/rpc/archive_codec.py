@@ -98,7 +98,7 @@ def read_submitted(message: archive_pb2.SubmitBatchResponse) -> Submitted:
 
 def batch_message(batch: Batch) -> archive_pb2.Batch:
     """A batch, for the wire."""
-    return to_message(batch, archive_pb2.Batch, state=_BATCH_STATES[batch.state])
+    return to_message(batch, archive_pb2.Batch, state=_BATCH_STATES[batch.state], metadata=dict(batch.metadata))
 
 
 def read_batch(message: archive_pb2.Batch) -> Batch:
