@@ -6,16 +6,15 @@ The service is the real one, with the real model; only what the model answers, o
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import grpc
 import torch
 
 from slipstream.config import between, one_of, option
-from slipstream.engine.startup import start_model
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.rpc.server import Lifecycle, run_service
-from slipstream.services.draft.__main__ import DraftConfig, serve
+from slipstream.services.draft.__main__ import SERVES, DraftConfig
+from slipstream.services.draft.__main__ import setup as set_up_draft
 
 VICES = ("none", "nonsense", "slow", "turns bad")
 
@@ -29,21 +28,18 @@ class BadDraftConfig(DraftConfig):
     slow_pass_ms: float = option("what a pass of a slow draft takes on top", default=40.0, check=between(0, 10**5))
 
 
-class BadModel:
-    """A model that answers as another one does, but for `step`."""
+class BadModel(VideoLM):
+    """A model that answers as another one does, whose parts it shares, but for `step`."""
 
     def __init__(self, model: VideoLM, config: BadDraftConfig) -> None:
-        self._model = model
+        vars(self).update(vars(model))
         self._config = config
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> Sequence[torch.Tensor]:
+    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[torch.Tensor]:
         """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
         if self._config.vice == "slow":
             time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
-        logits = self._model.step(batch)
+        logits = super().step(batch)
         return [
             rows.roll(1, dims=-1) if self._is_bad(state) else rows
             for (state, _), rows in zip(batch, logits, strict=True)
@@ -57,9 +53,8 @@ class BadModel:
 
 async def setup(server: grpc.aio.Server, config: BadDraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """As the draft service's own."""
-    model, thread = await start_model(config)
-    return serve(server, config, cast(VideoLM, BadModel(model, config)), thread)
+    return await set_up_draft(server, config, lifecycle, lambda model: BadModel(model, config))
 
 
 if __name__ == "__main__":
-    run_service("draft", BadDraftConfig, setup, ["slipstream.rpc.v1.Draft"])
+    run_service("draft", BadDraftConfig, setup, SERVES)

@@ -21,6 +21,7 @@ from bench import reference
 from bench.captions import Captioned, run_caption
 from bench.methods import SLOW_DRAFT_PASS_S, SLOWER_DRAFT_PASS_S, Place
 from bench.reference import start_reference
+from bench.replay.tables import replaying
 from bench.running import say
 from bench.tasks import Generated, Task
 from bench.usage import Usage, cpu_s, forget_peak, peak_bytes
@@ -122,4 +123,4 @@ def _slowed(pair: StackOptions, pass_s: float, folder: Path) -> StackOptions:
     path = folder / f"draft-{pass_s}.json"
     table = {"name": f"draft {pass_s} s", "source": "made up, for a sweep", "draft": {"pass_s": {"0": pass_s}}}
     path.write_text(json.dumps(table))
-    return replace(pair, extra_flags=FRESH | {"draft": (*FRESH["draft"], "--replay", str(path))})
+    return replaying(pair, path, roles=("draft",))

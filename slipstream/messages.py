@@ -3,13 +3,14 @@ made from these by `slipstream.rpc`, and by nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
-from slipstream.speculation.methods import Lossy
+from slipstream.speculation.methods import GuidanceKind, Lossy
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""
@@ -60,8 +61,10 @@ class TargetStart:
     with_attention: bool = False
     """Record the attention of the text to the video."""
     lossy: Lossy | None = None
+    local_drafter: str = ""
+    """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
-    """Video tokens that the session's own drafting sees in each layer and KV head; 0: it does not draft."""
+    """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,21 @@ class JudgeRequest:
     self_draft: int = 0
 
 
+class PrefillStage(StrEnum):
+    """Where a session at the target stands before its first token; `Stage` in target.proto."""
+
+    QUEUED = "queued"
+    ENCODE = "encode"
+    PREFILL = "prefill"
+
+
 @dataclass(frozen=True)
 class StageProgress:
     """A step of the target's work before the text: `done` of `total` units; of "queued", `total` wait ahead."""
 
-    stage: str
-    """One of `STAGES`."""
+    stage: PrefillStage
     done: int
     total: int
-
-
-STAGES = ("queued", "encode", "prefill")
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,7 @@ class DraftStart:
     pruner: str
     alpha: float
     positions: str
-    guidance: str
+    guidance: GuidanceKind
     guidance_address: str
     seed: int
     sampling: SamplingParams = GREEDY

@@ -1,4 +1,4 @@
-"""What a service counts about itself, for Prometheus, on a port of its own. Knows no service.
+"""What a service counts about itself, for Prometheus, on a port of its own.
 
 No label and no name ever holds an id, a prompt, a path, an address or an owner: whoever may read the metrics may not
 read what is captioned, and the number of series stays small.
@@ -112,13 +112,11 @@ class GatewayMetrics:
         for state, number in jobs.items():
             self._queue.labels(state).set(number)
 
-    def job_ended(self, outcome: str) -> None:
-        """A run ended: done, failed, cancelled, retried, crashed or lost."""
-        self._jobs.labels(outcome).inc()
-
-    def commit_refused(self) -> None:
-        """A result came too late: somebody else holds the job."""
-        self._stale.inc()
+    def run_ended(self, outcome: str, was_held: bool) -> None:
+        """A run of a job ended: done, failed, cancelled, retried or crashed. Not held: somebody else has the job."""
+        self._jobs.labels(outcome if was_held else "lost").inc()
+        if not was_held and outcome not in ("retried", "crashed"):
+            self._stale.inc()
 
 
 class Occupancy(Protocol):

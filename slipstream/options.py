@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from slipstream.errors import InvalidRequest
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
-from slipstream.speculation.methods import GUIDANCE_KINDS, LOSSY_METHODS, METHODS, POSITIONS, PRUNERS, Shape
+from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
 
 UINT32_MAX = 2**32 - 1
@@ -121,10 +121,10 @@ class CaptionOptions:
         "Share of the video tokens that the draft drops.", default="the gateway's", to=("draft",), low=0, high=1
     )
     guidance: str = _option(
-        "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=GUIDANCE_KINDS
+        "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=tuple(GuidanceKind)
     )
     positions: str = _option(
-        "Position ids of the kept video tokens.", default="original", to=("draft",), choices=POSITIONS
+        "Position ids of the kept video tokens.", default="original", to=("draft",), choices=tuple(Positions)
     )
     policy: str = _option("When the target starts a pass.", choices=POLICIES)
     max_window: int = _option("Most draft tokens in one target pass.", default="the gateway's", low=1, high=UINT32_MAX)

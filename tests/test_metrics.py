@@ -8,12 +8,13 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
-from slipstream.archive.observed import observed_queue, watch_depth
-from slipstream.archive.queue import JobState, Lease, Outcome, QueueDepth
+from slipstream.archive.queue import QueueDepth
+from slipstream.archive.service import watch_depth
 from slipstream.engine.memory import Admission
 from slipstream.errors import InvalidConfig, Overloaded
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
 from slipstream.rpc.v1 import gateway_pb2
+from tests.support.memory_queue import MemoryQueue
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -83,34 +84,24 @@ async def test_a_model_service_shows_how_full_it_is() -> None:
     assert value(registry, "slipstream_pass_sessions_sum") == 3
 
 
-class FakeQueue:
-    """Holds every lease but the second one that is finished."""
+def test_runs_of_jobs_are_counted_by_how_they_ended() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    for outcome, was_held in (("done", True), ("done", False), ("retried", True), ("retried", False)):
+        metrics.run_ended(outcome, was_held)
+    counted = {kind: value(registry, "slipstream_jobs_total", outcome=kind) for kind in ("done", "lost", "retried")}
+    assert counted == {"done": 1, "lost": 2, "retried": 1}
+    assert value(registry, "slipstream_stale_commits_total") == 1
 
-    def __init__(self) -> None:
-        self.answers = [True, False]
 
-    async def finish(self, lease: Lease, outcome: Outcome) -> bool:
-        return self.answers.pop(0)
-
-    async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
-        return True
-
+class FakeQueue(MemoryQueue):
     async def depth(self) -> QueueDepth:
         return QueueDepth(queued=7, delayed=1, suspects=0, running=2, dead=3)
 
 
 async def test_the_queue_is_watched() -> None:
     registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry)
-    queue = observed_queue(FakeQueue(), metrics)  # type: ignore[arg-type]
-    lease: Lease = None  # type: ignore[assignment]
-    assert await queue.finish(lease, Outcome(JobState.DONE))
-    assert not await queue.finish(lease, Outcome(JobState.DONE))
-    assert await queue.retry(lease, "why", 1.0)
-    counted = {kind: value(registry, "slipstream_jobs_total", outcome=kind) for kind in ("done", "lost", "retried")}
-    assert counted == {"done": 1, "lost": 1, "retried": 1}
-    assert value(registry, "slipstream_stale_commits_total") == 1
-    watching = asyncio.create_task(watch_depth(queue, metrics))
+    watching = asyncio.create_task(watch_depth(FakeQueue(), GatewayMetrics(registry)))
     while value(registry, "slipstream_queue_jobs", state="queued") is None:  # noqa: ASYNC110
         await asyncio.sleep(0)
     watching.cancel()

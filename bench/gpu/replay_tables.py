@@ -1,4 +1,4 @@
-"""Measured times as tables for the services' `--replay`, see `slipstream.models.device_times`. Knows files and rows."""
+"""Measured times as tables for `bench.replay`, see `bench.replay.device_times`."""
 
 import json
 from collections.abc import Mapping, Sequence

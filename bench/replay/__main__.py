@@ -19,7 +19,7 @@ from bench.clips import held_out_clips
 from bench.machine import machine_facts
 from bench.prediction import predictions
 from bench.replay.rows import PLAIN, replay_rows
-from bench.replay.tables import TABLES, Replay, open_replay
+from bench.replay.tables import TABLES, Replay, open_replay, replaying
 from bench.report.terminal import Cell, make_console, make_table, number, share, text
 from bench.running import run_to_end, say
 from bench.samples import Sample, stack_sample
@@ -85,9 +85,8 @@ async def measure(plan: Plan) -> dict[str, Any]:
 
 async def _run_table(replay: Replay, plan: Plan) -> dict[str, Any]:
     say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
-    flags = {name: (*fresh, *replay.flags) for name, fresh in FRESH.items()}
     samples: list[Sample] = []
-    options = StackOptions(threads=1, pin=True, extra_flags=flags)
+    options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
     async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
         prompt = (await gateway_info(channel)).default_prompt
         template = CaptionOptions(prompt=prompt, num_frames=plan.num_frames, alpha=ALPHA, max_window=MAX_WINDOW)

@@ -1,10 +1,12 @@
-"""The tables that a replay runs by: how fast one may be run, and a copy without its prefill. Knows no stack."""
+"""The tables of a replay: how fast one may be run, a copy without its prefill, and a stack that keeps to one."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slipstream.engine.device_times import DeviceTimes, load_device_times
+from bench.replay.device_times import ROLES, DeviceTimes, load_device_times
+from slipstream.stack.local import StackOptions
 
 TABLES = Path(__file__).parent / "tables"
 LEAST_TARGET_PASS_S, LEAST_DRAFT_PASS_S = 0.05, 0.004
@@ -37,10 +39,13 @@ class Replay:
         target, draft = (replace(times, prefill_s=None, guidance_s=None) for times in (self.target, self.draft))
         return replace(self, path=path, target=target, draft=draft)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """For both model services."""
-        return ("--replay", str(self.path), "--replay-speed", f"{self.speed:.6g}")
+
+def replaying(options: StackOptions, table: Path, speed: float = 1.0, roles: Sequence[str] = ROLES) -> StackOptions:
+    """The same stack, in which the services of these roles keep to the table's times, divided by `speed`."""
+    replay = ("--replay", str(table), "--replay-speed", f"{speed:.6g}")
+    flags = {role: (*options.extra_flags.get(role, ()), "--role", role, *replay) for role in roles}
+    modules = dict.fromkeys(roles, "bench.replay.service")
+    return replace(options, modules={**options.modules, **modules}, extra_flags={**options.extra_flags, **flags})
 
 
 def open_replay(path: Path, speed: float) -> Replay:

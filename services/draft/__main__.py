@@ -8,15 +8,13 @@ import grpc
 from slipstream.config import between, option
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.memory import MIB
-from slipstream.engine.observed import observed
-from slipstream.engine.replayed import replayed
 from slipstream.engine.startup import ModelServiceConfig, start_model
-from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.draft.servicer import DraftServicer, Targets
 
+SERVES = ("slipstream.rpc.v1.Draft",)
 KV_SHARE = 0.25
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
 
@@ -36,15 +34,14 @@ class DraftConfig(ModelServiceConfig):
     )
 
 
-async def setup(server: grpc.aio.Server, config: DraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
-    """Loads the weights, runs a warm-up pass and registers the servicer."""
-    return serve(server, config, *await start_model(config))
-
-
-def serve(
-    server: grpc.aio.Server, config: DraftConfig, model: VideoLM, thread: ModelThread
+async def setup(
+    server: grpc.aio.Server,
+    config: DraftConfig,
+    lifecycle: Lifecycle,
+    wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
-    """Registers the servicer of a model that is ready; returns what closes it."""
+    """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
+    model, thread = await start_model(config)
     embedding_cache_bytes = config.embedding_cache_mb * MIB
     limits = DraftLimits(
         max_sessions=config.max_sessions,
@@ -53,7 +50,9 @@ def serve(
     )
     allowed = frozenset(filter(None, config.guidance_targets.split(",")))
     metrics = ModelMetrics(REGISTRY)
-    engine = DraftEngine(observed(replayed(model, config, "draft"), metrics), thread, limits)
+    model = wrap_model(model)
+    model.on_pass = metrics.passed
+    engine = DraftEngine(model, thread, limits)
     metrics.watch(engine.admission)
     servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
     servicer.register(server)
@@ -66,4 +65,4 @@ def serve(
 
 
 if __name__ == "__main__":
-    run_service("draft", DraftConfig, setup, ["slipstream.rpc.v1.Draft"])
+    run_service("draft", DraftConfig, setup, SERVES)

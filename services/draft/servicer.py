@@ -15,13 +15,14 @@ from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, Frames
-from slipstream.pruning import Guidance, Score, get_pruner
+from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import codec
 from slipstream.rpc.channels import open_channel, request_metadata
 from slipstream.rpc.security import PeerSecurity
 from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.actions import AdvanceLine, RestartLine
+from slipstream.speculation.methods import GuidanceKind, Score
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -48,7 +49,7 @@ class Targets:
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
     async def pull(
-        self, address: str, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION
+        self, address: str, session_id: str, kind: GuidanceKind, score: Score = Score.SIMILARITY_VARIATION
     ) -> tuple[Guidance, int]:
         """The guidance of a session, and the bytes of its payload.
 

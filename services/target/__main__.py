@@ -8,14 +8,14 @@ import grpc
 
 from slipstream.config import between, option
 from slipstream.engine.memory import MIB
-from slipstream.engine.observed import observed
-from slipstream.engine.replayed import replayed
 from slipstream.engine.startup import ModelServiceConfig, start_model
-from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
+from slipstream.engine.target_engine import TargetEngine, TargetLimits
+from slipstream.engine.video_lm import VideoLM
 from slipstream.metrics import REGISTRY, ModelMetrics
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.target.servicer import TargetServicer
 
+SERVES = ("slipstream.rpc.v1.Target",)
 KV_SHARE = 0.5
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
 
@@ -61,8 +61,13 @@ class TargetConfig(ModelServiceConfig):
         return f"{socket.gethostname()}{self.advertise}" if self.advertise.startswith(":") else self.advertise
 
 
-async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
-    """Loads the weights, runs a warm-up pass and registers the servicer."""
+async def setup(
+    server: grpc.aio.Server,
+    config: TargetConfig,
+    lifecycle: Lifecycle,
+    wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
+) -> Callable[[], Awaitable[None]]:
+    """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
     model, thread = await start_model(config, strict_width=config.strict_width)
     prefix_cache_bytes = 0 if config.strict_width else config.prefix_cache_mb * MIB
     limits = TargetLimits(
@@ -74,9 +79,9 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
         prefix_cache_bytes=prefix_cache_bytes,
     )
     metrics = ModelMetrics(REGISTRY)
-    layer = config.guidance_layer or default_guidance_layer(model.info.num_layers)
-    model = replayed(model, config, "target", guidance_layer=layer)
-    engine = TargetEngine(observed(model, metrics), thread, limits)
+    model = wrap_model(model)
+    model.on_pass = metrics.passed
+    engine = TargetEngine(model, thread, limits)
     metrics.watch(engine.admission)
     servicer = TargetServicer(engine, config.own_address, idle_timeout_s=config.idle_timeout_s)
     servicer.register(server)
@@ -88,4 +93,4 @@ async def setup(server: grpc.aio.Server, config: TargetConfig, lifecycle: Lifecy
 
 
 if __name__ == "__main__":
-    run_service("target", TargetConfig, setup, ["slipstream.rpc.v1.Target"])
+    run_service("target", TargetConfig, setup, SERVES)

@@ -9,12 +9,12 @@ from slipstream.engine.target_session import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.messages import JudgeRequest, TargetEvent
-from slipstream.pruning import Score
 from slipstream.rpc import codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tensors import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from slipstream.speculation.methods import Score
 
 
 class TargetServicer(target_pb2_grpc.TargetServicer):

@@ -136,8 +136,6 @@ class Lease:
     payload: str
     options: str
     """The batch's."""
-    checkpoint: str
-    """What the last run saved; empty at first."""
     attempts: int
     """Counted failures so far."""
     crashes: int
@@ -252,9 +250,6 @@ class JobQueue(Protocol):
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         """Renews leases; one answer each. `progress` by job id."""
-
-    async def save(self, lease: Lease, checkpoint: str) -> bool:
-        """Keeps what the next run can go on from. False: the lease is lost."""
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         """Commits. False: the lease is lost and nothing was changed. True again when repeated by the same holder."""

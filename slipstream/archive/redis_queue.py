@@ -65,7 +65,7 @@ def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled
 
 def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
     """From a row of the take script: id, batch, custom id, epoch, payload, digest, options, digest, ..."""
-    name, batch_id, custom_id, epoch, payload, _, options, _, checkpoint, attempts, crashes, entry = texts(row)
+    name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry = texts(row)
     return Lease(
         job_id=name,
         batch_id=batch_id,
@@ -74,7 +74,6 @@ def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
         epoch=int(epoch),
         payload=payload,
         options=options,
-        checkpoint=checkpoint,
         attempts=int(attempts),
         crashes=int(crashes),
         is_suspect=entry.startswith("suspects "),
@@ -287,9 +286,6 @@ class RedisQueue:
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         args = [arg for lease in leases for arg in (*_token(lease), progress.get(lease.job_id, ""))]
         return [BeatAnswer(word) for word in texts(await self._run("beat", *args))]
-
-    async def save(self, lease: Lease, checkpoint: str) -> bool:
-        return bool(await self._run("save", *_token(lease), checkpoint))
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         assert outcome.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED), "a run ends in one of these"

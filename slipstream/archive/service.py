@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.observed import observed_queue, watch_depth
 from slipstream.archive.queue import JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
@@ -15,11 +15,14 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import Lifecycle
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
 SETTLE_S = 10.0
+DEPTH_S = 5.0
+"""Between two looks at the queue's depth, for the metrics."""
 
 
 class Archive:
@@ -37,7 +40,7 @@ class Archive:
         self._captioner = captioner
         self._target = target
         self._lifecycle = lifecycle
-        self.queue = observed_queue(queue, captioner.metrics) if queue else None
+        self.queue = queue
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -60,6 +63,7 @@ class Archive:
                 slots=config.archive_slots + config.archive_ahead,
                 ready=self._is_ready,
                 grace_s=config.archive_drain_s,
+                on_end=self._captioner.metrics.run_ended,
             )
             name = self._worker.name
             self._begin(self._work(self._worker))
@@ -114,3 +118,11 @@ async def _sweep(queue: JobQueue) -> None:
         with contextlib.suppress(QueueUnavailable):
             num_deleted = await queue.sweep()
         await asyncio.sleep(SWEEP_PAUSE_S if num_deleted else SWEEP_S)
+
+
+async def watch_depth(queue: JobQueue, metrics: GatewayMetrics) -> None:
+    """Keeps the queue's depth in `metrics` up to date, until cancelled. While the store is away it stays as it was."""
+    while True:
+        with contextlib.suppress(QueueUnavailable):
+            metrics.queue_depth(asdict(await queue.depth()))
+        await asyncio.sleep(DEPTH_S)

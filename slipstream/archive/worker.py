@@ -11,7 +11,8 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import structlog
@@ -89,6 +90,8 @@ class Run:
 
 Handler = Callable[[Lease, Callable[[str], None]], Awaitable[Outcome]]
 """Runs one job and tells its progress. What it may raise: see `Worker`."""
+OnEnd = Callable[[str, bool], None]
+"""Hears how a run ended (a state of `Outcome`, "retried" or "crashed"), and whether the lease was still held."""
 
 POLL_S = (0.1, 0.3)
 AWAY_S = (0.2, 1.0)
@@ -99,6 +102,16 @@ SETTLE_S = 10.0
 """How long a stopping worker waits for a store that is away."""
 AT_FAULT = (InvalidRequest, VideoNotFound, LimitExceeded, InvalidConfig)
 """The job itself is at fault when its handler raises one of these."""
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How a run ended: what is logged of it, and the call that tells the queue."""
+
+    outcome: str
+    event: str
+    fields: Mapping[str, object]
+    tell: Callable[[], Awaitable[bool]]
 
 
 class Worker:
@@ -119,6 +132,7 @@ class Worker:
         name: str | None = None,
         ready: Callable[[], Awaitable[bool]] | None = None,
         grace_s: float = 30.0,
+        on_end: OnEnd = lambda outcome, was_held: None,
     ) -> None:
         self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         """Must be another one in every process and after every start."""
@@ -127,6 +141,7 @@ class Worker:
         self._slots = slots
         self._ready = ready
         self._grace_s = grace_s
+        self._on_end = on_end
         self._runs: dict[str, Run] = {}
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
@@ -199,10 +214,10 @@ class Worker:
         if run.stopped is Stop.LOST:
             run.log.warning("job.lost")
             return
-        event, fields, tell = self._verdict(run)
+        ending = self._ending(run)
         while True:
             try:
-                was_held = await tell()
+                was_held = await ending.tell()
                 break
             except QueueUnavailable as error:
                 await self._away(error)
@@ -210,20 +225,20 @@ class Worker:
                 run.log.exception("job.not_settled")  # nothing that trying again would mend: the lease expires
                 return
         self._back()
+        self._on_end(ending.outcome, was_held)
         if was_held:
-            run.log.info(event, seconds=run.seconds(), **fields)
+            run.log.info(ending.event, seconds=run.seconds(), **ending.fields)
         else:
-            run.log.warning("job.stale_commit_refused" if event == "job.committed" else "job.lost")
+            run.log.warning("job.stale_commit_refused" if ending.event == "job.committed" else "job.lost")
 
-    def _verdict(self, run: Run) -> tuple[str, dict[str, object], Callable[[], Awaitable[bool]]]:
-        """The log's event and fields, and the call that tells the queue."""
+    def _ending(self, run: Run) -> _Ending:
         assert run.task is not None
         lease, queue = run.lease, self._queue
         error = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
 
-        def commit(outcome: Outcome) -> tuple[str, dict[str, object], Callable[[], Awaitable[bool]]]:
-            fields: dict[str, object] = {"state": outcome.state.value, "code": outcome.error_code}
-            return "job.committed", fields, lambda: queue.finish(lease, outcome)
+        def commit(outcome: Outcome) -> _Ending:
+            fields = {"state": outcome.state.value, "code": outcome.error_code}
+            return _Ending(outcome.state.value, "job.committed", fields, lambda: queue.finish(lease, outcome))
 
         if error is None:
             return commit(run.task.result())
@@ -232,15 +247,16 @@ class Worker:
         if isinstance(error, AT_FAULT) and run.stopped is None:
             return commit(Outcome(JobState.FAILED, error=str(error), error_code=error.status))
         if isinstance(error, RunnerDied) and run.stopped is None:
-            return "job.crashed", {"reason": str(error)}, lambda: queue.crash(lease, str(error))
+            return _Ending("crashed", "job.crashed", {"reason": str(error)}, lambda: queue.crash(lease, str(error)))
         later = RetryLater("the worker stopped", counted=False) if run.stopped else self._retry_of(run, error)
         delay_s = later.delay_s or 0.0
-        fields: dict[str, object] = {
-            "counted": later.counted,
-            "delay_s": round(delay_s, 3),
-            "cause": type(error).__name__,
-        }
-        return "job.retried", fields, lambda: queue.retry(lease, later.reason, delay_s, counted=later.counted)
+        fields = {"counted": later.counted, "delay_s": round(delay_s, 3), "cause": type(error).__name__}
+        return _Ending(
+            "retried",
+            "job.retried",
+            fields,
+            lambda: queue.retry(lease, later.reason, delay_s, counted=later.counted),
+        )
 
     def _retry_of(self, run: Run, error: BaseException) -> RetryLater:
         """With the delay filled in."""

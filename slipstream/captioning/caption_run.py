@@ -91,6 +91,7 @@ def target_start(plan: CaptionPlan, video: SampledVideo, tokens_per_frame: int) 
         seconds_per_frame=_seconds_per_frame(video),
         with_attention=plan.with_attention,
         lossy=plan.lossy,
+        local_drafter=plan.method.name if plan.drafts_itself else "",
         self_draft_kept=num_kept if plan.drafts_itself else 0,
         **plan.options.sent_to("target"),
     )

@@ -1,5 +1,6 @@
 """`slipstream up`: the whole stack on this machine until Ctrl-C; `slipstream info`: what a gateway serves."""
 
+import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.text import Text
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
 from slipstream.client.caption_client import gateway_info
 from slipstream.messages import GatewayInfo
-from slipstream.stack.local import POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
+from slipstream.stack.local import DRAIN_S, POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
 
 # -- up ---------------------------------------------------------------------------------------------------------------
 
@@ -90,7 +91,11 @@ async def _serve(options: StackOptions) -> None:
         if options.archive:
             roots = "DIR" if options.video_roots else "DIR (with --video-root DIR here)"
             typer.echo(f"or: slipstream archive submit {roots} --gateway {stack.gateway_address}", err=True)
-        await stack.wait_failed()
+        try:
+            await stack.wait_failed()
+        except asyncio.CancelledError:
+            typer.echo(f"ending; what is in work has {DRAIN_S:g} s to finish (Ctrl-C: end now)", err=True)
+            raise
 
 
 # -- info -------------------------------------------------------------------------------------------------------------

@@ -25,11 +25,6 @@ def decoding_rate(summary: Caption) -> float:
     return _rate(summary.num_tokens - 1, summary.timings.generate_s)
 
 
-def end_to_end_rate(summary: Caption) -> float:
-    """Tokens a second from the request's arrival to its last token."""
-    return _rate(summary.num_tokens, summary.timings.total_s)
-
-
 def closing_line(summary: Caption) -> str:
     """The caption's figures on one line."""
     speculation = summary.speculation

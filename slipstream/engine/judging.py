@@ -1,4 +1,4 @@
-"""Judges windows: every session's passes are packed with the others', and each has its own verdict. Knows no wire."""
+"""Judges windows: every session's passes are packed with the others', and each has its own verdict."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
-from slipstream.engine.states import SparseState
+from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
 from slipstream.engine.target_session import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
@@ -37,16 +37,17 @@ class Judge:
         vocab_size = self._model.info.vocab_size
         if any(token >= vocab_size for token in request.window):
             raise InvalidRequest(f"the window has a token outside the vocabulary of {vocab_size}")
-        if request.self_draft and not session.request.self_draft_kept:
-            raise InvalidRequest("this session was opened without a cache of its own drafting")
+        if request.self_draft and session.drafter_type is None:
+            raise InvalidRequest("this session was opened without a drafter of its own")
         if not session.committed:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement
             return
-        if request.self_draft and session.sparse is None:
-            await session.work.run(partial(_prepare_drafting, session), Lane.DECODE)
         passes = _Passes(session, self._batcher, request, self._longest_window)
-        passes.begin()
+        if request.self_draft:
+            await session.work.run(passes.begin_drafting, Lane.DECODE)
+        else:
+            passes.begin()
         async for judgement in passes.results():
             yield judgement
 
@@ -74,14 +75,20 @@ class _Passes:
 
     def begin(self) -> None:
         """Hands in the first pass."""
-        if self.request.self_draft:
-            self._draft([], 0.0)
-        elif self.request.tree is not None:
+        if self.request.tree is not None:
             tree, self._nodes = self.request.tree.shallow(self._room)
             self._judge(JudgeRequest(tree.token_ids if tree else (), tree=tree))
         else:
             window = self.request.window[: self._room][: self.longest_window]
             self._judge(JudgeRequest(window, proposals=self.request.proposals))
+
+    def begin_drafting(self) -> None:
+        """Begins to draft for the first pass. On the model's thread, as all that drafters do."""
+        session = self.session
+        if session.drafter is None:
+            session.drafter = _make_drafter(session)
+            session.work.on_release(session.drafter.close)
+        self._draft(session.drafter)
 
     async def results(self) -> AsyncIterator[Judgement]:
         try:
@@ -97,21 +104,27 @@ class _Passes:
         """Tokens that can be committed beside the pass's own; more would not fit the context either."""
         return self.session.rule.max_new_tokens - len(self.session.committed) - 1
 
-    def _draft(self, drafted: list[int], draft_s: float) -> None:
-        """Drafts one more token over the session's sparse cache, or judges when there are enough."""
-        if len(drafted) == min(self.request.self_draft, self._room):
-            self._judge(JudgeRequest(tuple(drafted)), draft_s)
+    def _draft(self, drafter: LocalDrafter) -> None:
+        """Has the next window drafted, which is then judged."""
+        num_tokens = min(self.request.self_draft, self._room)
+        if self.longest_window is not None:
+            num_tokens = min(num_tokens, self.longest_window)
+        self._go_on_drafting(drafter.draft(self.session.committed, num_tokens), num_tokens)
+
+    def _go_on_drafting(
+        self, drafting: Drafting, num_tokens: int, logits: torch.Tensor | None = None, draft_s: float = 0.0
+    ) -> None:
+        try:
+            state, window = next(drafting) if logits is None else drafting.send(logits)
+        except StopIteration as done:
+            self._judge(JudgeRequest(tuple(done.value[:num_tokens])), draft_s)
             return
-        session = self.session
-        assert session.sparse is not None
 
         def on_logits(logits: torch.Tensor, pass_s: float) -> bool:
-            _, token = session.sampler.judge(logits, [*session.committed, *drafted], ())
-            self._draft([*drafted, token], draft_s + pass_s)
+            self._go_on_drafting(drafting, num_tokens, logits, draft_s + pass_s)
             return True
 
-        token = drafted[-1] if drafted else session.committed[-1]
-        self.batcher.submit(Step(session.work, session.sparse, (token,), on_logits=on_logits, on_error=self._tell))
+        self.batcher.submit(Step(self.session.work, state, window, on_logits=on_logits, on_error=self._tell))
 
     def _judge(self, request: JudgeRequest, draft_s: float = 0.0) -> None:
         self._num_left -= 1
@@ -126,8 +139,8 @@ class _Passes:
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
         text_goes_on = judgement.verdict.finish_reason is None
         if text_goes_on and self._num_left > 0:
-            if self.request.self_draft:
-                self._draft([], 0.0)
+            if self.session.drafter is not None and self.request.self_draft:
+                self._draft(self.session.drafter)
             else:
                 self._judge(JudgeRequest())
             self._tell(judgement)
@@ -152,13 +165,18 @@ def _rows(last_token: int, request: JudgeRequest) -> Window:
     return TokenTree((last_token, *request.window), (ROOT, *(parent + 1 for parent in request.tree.parents)))
 
 
-def _prepare_drafting(session: TargetSession) -> None:
-    """On the model's thread."""
-    assert session.attention is not None
-    kept, headroom = session.request.self_draft_kept, session.request.max_new_tokens
-    sparse = SparseState(session.work.state, session.attention, kept, headroom=headroom)
-    session.work.on_release(sparse.close)
-    session.sparse = sparse
+def _make_drafter(session: TargetSession) -> LocalDrafter:
+    assert session.drafter_type is not None
+    return session.drafter_type(
+        DraftingSession(
+            plan=session.plan,
+            state=session.work.state,
+            attention=session.attention,
+            sampler=session.sampler,
+            num_kept=session.request.self_draft_kept,
+            max_new_tokens=session.request.max_new_tokens,
+        )
+    )
 
 
 def _first_judgement(session: TargetSession) -> Judgement:
@@ -181,8 +199,8 @@ def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeReque
     else:
         session.work.state.keep_path(num_before - 1, (0, *(node + 1 for node in verdict.path)))
     session.committed.extend(verdict.committed(request.window))
-    if session.sparse is not None:
-        session.sparse.sync(session.work.state)
+    if session.drafter is not None:
+        session.drafter.on_commit()
     return Judgement(verdict, tuple(text.pieces), facts)
 
 

@@ -37,11 +37,6 @@ class ModelServiceConfig(WireOptions):
         default=0,
         check=between(0, 2**30),
     )
-    replay: str = option(
-        "for benchmarks: passes last as long as in this table of a device, see slipstream/models/device_times.py",
-        default="",
-    )
-    replay_speed: float = option("divides all times of --replay", default=1.0, check=between(0.001, 1000))
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
 
     @property

@@ -1,4 +1,4 @@
-"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end. Knows no wire.
+"""One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end.
 
 The passes over windows are in `judging.py`, the prefill's blocks in `prefill.py`.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.engine.judging import Judge
+from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, schedule_of
@@ -20,11 +21,12 @@ from slipstream.engine.video_lm import PromptPlan, VideoLM
 from slipstream.engine.work import SessionWork
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
 from slipstream.families.text import StoppingText
-from slipstream.messages import Frames, Judgement, JudgeRequest, Prefilled, StageProgress, TargetStart
+from slipstream.messages import Frames, Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.acceptance import StopRule
+from slipstream.speculation.methods import GuidanceKind
 
 T = TypeVar("T")
 SESSION_WAIT_S = 30.0
@@ -82,6 +84,8 @@ class TargetEngine:
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "
                 f"the model's context of {info.max_context}; ask for fewer frames or tokens"
             )
+        drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
+        with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
         session = TargetSession(
             request=request,
             plan=plan,
@@ -89,11 +93,12 @@ class TargetEngine:
             sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
             text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
-            attention=TextAttention(plan) if request.with_attention or request.self_draft_kept else None,
+            attention=TextAttention(plan) if with_attention else None,
+            drafter_type=drafter_type,
             lossy=schedule_of(request, plan, info.num_layers),
             prefilled=asyncio.get_running_loop().create_future(),
             work=SessionWork(self.thread),
-            place=self.admission.reserve(self._kv_bytes(request, plan)),
+            place=self.admission.reserve(self._kv_bytes(request, plan, drafter_type)),
         )
         self._sessions[request.session_id] = session
         try:
@@ -121,7 +126,7 @@ class TargetEngine:
             Overloaded: no place became free in time.
         """
         async for num_ahead in session.place.wait():
-            yield StageProgress("queued", 0, num_ahead)
+            yield StageProgress(PrefillStage.QUEUED, 0, num_ahead)
         shares = self.prefixes.is_on and session.lossy is None
         digest = await asyncio.to_thread(frames_digest, frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
@@ -146,28 +151,26 @@ class TargetEngine:
         guidance = await _of_open_session(session, session.guidance)
         if score.is_attention:
             return await self._attention(session, kind, score)
-        if kind == "hidden_states":
+        if kind == GuidanceKind.HIDDEN_STATES:
             return await asyncio.to_thread(guidance.to, "cpu")  # hundreds of MB, which the event loop must not wait for
         return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
 
     async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:
         attention, last = session.attention, self.guidance_layer - 1
-        if attention is None or kind != "scores":
+        if attention is None or kind != GuidanceKind.SCORES:
             raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
         if score is Score.ATTENTION_VARIATION:
             return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))
         await _of_open_session(session, session.prefilled)
         return Guidance(scores=await self.thread.run(attention.mean))
 
-    def _kv_bytes(self, request: TargetStart, plan: PromptPlan) -> int:
-        """What the session's caches will hold at most: its own, and the sparse one that it drafts with."""
+    def _kv_bytes(self, request: TargetStart, plan: PromptPlan, drafter_type: type[LocalDrafter] | None) -> int:
+        """What the session's caches will hold at most: its own, and its drafter's."""
         num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
-        if request.self_draft_kept:
-            num_video = min(request.self_draft_kept, plan.num_video_tokens)
-            num_bytes += self.model.kv_bytes(
-                plan.num_tokens - plan.num_video_tokens + num_video + request.max_new_tokens
-            )
-        return num_bytes
+        if drafter_type is None:
+            return num_bytes
+        num_cached = drafter_type.max_cached_tokens(plan, request.self_draft_kept, request.max_new_tokens)
+        return num_bytes + (self.model.kv_bytes(num_cached) if num_cached else 0)
 
     async def _wait_opened(self, session_id: str) -> TargetSession:
         async with self._opened:

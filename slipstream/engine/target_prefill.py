@@ -16,11 +16,12 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.engine.work import encode_blocks
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Frames, Prefilled, StageProgress, TargetStart
+from slipstream.messages import Frames, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
-from slipstream.pruning.lossy import Rank, Schedule, make_schedule, text_raters
-from slipstream.pruning.unguided import DyCokePruner
+from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
+from slipstream.pruning.unguided import keep_changed_tokens
+from slipstream.speculation.methods import GuidanceKind, Rank
 
 # -- prefill ----------------------------------------------------------------------------------------------------------
 
@@ -70,13 +71,13 @@ class PromptPass:
 
     def _fresh(self, frames: Frames) -> Iterator[PrefillEvent]:
         plan, request = self._session.plan, self._session.request
-        yield StageProgress("encode", 0, len(frames))
+        yield StageProgress(PrefillStage.ENCODE, 0, len(frames))
         embeddings: list[torch.Tensor] = []
         for block, seconds in encode_blocks(self._model, frames):
             embeddings.append(block)
             self._encode_s += seconds
             num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
-            yield StageProgress("encode", num_done, len(frames))
+            yield StageProgress(PrefillStage.ENCODE, num_done, len(frames))
         started = time.perf_counter()
         observer = self._lossy or self._session.attention
         prefill = self._model.start_prefill(
@@ -127,11 +128,13 @@ class PromptPass:
                 self._until_guidance_s += seconds
             else:
                 self._after_guidance_s += seconds
-            yield StageProgress("prefill", layer, num_layers)
+            yield StageProgress(PrefillStage.PREFILL, layer, num_layers)
 
     def _guidance(self, video_states: VideoStates, text_0: torch.Tensor, prefill: Prefill) -> Iterator[Guidance]:
         if self._session.request.with_guidance:
-            yield make_guidance(video_states[0], text_0, video_states[1], prefill.text_states(), kind="hidden_states")
+            yield make_guidance(
+                video_states[0], text_0, video_states[1], prefill.text_states(), GuidanceKind.HIDDEN_STATES
+            )
 
     def _finish(self, prefill: Prefill, num_reused: int) -> Prefilled:
         session = self._session
@@ -178,7 +181,7 @@ def schedule_of(request: TargetStart, plan: PromptPlan, num_layers: int) -> Sche
     """
     if request.lossy is None:
         return None
-    if request.with_guidance or request.with_attention or request.self_draft_kept:
+    if request.with_guidance or request.with_attention or request.local_drafter:
         raise InvalidRequest("a lossy session is a baseline of plain decoding: it guides no draft and drafts nothing")
     return make_schedule(request.lossy, num_video=plan.num_video_tokens, num_layers=num_layers)
 
@@ -208,7 +211,7 @@ class LossyPass:
             return
         if self._rank is Rank.REDUNDANCY:
             video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, prefill.video_states())
-            keep = DyCokePruner().keep(video, num_keep, None, 0)
+            keep = keep_changed_tokens(video, num_keep, None, 0)
         else:
             assert self._attention is not None, "recorded from the first layer on"
             keep = top_k(self._attention.mean([num_run - 1]), num_keep)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.engine.local_drafter import LocalDrafter
 from slipstream.engine.memory import Reservation
-from slipstream.engine.states import SparseState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.work import SessionWork
@@ -31,6 +31,8 @@ class TargetSession:
     """Done when layer L has run."""
     attention: TextAttention | None
     """The text's to the video, where somebody asked for it."""
+    drafter_type: type[LocalDrafter] | None
+    """Of a session that may draft for itself."""
     lossy: Schedule | None
     """What the prefill drops of the video, where the session is a lossy baseline."""
     prefilled: asyncio.Future[None]
@@ -40,5 +42,5 @@ class TargetSession:
     """Touched on the model's thread only, once the prefill is done."""
     first_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
-    sparse: SparseState | None = None
-    """What it drafts for itself with."""
+    drafter: LocalDrafter | None = None
+    """Made when drafting is first asked for."""

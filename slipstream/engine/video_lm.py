@@ -1,6 +1,7 @@
 """What every Video-LLM looks like to the services: `VideoLM`."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from slipstream.families.adapter import Adapter, PromptPlan, VideoGrid
 from slipstream.families.text import TextDecoder, TextStream
 from slipstream.messages import ModelInfo
 from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.methods import Positions
 
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
 
@@ -37,6 +39,8 @@ class VideoLM:
         self.info = info
         self.strict_width = strict_width
         """Above 0, every step runs alone and at exactly this width, see `step`."""
+        self.on_pass: Callable[[int, float], None] = lambda num_states, seconds: None
+        """Called after every `step`, on the thread that runs it."""
         self._adapter = adapter
         self._runner = runner
         self._text = text
@@ -77,7 +81,7 @@ class VideoLM:
                 f" {self.info.model_id} has {self.info.max_context}; send fewer frames (at most {self.info.max_frames})"
                 " or a shorter prompt"
             )
-        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        positions, _ = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
         if int(positions.max()) >= self.info.max_context:
             raise LimitExceeded(
                 f"the video's time reaches position {int(positions.max())}, but {self.info.model_id} was made for"
@@ -117,7 +121,7 @@ class VideoLM:
         video_embeddings: Tensor,
         *,
         keep: Tensor | None = None,
-        positions: str = "original",
+        positions: str = Positions.ORIGINAL,
         headroom: int = 512,
         observer: Observer | None = None,
     ) -> Prefill:
@@ -127,12 +131,12 @@ class VideoLM:
             plan: from `plan_prompt`.
             video_embeddings: from `encode_frames`, [num_video_tokens, hidden].
             keep: which video tokens to keep, int64, ascending; None keeps all.
-            positions: "original" or "compact", see `Adapter.positions`.
+            positions: one of `Positions`, see `Adapter.positions`.
             headroom: tokens that the answer may take before the cache is reallocated.
             observer: sees the prompt's attention in every layer, see `TextAttention`.
         """
-        if positions not in ("original", "compact"):
-            raise InvalidRequest(f"unknown positions {positions!r}; known: original, compact")
+        if positions not in tuple(Positions):
+            raise InvalidRequest(f"unknown positions {positions!r}; known: {', '.join(Positions)}")
         if len(video_embeddings) != plan.num_video_tokens:
             raise InvalidRequest(
                 f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
@@ -156,7 +160,7 @@ class VideoLM:
         do when the token ids before the text are equal.
         """
         assert cache.length == plan.text_start, "the cache ends where the text begins"
-        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), "original")
+        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
         hidden = self._runner.embed(plan.token_ids[plan.text_start :])
         positions = positions[..., plan.text_start :].to(hidden.device)
         forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
@@ -183,6 +187,13 @@ class VideoLM:
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
         if any(_end(state, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        started = time.perf_counter()
+        logits = self._run_step(batch)
+        self.on_pass(len(batch), time.perf_counter() - started)
+        return logits
+
+    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+        """What `step` does once its windows are known to fit; returns when the device is done."""
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
         logits = self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()

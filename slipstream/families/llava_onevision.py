@@ -15,6 +15,7 @@ from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import ModelNotUsable
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import ChatTemplate
+from slipstream.speculation.methods import Positions
 
 
 class LlavaOnevision:
@@ -81,6 +82,6 @@ class LlavaOnevision:
         return hidden
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-        if scheme == "compact":
+        if scheme == Positions.COMPACT:
             return torch.arange(len(rows)), len(rows)
         return rows, plan.num_tokens

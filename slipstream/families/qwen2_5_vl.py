@@ -14,6 +14,7 @@ from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.errors import ModelNotUsable
 from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
+from slipstream.speculation.methods import Positions
 
 _USUAL_SIZE = (448, 448)
 """Height and width assumed where nobody has said how large the frames are."""
@@ -110,7 +111,7 @@ class Qwen2_5VL:
         """
         positions, next_position = self._prompt_positions(plan)
         kept = positions[:, rows]
-        if scheme == "original":
+        if scheme == Positions.ORIGINAL:
             return kept, next_position
         num_kept = int(((rows >= plan.video_start) & (rows < plan.video_stop)).sum())
         return _compact(kept, plan.video_start, num_kept)

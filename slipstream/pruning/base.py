@@ -1,32 +1,13 @@
-"""The vocabulary of pruning: what guidance is, what a pruner does, how many tokens a ratio keeps. Knows no pruner."""
+"""The vocabulary of pruning: what guidance is, what a pruner does, how many tokens a ratio keeps."""
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-
-
-class Score(StrEnum):
-    """What a pruner ranks video tokens by, one number a token; all are made by the target."""
-
-    SIMILARITY_VARIATION = "similarity_variation"
-    """Growth of the cosine similarity to the text through layers 1..L (paper 000, eq. 3)."""
-    SIMILARITY = "similarity"
-    """That similarity after layer L."""
-    ATTENTION = "attention"
-    """What the text pays to the token, averaged over layers, heads and text (paper 001, eq. 5). Known at the prefill's
-    end only."""
-    ATTENTION_VARIATION = "attention_variation"
-    """Growth of the attention from layer 1 to layer L (paper 000, figure 9)."""
-
-    @property
-    def is_attention(self) -> bool:
-        """Needs attention to be recorded while the prompt runs."""
-        return self in (Score.ATTENTION, Score.ATTENTION_VARIATION)
+from slipstream.speculation.methods import Score
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,20 +56,28 @@ def _moved(pair: tuple[Tensor, Tensor] | None, device: torch.device | str) -> tu
     return None if pair is None else (pair[0].to(device), pair[1].to(device))
 
 
-class Pruner(Protocol):
+class Keep(Protocol):
     """Chooses video tokens to keep."""
 
-    name: ClassVar[str]
-    score: ClassVar[Score | None]
-    """What guidance it needs; None: it asks nobody."""
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (a pruner that keeps all or none ignores
-        it).
+    def __call__(self, video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+        """Indices of the tokens to keep: int64, ascending, `num_keep` of them (one that keeps all or none ignores it).
 
         The same arguments give the same answer on every machine.
+
+        Args:
+            scores: of the kind that the pruner ranks by, [video.num_tokens]; None where it ranks by none.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """A way to choose video tokens, by name."""
+
+    name: str
+    score: Score | None
+    """What guidance it needs; None: it asks nobody."""
+    keep: Keep
 
 
 def num_kept(num_video_tokens: int, alpha: float) -> int:

@@ -8,19 +8,16 @@ video token with all text tokens (eq. 2) sum to one dot product with the sum of 
 with v normalised and t that sum: two states are enough, whatever L is.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance, Score, VideoTokens
+from slipstream.pruning.base import Guidance, VideoTokens
 from slipstream.pruning.unguided import evenly
+from slipstream.speculation.methods import GuidanceKind, Score
 
 # -- uv ---------------------------------------------------------------------------------------------------------------
-
-GUIDANCE_KINDS = ("hidden_states", "scores")
 
 
 def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tensor, kind: str) -> Guidance:
@@ -36,12 +33,12 @@ def make_guidance(video_0: Tensor, text_0: Tensor, video_L: Tensor, text_L: Tens
     Raises:
         InvalidRequest: an unknown kind.
     """
-    if kind not in GUIDANCE_KINDS:
-        raise InvalidRequest(f"unknown guidance {kind!r}; known: {', '.join(GUIDANCE_KINDS)}")
+    if kind not in tuple(GuidanceKind):
+        raise InvalidRequest(f"unknown guidance {kind!r}; known: {', '.join(GuidanceKind)}")
     with torch.inference_mode():
         states = (video_0.to(torch.bfloat16), video_L.to(torch.bfloat16))
         text_sums = (_text_sum(text_0), _text_sum(text_L))
-        if kind == "scores":
+        if kind == GuidanceKind.SCORES:
             return Guidance(scores=similarity_variation(states, text_sums))
         return Guidance(video_states=states, text_sums=text_sums)
 
@@ -73,45 +70,25 @@ def top_k(scores: Tensor, num_keep: int) -> Tensor:
     return ranked[:num_keep].sort().values.cpu()
 
 
-class UvPruner:
-    """Keeps the tokens whose similarity to the text grows most."""
-
-    name: ClassVar[str] = "uv"
-    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return top_k(scores_of(guidance, Score.SIMILARITY_VARIATION), num_keep)
+def keep_best(video: VideoTokens, num_keep: int, scores: Tensor, seed: int) -> Tensor:
+    """The tokens that score highest, whatever is ranked by: UV-Prune, or SpecVLM without its second stage."""
+    return top_k(scores, num_keep)
 
 
-class UvCosinePruner:
-    """Similarity without variation: what UV-Prune is without its first idea (paper 000, figure 9)."""
-
-    name: ClassVar[str] = "uv_cosine"
-    score: ClassVar[Score | None] = Score.SIMILARITY
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return top_k(scores_of(guidance, Score.SIMILARITY), num_keep)
-
-
-class UvSpreadPruner:
-    """The same scores under full coverage: keeps the best token of each of `num_keep` equal stretches of the video.
+def keep_best_of_stretches(video: VideoTokens, num_keep: int, scores: Tensor, seed: int) -> Tensor:
+    """Full coverage: the best token of each of `num_keep` equal stretches of the video.
 
     Equation 4 ranks all tokens against each other, so one scene whose content scores high can take nearly all places
     and leave the draft blind to the others.
     """
-
-    name: ClassVar[str] = "uv_spread"
-    score: ClassVar[Score | None] = Score.SIMILARITY_VARIATION
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        if num_keep == 0:
-            return torch.arange(0)
-        num_tokens = video.num_tokens
-        scores = scores_of(guidance, Score.SIMILARITY_VARIATION).float().cpu().nan_to_num(nan=float("-inf"))
-        stretches = torch.arange(num_tokens) * num_keep // num_tokens
-        best = torch.full((num_keep,), float("-inf")).scatter_reduce(0, stretches, scores, "amax")
-        places = torch.arange(num_tokens).masked_fill(scores < best[stretches], num_tokens)
-        return torch.full((num_keep,), num_tokens).scatter_reduce(0, stretches, places, "amin")
+    if num_keep == 0:
+        return torch.arange(0)
+    num_tokens = video.num_tokens
+    scores = scores.float().cpu().nan_to_num(nan=float("-inf"))
+    stretches = torch.arange(num_tokens) * num_keep // num_tokens
+    best = torch.full((num_keep,), float("-inf")).scatter_reduce(0, stretches, scores, "amax")
+    places = torch.arange(num_tokens).masked_fill(scores < best[stretches], num_tokens)
+    return torch.full((num_keep,), num_tokens).scatter_reduce(0, stretches, places, "amin")
 
 
 def _similarity(video_states: Tensor, text_sum: Tensor) -> Tensor:
@@ -125,7 +102,7 @@ def _text_sum(text_states: Tensor) -> Tensor:
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
-# Pruners that follow the target's text-to-video attention: SpecVLM (paper 001, section 3.2).
+# What follows the target's text-to-video attention in two stages: SpecVLM (paper 001, section 3.2).
 
 TOP_P_SHARE = 0.5
 """Of the places, at most this share goes to stage I. The paper calibrates its threshold lambda_r a model and ratio; in
@@ -134,41 +111,16 @@ TOP_P = 0.4
 """lambda: stage I ends when its tokens have this share of all attention."""
 
 
-class AttentionPruner:
-    """Keeps the tokens that the text attends to most: SpecVLM without its second stage."""
-
-    name: ClassVar[str] = "attention"
-    score: ClassVar[Score | None] = Score.ATTENTION
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return top_k(scores_of(guidance, Score.ATTENTION), num_keep)
-
-
-class AttentionVariationPruner:
-    """Keeps the tokens that the text's attention grows for most (paper 000, figure 9)."""
-
-    name: ClassVar[str] = "attention_variation"
-    score: ClassVar[Score | None] = Score.ATTENTION_VARIATION
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return top_k(scores_of(guidance, Score.ATTENTION_VARIATION), num_keep)
-
-
-class SpecVlmPruner:
+def keep_best_then_spread(video: VideoTokens, num_keep: int, scores: Tensor, seed: int) -> Tensor:
     """Stage I keeps the most attended tokens up to a share of all attention (Top-P, eq. 6); stage II keeps the others
     at a fixed spatial interval (eq. 7)."""
-
-    name: ClassVar[str] = "specvlm"
-    score: ClassVar[Score | None] = Score.ATTENTION
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        scores = scores_of(guidance, Score.ATTENTION).float().cpu().nan_to_num(nan=0.0)
-        informative = _top_p(scores, TOP_P, int(num_keep * TOP_P_SHARE))
-        others = torch.ones(video.num_tokens, dtype=torch.bool)
-        others[informative] = False
-        rest = others.nonzero().flatten()
-        spread = rest[evenly(len(rest), num_keep - len(informative))]
-        return torch.cat([informative, spread]).sort().values
+    scores = scores.float().cpu().nan_to_num(nan=0.0)
+    informative = _top_p(scores, TOP_P, int(num_keep * TOP_P_SHARE))
+    others = torch.ones(video.num_tokens, dtype=torch.bool)
+    others[informative] = False
+    rest = others.nonzero().flatten()
+    spread = rest[evenly(len(rest), num_keep - len(informative))]
+    return torch.cat([informative, spread]).sort().values
 
 
 def _top_p(scores: Tensor, share: float, most: int) -> Tensor:

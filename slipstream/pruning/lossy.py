@@ -1,5 +1,5 @@
 """The lossy baselines of paper 000, table 2: where they drop video tokens of the target itself, how many they keep, and
-what ranks them. Knows no model and no session.
+what ranks them.
 
 Each in its training-free form, and without what is not pruning: SparseVLM does not recycle dropped tokens into new
 ones, and DyCoke merges at the input only, without its second pruning of the cache while decoding.
@@ -9,37 +9,17 @@ wants kept averaged over the layers. So methods of one `keep` do the same work i
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.methods import Lossy
+from slipstream.speculation.methods import LOSSY_SPECS, Lossy, Rank
 
 _BISECTIONS = 60
 _BLOCK_TOKENS = 1024
 """Video tokens that are compared with the text at a time."""
-
-
-class Rank(Enum):
-    """What decides which video tokens stay."""
-
-    LAST_TEXT = "last_text"
-    """The attention that the prompt's last token pays them in the layer before (FastV, PyramidDrop)."""
-    RATERS = "raters"
-    """The same of those text tokens that have to do with the video, see `text_raters` (SparseVLM)."""
-    REDUNDANCY = "redundancy"
-    """How little they repeat an earlier frame, see `DyCokePruner`."""
-
-
-_RANKS = {
-    "fastv": Rank.LAST_TEXT,
-    "pyramiddrop": Rank.LAST_TEXT,
-    "sparsevlm": Rank.RATERS,
-    "dycoke": Rank.REDUNDANCY,
-}
 
 
 @dataclass(frozen=True)
@@ -55,18 +35,8 @@ class Schedule:
     """What a lossy method does to one prompt."""
 
     rank: Rank
-    num_video: int
-    num_layers: int
     stages: tuple[Stage, ...]
     """In the layers' order; empty where all is kept."""
-
-    @property
-    def mean_kept(self) -> float:
-        """Video tokens of a layer, on average."""
-        layers = (0, *(stage.after_layer for stage in self.stages), self.num_layers)
-        kept = (self.num_video, *(stage.num_keep for stage in self.stages))
-        spans = [last - first for first, last in pairwise(layers)]
-        return sum(span * num_kept for span, num_kept in zip(spans, kept, strict=True)) / self.num_layers
 
 
 def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
@@ -90,7 +60,7 @@ def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
     if lossy.keep < 1.0:
         ratio = _solve(lossy.keep, places, num_layers)
         stages = tuple(Stage(place, round(num_video * ratio**number)) for number, place in enumerate(places, start=1))
-    return Schedule(_RANKS[lossy.method], num_video, num_layers, stages)
+    return Schedule(LOSSY_SPECS[lossy.method].rank, stages)
 
 
 def text_raters(video: Tensor, text: Tensor) -> list[int]:
@@ -111,16 +81,12 @@ def text_raters(video: Tensor, text: Tensor) -> list[int]:
 
 
 def _places(method: str, num_layers: int) -> tuple[int, ...]:
-    """After how many layers a method drops tokens, at one layer or more, ascending; the last layer is none of them."""
-    match method:
-        case "fastv":
-            places = [2]
-        case "pyramiddrop":
-            places = [num_layers * quarter // 4 for quarter in (1, 2, 3)]
-        case "sparsevlm":  # layers 2, 6 and 15 of the 32 that it was made for
-            places = [num_layers * place // 32 for place in (2, 6, 15)]
-        case _:  # DyCoke, before any layer
-            return (0,)
+    """After how many layers a method drops tokens, ascending: 0 where no attention is needed, at least one layer
+    otherwise; the last layer is none of them."""
+    spec = LOSSY_SPECS[method]
+    places = spec.drops_after(num_layers)
+    if spec.rank is Rank.REDUNDANCY:
+        return places
     return tuple(sorted({min(max(place, 1), max(num_layers - 1, 1)) for place in places}))
 
 

@@ -1,80 +1,48 @@
 """Pruners that need no guidance: by position (the papers' baselines) or by what repeats in the draft's embeddings."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance, Score, VideoTokens
+from slipstream.pruning.base import VideoTokens
 
 # -- baselines --------------------------------------------------------------------------------------------------------
 
 
-class RandomPruner:
-    """Keeps a random subset, a function of the seed."""
-
-    name: ClassVar[str] = "random"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(video.num_tokens, generator=generator)[:num_keep].sort().values
+def keep_random(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """A random subset, a function of the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(video.num_tokens, generator=generator)[:num_keep].sort().values
 
 
-class UniformPruner:
-    """Keeps evenly spaced tokens: the middle of each of `num_keep` equal stretches (paper 001, SD-Uniform)."""
-
-    name: ClassVar[str] = "uniform"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return evenly(video.num_tokens, num_keep)
+def keep_evenly(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """Evenly spaced tokens: the middle of each of `num_keep` equal stretches (paper 001, SD-Uniform)."""
+    return evenly(video.num_tokens, num_keep)
 
 
-class FramePruner:
-    """Keeps whole frames at even distances and drops the others (paper 001, SD-Frame)."""
-
-    name: ClassVar[str] = "frame"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        num_frames = -(-num_keep // video.tokens_per_step)
-        return whole_steps(video, evenly(-(-video.num_tokens // video.tokens_per_step), num_frames), num_keep)
+def keep_frames(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """Whole frames at even distances; drops the others (paper 001, SD-Frame)."""
+    num_frames = -(-num_keep // video.tokens_per_step)
+    return whole_steps(video, evenly(-(-video.num_tokens // video.tokens_per_step), num_frames), num_keep)
 
 
-class WindowPruner:
-    """Keeps the first frame and the latest tokens, as caches of attention sinks and a sliding window do (paper 001,
-    figure 7a)."""
-
-    name: ClassVar[str] = "window"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        num_first = min(video.tokens_per_step, num_keep // 2)
-        last = torch.arange(video.num_tokens - (num_keep - num_first), video.num_tokens)
-        return torch.cat([torch.arange(num_first), last])
+def keep_first_and_latest(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """The first frame and the latest tokens, as caches of attention sinks and a sliding window do (paper 001, figure
+    7a)."""
+    num_first = min(video.tokens_per_step, num_keep // 2)
+    last = torch.arange(video.num_tokens - (num_keep - num_first), video.num_tokens)
+    return torch.cat([torch.arange(num_first), last])
 
 
-class KeepAll:
-    """Keeps every token, whatever share was to be pruned."""
-
-    name: ClassVar[str] = "none"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return torch.arange(video.num_tokens)
+def keep_all(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """Every token, whatever share was to be pruned."""
+    return torch.arange(video.num_tokens)
 
 
-class KeepNone:
-    """Keeps no video token: the draft knows the text alone (paper 000, OnSD)."""
-
-    name: ClassVar[str] = "all"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        return torch.arange(0)
+def keep_none(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """No video token: the draft knows the text alone (paper 000, OnSD)."""
+    return torch.arange(0)
 
 
 def evenly(num_tokens: int, num_keep: int) -> Tensor:
@@ -109,38 +77,28 @@ the first."""
 _PARTNERS = (0, 0, 0, 2)
 
 
-class DyCokePruner:
-    """Token by token: keeps those that differ most from the same place in an earlier frame of their window. The first
+def keep_changed_tokens(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """DyCoke, token by token: those that differ most from the same place in an earlier frame of their window. The first
     frame of every window is kept before all others, thinned out evenly where there is no room."""
-
-    name: ClassVar[str] = "dycoke"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        steps = _steps(video)
-        num_steps, per_step, _ = steps.shape
-        places = torch.arange(num_steps)
-        partners = places - places % WINDOW_STEPS + torch.tensor(_PARTNERS)[places % WINDOW_STEPS]
-        is_first = (places % WINDOW_STEPS == 0).repeat_interleave(per_step)
-        firsts = is_first.nonzero().flatten()
-        if len(firsts) >= num_keep:
-            return firsts[evenly(len(firsts), num_keep)]
-        similarity = cosine_similarity(steps, steps[partners], dim=-1).flatten().masked_fill(is_first, -2.0)
-        return similarity.nan_to_num(nan=1.0).argsort(stable=True)[:num_keep].sort().values
+    steps = _steps(video)
+    num_steps, per_step, _ = steps.shape
+    places = torch.arange(num_steps)
+    partners = places - places % WINDOW_STEPS + torch.tensor(_PARTNERS)[places % WINDOW_STEPS]
+    is_first = (places % WINDOW_STEPS == 0).repeat_interleave(per_step)
+    firsts = is_first.nonzero().flatten()
+    if len(firsts) >= num_keep:
+        return firsts[evenly(len(firsts), num_keep)]
+    similarity = cosine_similarity(steps, steps[partners], dim=-1).flatten().masked_fill(is_first, -2.0)
+    return similarity.nan_to_num(nan=1.0).argsort(stable=True)[:num_keep].sort().values
 
 
-class FastVidPruner:
-    """Frame by frame: keeps whole frames at the transitions where consecutive frames are least alike."""
-
-    name: ClassVar[str] = "fastvid"
-    score: ClassVar[Score | None] = None
-
-    def keep(self, video: VideoTokens, num_keep: int, guidance: Guidance | None, seed: int) -> Tensor:
-        frames = _steps(video).mean(dim=1)
-        similarity = cosine_similarity(frames[1:], frames[:-1], dim=-1).nan_to_num(nan=1.0)
-        first_then_changes = torch.cat([torch.full((1,), -2.0), similarity]).argsort(stable=True)
-        num_frames = -(-num_keep // video.tokens_per_step)
-        return whole_steps(video, first_then_changes[:num_frames], num_keep)
+def keep_changed_frames(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
+    """FastVID, frame by frame: whole frames at the transitions where consecutive frames are least alike."""
+    frames = _steps(video).mean(dim=1)
+    similarity = cosine_similarity(frames[1:], frames[:-1], dim=-1).nan_to_num(nan=1.0)
+    first_then_changes = torch.cat([torch.full((1,), -2.0), similarity]).argsort(stable=True)
+    num_frames = -(-num_keep // video.tokens_per_step)
+    return whole_steps(video, first_then_changes[:num_frames], num_keep)
 
 
 def _steps(video: VideoTokens) -> Tensor:

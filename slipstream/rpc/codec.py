@@ -7,7 +7,6 @@ import numpy as np
 
 from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.messages import (
-    STAGES,
     DraftEvent,
     DraftReady,
     DraftStart,
@@ -18,6 +17,7 @@ from slipstream.messages import (
     ModelInfo,
     PassFacts,
     Prefilled,
+    PrefillStage,
     StageProgress,
     TargetEvent,
     TargetStart,
@@ -28,17 +28,17 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
 from slipstream.speculation.actions import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
-from slipstream.speculation.methods import GUIDANCE_KINDS, Lossy
+from slipstream.speculation.methods import GuidanceKind, Lossy
 
 MAX_FRAMES_BYTES = 2 * 1024**3
 """Most pixels that one video may have: they are held in memory."""
 MAX_PASSES = 1_000_000
 MAX_SELF_DRAFT = 1024
 
-_STAGES: dict[str, Any] = {name: target_pb2.Stage.Value(f"STAGE_{name.upper()}") for name in STAGES}
+_STAGES: dict[PrefillStage, Any] = {stage: target_pb2.Stage.Value(f"STAGE_{stage.name}") for stage in PrefillStage}
 _STAGE_NAMES = {number: name for name, number in _STAGES.items()}
-_GUIDANCE: dict[str, Any] = {
-    name: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{name.upper()}") for name in GUIDANCE_KINDS
+_GUIDANCE: dict[GuidanceKind, Any] = {
+    kind: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{kind.name}") for kind in GuidanceKind
 }
 _GUIDANCE_NAMES = {number: name for name, number in _GUIDANCE.items()}
 _FINISH_REASONS: dict[FinishReason | None, Any] = {
@@ -161,7 +161,7 @@ def target_start(start: TargetStart, frames: Frames) -> target_pb2.TargetRequest
         start,
         target_pb2.TargetStart,
         frames=frames_header(frames, start.seconds_per_frame),
-        self_draft=target_pb2.SelfDraft(num_kept=start.self_draft_kept) if start.self_draft_kept else None,
+        self_draft=_self_draft(start),
     )
     return target_pb2.TargetRequest(start=message)
 
@@ -176,8 +176,15 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
         lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
+        local_drafter=message.self_draft.drafter,
         self_draft_kept=message.self_draft.num_kept,
     )
+
+
+def _self_draft(start: TargetStart) -> target_pb2.SelfDraft | None:
+    if not start.local_drafter:
+        return None
+    return target_pb2.SelfDraft(drafter=start.local_drafter, num_kept=start.self_draft_kept)
 
 
 def judge_message(action: JudgeWindow, proposals: Sequence[Proposal] = ()) -> target_pb2.TargetRequest:
@@ -225,7 +232,7 @@ def read_target_event(message: target_pb2.TargetEvent) -> TargetEvent:
     kind = message.WhichOneof("message")
     if kind == "progress":
         progress = message.progress
-        return StageProgress(_STAGE_NAMES.get(progress.stage, "queued"), progress.done, progress.total)
+        return StageProgress(_STAGE_NAMES.get(progress.stage, PrefillStage.QUEUED), progress.done, progress.total)
     if kind == "prefilled":
         return from_message(message.prefilled, Prefilled)
     if kind == "verdict":
@@ -269,16 +276,16 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
 # -- to and from the draft --------------------------------------------------------------------------------------------
 
 
-def guidance_request(session_id: str, kind: str, score: str) -> target_pb2.PullGuidanceRequest:
+def guidance_request(session_id: str, kind: GuidanceKind, score: str) -> target_pb2.PullGuidanceRequest:
     """Asks a target for the guidance of a session."""
     return target_pb2.PullGuidanceRequest(session_id=session_id, kind=_GUIDANCE[kind], score=score)
 
 
-def read_guidance_kind(number: int) -> str:
+def read_guidance_kind(number: int) -> GuidanceKind:
     """Raises `InvalidRequest` for a number that names none."""
     name = _GUIDANCE_NAMES.get(number)
     if name is None:
-        raise InvalidRequest(f"guidance must be {' or '.join(GUIDANCE_KINDS)}")
+        raise InvalidRequest(f"guidance must be {' or '.join(GuidanceKind)}")
     return name
 
 

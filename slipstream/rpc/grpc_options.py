@@ -12,8 +12,6 @@ ANSWERED_KEY = "x-slipstream-answered"
 """Trailing metadata of every failure that a service of ours says itself; without it the failure is the connection's."""
 ADVERTISED_KEY = "x-slipstream-address"
 """Initial metadata of a target's session: where this one of several targets serves the session's guidance."""
-REPLAY_MARK = "replay:"
-"""Begins the name of the device of a model whose passes last as long as a table says, for a benchmark."""
 UNARY_TIMEOUT_S = 60.0
 """Longest time for a call that neither side streams; none of ours does more than ask a store."""
 MAX_CONCURRENT_CALLS = 4096

@@ -13,7 +13,14 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from slipstream.errors import DeadlineExceeded, Overloaded, ProtocolViolation, SessionIdle, SlipstreamError
+from slipstream.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    ProtocolViolation,
+    ServiceUnavailable,
+    SessionIdle,
+    SlipstreamError,
+)
 from slipstream.logs import get_logger
 from slipstream.rpc.grpc_options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
 
@@ -57,6 +64,7 @@ MAX_DETAILS_CHARS = 1000
 MAX_REQUEST_ID_CHARS = 128
 ANSWERED = ((ANSWERED_KEY, "1"),)
 NO_MESSAGE = "what was sent is no message of this method"
+STOPPING = "this service is stopping and has ended the call; try again when it is up again"
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -134,6 +142,15 @@ class AnswerErrors(Guard):
 
     def __init__(self, stream_timeout_s: float | None = None) -> None:
         self._stream_timeout_s = stream_timeout_s
+        self._limits: set[asyncio.Timeout] = set()
+        self._is_ending = False
+
+    def end_calls(self) -> None:
+        """Ends all open calls and every later one at once, with UNAVAILABLE and the reason."""
+        self._is_ending = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
 
     @contextlib.asynccontextmanager
     async def around(
@@ -142,7 +159,7 @@ class AnswerErrors(Guard):
         metadata = dict(details.invocation_metadata or ())
         structlog.contextvars.bind_contextvars(request_id=_request_id(metadata), method=details.method)
         try:
-            async with _limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
+            async with self._limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
                 yield
         except SlipstreamError as error:
             get_logger().warning("request.refused", status=error.status, error=str(error))
@@ -155,20 +172,24 @@ class AnswerErrors(Guard):
             get_logger().exception("request.failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details", ANSWERED)
 
+    @contextlib.asynccontextmanager
+    async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:
+        limit = asyncio.timeout(0 if self._is_ending else timeout_s)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if self._is_ending:
+                raise ServiceUnavailable(STOPPING) from None
+            raise DeadlineExceeded(f"the call was not done within this server's limit of {timeout_s:g} s") from None
+        finally:
+            self._limits.discard(limit)
+
 
 def _request_id(metadata: dict[str, Any]) -> str | None:
     """The caller's; it goes into every line of the log, so it must be short."""
     given = metadata.get(REQUEST_ID_KEY)
     return given[:MAX_REQUEST_ID_CHARS] if isinstance(given, str) else None
-
-
-@contextlib.asynccontextmanager
-async def _limited(timeout_s: float | None) -> AsyncIterator[None]:
-    limit = asyncio.timeout(timeout_s)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise DeadlineExceeded(f"the call was not done within this server's limit of {timeout_s:g} s") from None

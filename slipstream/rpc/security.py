@@ -48,6 +48,7 @@ class WireOptions:
         default=False,
     )
     stream_timeout_s: float = option("longest time for one streaming call", default=86_400.0, check=between(1, 1e7))
+    drain_s: float = option("how long open calls may go on after SIGTERM", default=5.0, check=between(0, 3600))
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """None without TLS. The files are read again when they change. Raises `InvalidConfig` naming the option."""

@@ -58,6 +58,9 @@ PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
 """Set by whoever starts a service that must not outlive it."""
 PARENT_CHECK_S = 0.5
 DRAIN_S = 5.0
+"""Of a service that has no `--drain-s`."""
+ANSWER_S = 1.0
+"""For callers to take the answer that ends their call."""
 SETTLE_S = 5.0
 MAX_PORT = 65_535
 ConfigT = TypeVar("ConfigT")
@@ -70,7 +73,10 @@ def run_service(name: str, config_type: type[ConfigT], setup: Setup[ConfigT], se
     full names of its gRPC services, for reflection."""
     log_all_output()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
-    sys.exit(_run(name, config_type, setup, sys.argv[1:], os.environ, serves))
+    status = _run(name, config_type, setup, sys.argv[1:], os.environ, serves)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # all is closed; the interpreter would spend seconds on freeing what torch loaded
 
 
 def _is_failure(record: logging.LogRecord) -> bool:
@@ -107,7 +113,7 @@ def _parent_pid(environ: Mapping[str, str]) -> int | None:
 
 async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str]) -> None:
     stopping = _stop_on_signals()
-    server, credentials = make_server(config, serves)
+    server, credentials, calls = make_server(config, serves)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     lifecycle = Lifecycle(health_servicer)
@@ -126,7 +132,7 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, stopping)
+        await _drain(server, calls, stopping, getattr(config, "drain_s", DRAIN_S))
         await close()
         await _settle()
     if lifecycle.failure is not None:
@@ -134,19 +140,23 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
     get_logger().info("service.stopped")
 
 
-def make_server(config: Any, serves: Sequence[str]) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None]:
-    """A server as the configuration wants it, and the credentials to bind it with. Raises `InvalidConfig`."""
+def make_server(
+    config: Any, serves: Sequence[str]
+) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None, AnswerErrors]:
+    """A server as the configuration wants it, the credentials to bind it with, and what surrounds its calls. Raises
+    `InvalidConfig`."""
     wire = config if isinstance(config, WireOptions) else WireOptions()
     credentials = wire.server_credentials()
     identify = make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)
+    calls = AnswerErrors(wire.stream_timeout_s)
     server = grpc.aio.server(
         options=SERVER_OPTIONS,
-        interceptors=[AnswerErrors(wire.stream_timeout_s), identify],
+        interceptors=[calls, identify],
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     if wire.reflection:
         reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    return server, credentials
+    return server, credentials, calls
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -156,14 +166,15 @@ def _stop_on_signals() -> asyncio.Event:
     return stopping
 
 
-async def _drain(server: grpc.aio.Server, stopping: asyncio.Event) -> None:
-    """Lets open calls finish for a while; a second signal ends the wait."""
+async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, drain_s: float) -> None:
+    """Lets open calls finish for a while, then ends them and says so; a second signal ends the wait."""
     stopping.clear()
-    draining = asyncio.create_task(server.stop(DRAIN_S))
+    draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
     impatient = asyncio.create_task(stopping.wait())
-    await asyncio.wait({draining, impatient}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
-    await server.stop(0)
+    calls.end_calls()
+    await server.stop(ANSWER_S)
 
 
 async def _settle() -> None:

@@ -1,53 +1,120 @@
 """The methods by name, each a composition: who drafts, what it sees of the video, when passes run, how windows look.
 
 No method has a loop of its own: all run on the same pipeline, services and engine, and every part can be changed alone.
+The names of parts are in tables here, since processes without torch need them; the code of a part is imported from
+where its table says when it is first used.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slipstream.errors import InvalidRequest
 
-ATTENTION_PRUNERS = ("attention", "attention_variation", "specvlm")
-"""Those that rank by attention, which the target must record while the prompt runs."""
-PRUNERS = (
-    "uv_spread",
-    "uv",
-    "uv_cosine",
-    *ATTENTION_PRUNERS,
-    "random",
-    "uniform",
-    "frame",
-    "window",
-    "dycoke",
-    "fastvid",
-    "none",
-    "all",
+# -- pruners ----------------------------------------------------------------------------------------------------------
+
+
+class GuidanceKind(StrEnum):
+    """What guidance a draft pulls from the target."""
+
+    HIDDEN_STATES = "hidden_states"
+    """The states that scores are made from: the draft does the scoring."""
+    SCORES = "scores"
+
+
+class Positions(StrEnum):
+    """Position ids of the tokens behind pruned ones."""
+
+    ORIGINAL = "original"
+    """As if nothing had been pruned."""
+    COMPACT = "compact"
+    """Without gaps."""
+
+
+class Score(StrEnum):
+    """What a pruner ranks video tokens by, one number a token; all are made by the target."""
+
+    SIMILARITY_VARIATION = "similarity_variation"
+    """Growth of the cosine similarity to the text through layers 1..L (paper 000, eq. 3)."""
+    SIMILARITY = "similarity"
+    """That similarity after layer L."""
+    ATTENTION = "attention"
+    """What the text pays to the token, averaged over layers, heads and text (paper 001, eq. 5). Known at the prefill's
+    end only."""
+    ATTENTION_VARIATION = "attention_variation"
+    """Growth of the attention from layer 1 to layer L (paper 000, figure 9)."""
+
+    @property
+    def is_attention(self) -> bool:
+        """Needs attention to be recorded while the prompt runs."""
+        return self in (Score.ATTENTION, Score.ATTENTION_VARIATION)
+
+
+@dataclass(frozen=True)
+class PrunerSpec:
+    """A pruner by name: `module:function` of its `Keep` (see `slipstream.pruning.base`), and what it ranks by."""
+
+    name: str
+    keep: str
+    score: Score | None = None
+    """None: it needs no guidance."""
+
+
+_PRUNERS = (
+    PrunerSpec("uv_spread", "slipstream.pruning.guided:keep_best_of_stretches", Score.SIMILARITY_VARIATION),
+    PrunerSpec("uv", "slipstream.pruning.guided:keep_best", Score.SIMILARITY_VARIATION),
+    PrunerSpec("uv_cosine", "slipstream.pruning.guided:keep_best", Score.SIMILARITY),
+    PrunerSpec("attention", "slipstream.pruning.guided:keep_best", Score.ATTENTION),
+    PrunerSpec("attention_variation", "slipstream.pruning.guided:keep_best", Score.ATTENTION_VARIATION),
+    PrunerSpec("specvlm", "slipstream.pruning.guided:keep_best_then_spread", Score.ATTENTION),
+    PrunerSpec("random", "slipstream.pruning.unguided:keep_random"),
+    PrunerSpec("uniform", "slipstream.pruning.unguided:keep_evenly"),
+    PrunerSpec("frame", "slipstream.pruning.unguided:keep_frames"),
+    PrunerSpec("window", "slipstream.pruning.unguided:keep_first_and_latest"),
+    PrunerSpec("dycoke", "slipstream.pruning.unguided:keep_changed_tokens"),
+    PrunerSpec("fastvid", "slipstream.pruning.unguided:keep_changed_frames"),
+    PrunerSpec("none", "slipstream.pruning.unguided:keep_all"),
+    PrunerSpec("all", "slipstream.pruning.unguided:keep_none"),
 )
-"""The names of `slipstream.pruning`, for processes without torch."""
-GUIDANCE_KINDS = ("hidden_states", "scores")
-POSITIONS = ("original", "compact")
-"""Position ids of the kept video tokens at the draft."""
-LOSSY_METHODS = ("fastv", "pyramiddrop", "sparsevlm", "dycoke")
-SPARSE_GAMMA = 9
-"""Window of STD in the papers (000, table 1; 004, section 4)."""
+PRUNER_SPECS = {spec.name: spec for spec in _PRUNERS}
+PRUNERS = tuple(PRUNER_SPECS)
+ATTENTION_PRUNERS = tuple(spec.name for spec in _PRUNERS if spec.score is not None and spec.score.is_attention)
+"""Those that rank by attention, which the target must record while the prompt runs."""
+
+# -- lossy baselines --------------------------------------------------------------------------------------------------
 
 
-class Drafter(StrEnum):
-    """Who writes the tokens that the target judges."""
+class Rank(StrEnum):
+    """What decides which video tokens a lossy baseline keeps."""
 
-    NONE = "none"
-    DRAFT = "draft"
-    """The draft service, with its own model."""
-    SELF = "self"
-    """The target itself, with a part of its own cache."""
+    LAST_TEXT = "last_text"
+    """The attention that the prompt's last token pays them in the layer before."""
+    RATERS = "raters"
+    """The same of those text tokens that have to do with the video, see `slipstream.pruning.lossy.text_raters`."""
+    REDUNDANCY = "redundancy"
+    """How little they repeat an earlier frame, before any layer: the pruner "dycoke"."""
 
 
-class Shape(StrEnum):
-    """What a window is."""
+@dataclass(frozen=True)
+class LossySpec:
+    """A lossy baseline: what ranks the video tokens, and after how many of n layers it drops some."""
 
-    CHAIN = "chain"
-    TREE = "tree"
+    rank: Rank
+    drops_after: Callable[[int], tuple[int, ...]]
+
+
+LOSSY_SPECS = {
+    "fastv": LossySpec(Rank.LAST_TEXT, lambda num_layers: (2,)),
+    "pyramiddrop": LossySpec(Rank.LAST_TEXT, lambda num_layers: _shares(num_layers, (1, 2, 3), 4)),
+    "sparsevlm": LossySpec(Rank.RATERS, lambda num_layers: _shares(num_layers, (2, 6, 15), 32)),
+    "dycoke": LossySpec(Rank.REDUNDANCY, lambda num_layers: (0,)),
+}
+LOSSY_METHODS = tuple(LOSSY_SPECS)
+
+
+def _shares(num_layers: int, places: tuple[int, ...], of: int) -> tuple[int, ...]:
+    """The layers of a model of `num_layers` that are where `places` are in one of `of` layers."""
+    return tuple(num_layers * place // of for place in places)
 
 
 @dataclass(frozen=True)
@@ -67,6 +134,29 @@ class Lossy:
         return self
 
 
+# -- methods ----------------------------------------------------------------------------------------------------------
+
+SPARSE_GAMMA = 9
+"""Window of STD in the papers (000, table 1; 004, section 4)."""
+
+
+class Drafter(StrEnum):
+    """Who writes the tokens that the target judges."""
+
+    NONE = "none"
+    DRAFT = "draft"
+    """The draft service, with its own model."""
+    SELF = "self"
+    """The target itself, by the method's `local_drafter`."""
+
+
+class Shape(StrEnum):
+    """What a window is."""
+
+    CHAIN = "chain"
+    TREE = "tree"
+
+
 @dataclass(frozen=True)
 class Method:
     """A way to decode losslessly. All of them give the target's text."""
@@ -79,6 +169,8 @@ class Method:
     gate: bool = False
     gamma: int | None = None
     """None: the policy's own."""
+    local_drafter: str = ""
+    """Where the drafter is SELF: `module:class` of its `slipstream.engine.local_drafter.LocalDrafter`."""
 
     @property
     def speculative(self) -> bool:
@@ -113,7 +205,7 @@ _METHODS = (
     Method("sd", Drafter.DRAFT),
     Method("sd_tree", Drafter.DRAFT, shape=Shape.TREE),
     Method("onsd", Drafter.DRAFT, "all"),
-    Method("std", Drafter.SELF, gamma=SPARSE_GAMMA),
+    Method("std", Drafter.SELF, gamma=SPARSE_GAMMA, local_drafter="slipstream.engine.sparse_drafter:SparseDrafter"),
     Method("autoregressive", Drafter.NONE),
 )
 METHODS = {method.name: method for method in _METHODS}

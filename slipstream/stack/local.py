@@ -24,8 +24,16 @@ from slipstream.stack.redis_server import QueueServer
 
 POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
 TLS_FLAG = "--tls-cert"
+STOP_LIMIT_S = 5.0
+"""A stack ends within this time, idle or busy: `GATEWAY_GRACE_S` and `LAST_GRACE_S` leave a second of it to spare."""
+DRAIN_S = 1.0
+"""Seconds that captions and archive jobs in work get to finish; then they are told, and handed back."""
+GATEWAY_GRACE_S = 3.0
+"""Seconds in which the gateway has to end, `DRAIN_S` among them. It is killed if it has not."""
+LAST_GRACE_S = 1.0
+"""Seconds for the models and the queue's server, which end together after the gateway and have no caller left."""
 PRIVATE_GRACE_S = 0.5
-"""Seconds to stop in, for a stack whose only client is done."""
+"""`StackOptions.stop_grace_s` of a stack whose only client is done."""
 FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
 """`StackOptions.extra_flags` of a stack to which every clip is new, however often it was captioned before."""
 LONGEST_SOCKET_PATH = 107
@@ -33,7 +41,7 @@ LONGEST_SOCKET_PATH = 107
 
 
 def _default_modules() -> dict[str, str]:
-    return {name: f"services.{name}" for name in ("target", "draft", "gateway")}
+    return {name: f"slipstream.services.{name}" for name in ("target", "draft", "gateway")}
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class StackOptions:
     restart: bool = True
     """Start a service that dies again."""
     start_timeout_s: float = 300.0
-    stop_grace_s: float = 8.0
-    """A little more than the services give the captions that run."""
+    stop_grace_s: float = GATEWAY_GRACE_S
+    """Seconds in which the gateway has to end."""
     extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """More command-line flags, by service name."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +113,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     flags = {"listen": addresses[name]}
     if name == "gateway":
         flags |= {"target": addresses["target"], "draft": addresses.get("draft", "")}
+        flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
         flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
         flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
     else:
@@ -306,13 +315,14 @@ class Stack:
                 process.kill()
 
     async def _shut_down(self, keep_logs: bool) -> None:
+        """The gateway first: it ends the captions and hands jobs back, and then nobody needs the others."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         try:
-            await asyncio.gather(*(process.stop(self.options.stop_grace_s) for process in self.processes.values()))
-            if self.queue is not None:  # after the gateway, which hands its jobs back
-                await self.queue.stop(self.options.stop_grace_s)
+            if "gateway" in self.processes:
+                await self.processes["gateway"].stop(self.options.stop_grace_s)
+            await asyncio.gather(*(child.stop(LAST_GRACE_S) for child in self._children))
         finally:
             for child in self._children:
                 child.kill()

@@ -20,7 +20,6 @@ from types import TracebackType
 from urllib.parse import quote
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
-from slipstream.logs import get_logger
 from slipstream.stack.process import ended_by
 
 # -- embedded ---------------------------------------------------------------------------------------------------------
@@ -29,7 +28,6 @@ START_S, STOP_S = 30.0, 10.0
 LOCK_S = 5.0
 POLL_S = 0.02
 MAX_SOCKET_PATH = 100
-RESTART_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 # PR_SET_PDEATHSIG survives execve. A preexec_fn would run Python between fork and exec, which is not safe beside the
 # threads of gRPC and torch; this runs in a process of its own. The second check is for a parent that died meanwhile.
@@ -125,27 +123,13 @@ class EmbeddedServer:
         assert self._child is not None, "the server was never started"
         return await self._child.wait()
 
-    async def supervise(self) -> None:
-        """Starts the server again whenever it ends, until cancelled: it ends itself when its disk is full."""
-        failures = 0
-        while True:
-            status = await self.wait_exit()
-            get_logger().error("redis.ended", status=status, log=str(self.log_path))
-            await asyncio.sleep(RESTART_PAUSES_S[min(failures, len(RESTART_PAUSES_S) - 1)])
-            try:
-                await self.start()
-                failures = 0
-            except (InvalidConfig, ServiceUnavailable) as error:
-                get_logger().error("redis.restart_failed", error=str(error))
-                failures += 1
-
-    async def stop(self) -> None:
-        """Ends the server: SIGTERM, and SIGKILL if that takes too long."""
+    async def stop(self, grace_s: float = STOP_S) -> None:
+        """Ends the server: SIGTERM, and SIGKILL if that takes longer than `grace_s`."""
         if not self.is_running:
             return
         try:
             self._signal(signal.SIGTERM)
-            await asyncio.wait_for(self.wait_exit(), STOP_S)
+            await asyncio.wait_for(self.wait_exit(), grace_s)
         except TimeoutError:
             pass
         finally:
@@ -157,10 +141,11 @@ class EmbeddedServer:
         self._signal(signal.SIGKILL)
         await self.wait_exit()
 
-    async def restart(self) -> None:
-        """Starts it again on the same data and URL, stopping it first if it runs."""
-        await self.stop()
-        await self.start()
+    async def close(self, grace_s: float = STOP_S) -> None:
+        """Stops it for good."""
+        await self.stop(grace_s)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
 
     async def __aenter__(self) -> "EmbeddedServer":
         await self.start()
@@ -169,9 +154,7 @@ class EmbeddedServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.stop()
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        await self.close()
 
     def _command(self) -> list[str]:
         options = {
@@ -302,8 +285,8 @@ class QueueServer:
         return ServiceUnavailable(f"{self.name} {ended_by(self._exit_status or 0)} (log: {self.server.log_path})")
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it; how long that may take is its own affair: its data is to be safe."""
-        await self.server.__aexit__(None, None, None)
+        """Ends it: SIGTERM, and SIGKILL after `grace_s`, which loses nothing that it acknowledged."""
+        await self.server.close(grace_s)
 
     def kill(self) -> None:
         """SIGKILL, if it still runs; nothing that it acknowledged is lost."""

@@ -19,8 +19,8 @@ from bench.gpu.random_model import RandomModel, chain, greedy_tokens, plan_of
 from bench.gpu.replay_tables import graph_variant, write_tables
 from bench.gpu.tables import markdown
 from bench.gpu.timing import Clock, attempt
+from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import SdpaKernel
-from slipstream.engine.device_times import load_device_times
 from slipstream.engine.states import DecodeState
 from slipstream.speculation.acceptance import TokenTree
 

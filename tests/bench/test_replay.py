@@ -1,18 +1,19 @@
 """Replays of device times: the tables, the figures in their time, and a real stack that takes as long as it is told."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.replay.device_times import load_device_times
 from bench.replay.rows import replay_rows
-from bench.replay.tables import TABLES, open_replay
+from bench.replay.tables import TABLES, open_replay, replaying
 from bench.samples import Sample, WindowCost
-from slipstream.engine.device_times import load_device_times
 from slipstream.rpc.channels import open_channel
-from slipstream.stack.local import Stack
+from slipstream.rpc.v1.common_pb2 import GetModelRequest
+from slipstream.rpc.v1.target_pb2_grpc import TargetStub
+from slipstream.stack.local import FRESH, Stack, StackOptions
 from tests.support.gateway_client import caption
 from tests.support.processes import logged
 from tests.support.world import NUM_FRAMES, PROMPT, World
@@ -33,7 +34,14 @@ def test_a_table_without_its_prefill_is_the_same_otherwise(tmp_path: Path) -> No
     assert load_device_times(str(short.path), "target", 1.0) == short.target
     assert load_device_times(str(short.path), "draft", 1.0) == short.draft
     assert short.target.points == whole.target.points
-    assert short.flags == ("--replay", str(short.path), "--replay-speed", "2")
+
+
+def test_a_replaying_stack_has_other_model_services(tmp_path: Path) -> None:
+    options = replaying(StackOptions(extra_flags=FRESH), tmp_path / "a.json", 2.0, roles=("draft",))
+    assert options.modules["target"] == StackOptions().modules["target"]
+    assert options.modules["draft"] == "bench.replay.service"
+    words = ("--role", "draft", "--replay", str(tmp_path / "a.json"), "--replay-speed", "2")
+    assert options.extra_flags == {**FRESH, "draft": (*FRESH["draft"], *words)}
 
 
 def _sample(method: str, rate: float, pass_s: float, **figures: float) -> Sample:
@@ -65,16 +73,15 @@ async def test_a_stack_takes_as_long_as_it_is_told_and_says_so(world: World, tmp
     table = tmp_path / "table.json"
     times = {"target": {"pass_s": {"1": 0.2}}, "draft": {"pass_s": {"0": 0.1}}}
     table.write_text(json.dumps({"name": "slow device"} | times))
-    flags = ("--replay", str(table), "--replay-speed", "4")
-    options = world.stack_options()
-    options = replace(options, extra_flags={**options.extra_flags, "target": flags, "draft": flags})
-    async with Stack(options) as stack:
+    async with Stack(replaying(world.stack_options(), table, 4.0)) as stack:
         async with open_channel(stack.gateway_address) as channel:
             asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 12}
             captioned = await caption(channel, world.clips[0], **asked, method="sd", gamma=3)
         for service in ("target", "draft"):
             assert logged(stack.processes[service].log_path, "replay.on", level="warning", table="slow device")
+        async with open_channel(stack.processes["target"].address) as channel:
+            model = await TargetStub(channel).GetModel(GetModelRequest(), timeout=60)
     assert captioned.token_ids == world.answer(0, 12)
-    assert captioned.summary.video.warnings == ["REPLAY: times are those of slow device, from a table"]
+    assert model.device == "replay:slow device"
     assert all(cost.pass_s >= 0.05 for cost in captioned.summary.speculation.pass_costs)
     assert captioned.summary.speculation.draft_pass_s >= 0.02  # the first token of a line needs no pass

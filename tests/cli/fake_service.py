@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ class FakeConfig:
     draft: str = option("ignored", default="")
     video_roots: str = option("ignored", default="")
     archive_slots: int = option("ignored", default=0)
+    archive_drain_s: float = option("ignored", default=0.0)
+    drain_s: float = option("how long open calls may go on after SIGTERM", default=5.0)
 
 
 async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
@@ -38,6 +41,10 @@ async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecyc
         await asyncio.sleep(3600)
     if config.behaviour == "crash":
         asyncio.get_running_loop().call_later(0.3, os._exit, 9)
+    if config.behaviour == "deaf":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
     if config.target:
         gateway_pb2_grpc.add_GatewayServicer_to_server(FakeGateway(), server)  # type: ignore[no-untyped-call]
     return _close

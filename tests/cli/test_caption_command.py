@@ -106,9 +106,15 @@ def test_a_refusal_is_one_line_and_its_exit_status(
     assert exit_code == 4 or DETAILS in line
 
 
+@pytest.mark.parametrize("token", ["", "secret"])
 def test_a_refusal_during_the_upload_keeps_its_reason(
-    gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gateway: FakeGateway,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    token: str,
 ) -> None:
+    monkeypatch.setenv("SLIPSTREAM_TOKEN", token)
     video = str(good_video(tmp_path / "a.mp4", bytes(20_000_000)))
     videos = [video] * 50
     assert run(["caption", *videos, "--prompt", "refuse", "--gateway", gateway.address]) == 2

@@ -77,6 +77,8 @@ def test_flags_of_the_services(tmp_path: Path) -> None:
         "--listen": "127.0.0.1:5",
         "--target": "unix:/t",
         "--draft": "unix:/d",
+        "--drain-s": "1.0",
+        "--archive-drain-s": "1.0",
         "--video-roots": str(tmp_path),
         "--max-frames": "9",
     }

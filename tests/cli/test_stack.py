@@ -17,11 +17,15 @@ import pytest
 
 from slipstream.cli import caption as caption_module
 from slipstream.cli.app import run
-from slipstream.client.caption_client import gateway_info
+from slipstream.client.caption_client import caption, gateway_info
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
 from slipstream.rpc.channels import open_channel
+from slipstream.rpc.server import ANSWER_S
+from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.stack import local
 from slipstream.stack.local import Stack, StackOptions
-from tests.cli.fake_gateway import TEXT, good_video
+from slipstream.stack.process import ServiceProcess
+from tests.cli.fake_gateway import TEXT, good_video, hanging_video
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
@@ -150,6 +154,117 @@ async def test_cancelled_while_it_starts(options: StackOptions) -> None:
         await asyncio.wait_for(Stack(behave(options, gateway="hang")).__aenter__(), 2)
 
 
+def test_the_end_of_a_stack_fits_its_limit() -> None:
+    assert local.DRAIN_S + ANSWER_S < local.GATEWAY_GRACE_S
+    assert local.GATEWAY_GRACE_S + local.LAST_GRACE_S <= local.STOP_LIMIT_S - 1
+
+
+async def test_the_gateway_ends_before_what_it_calls(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[str, bool]] = []
+    stop = ServiceProcess.stop
+
+    async def noted(self: ServiceProcess, grace_s: float) -> None:
+        ended.append((self.name, stack.processes["gateway"].exit_status is None))
+        await stop(self, grace_s)
+
+    monkeypatch.setattr(ServiceProcess, "stop", noted)
+    async with Stack(options) as stack:
+        pass
+    assert ended[0] == ("gateway", True)
+    assert {("target", False), ("draft", False)} <= set(ended[1:])
+
+
+async def test_services_that_do_not_end_are_killed(options: StackOptions) -> None:
+    options = replace(behave(options, gateway="deaf", target="deaf"), stop_grace_s=0.2)
+    async with Stack(options) as stack:
+        pass
+    assert stack.processes["gateway"].exit_status == stack.processes["target"].exit_status == -signal.SIGKILL
+
+
+class Up:
+    """`slipstream up` as a process, with services that have no model."""
+
+    SCRIPT = """
+import sys
+from functools import partial
+from slipstream.cli import app, up
+from slipstream.stack.local import StackOptions
+behaviour, grace_s, root, *arguments = sys.argv[1:]
+up.StackOptions = partial(
+    StackOptions,
+    modules=dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service"),
+    env={"PYTHONPATH": root},
+    extra_flags={"gateway": ("--behaviour", behaviour)},
+    stop_grace_s=float(grace_s),
+)
+sys.exit(app.run(["up", "--no-archive", *arguments]))
+"""
+
+    def __init__(self, options: StackOptions, behaviour: str = "serve", grace_s: float = 60) -> None:
+        folders = ("--target", str(options.target_model), "--draft", str(options.draft_model))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.SCRIPT, behaviour, str(grace_s), str(ROOT), *folders],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": tempfile.gettempdir(), "PYTHONPATH": str(ROOT)},
+        )
+
+    def __enter__(self) -> "Up":
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().split()[1]
+        self.told("Ctrl-C ends the stack")
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        self.services = [int(pid) for pid in children.split()]
+        assert len(self.services) == 3
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def told(self, words: str) -> None:
+        """Reads stderr until a line has these words."""
+        assert self.process.stderr is not None
+        assert any(words in line for line in self.process.stderr)
+
+    def ended(self, status: int) -> None:
+        """The process has this exit status, and no service is left."""
+        assert self.process.wait(120) == status
+        deadline = time.monotonic() + 15
+        while any(is_alive(pid) for pid in self.services) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(is_alive(pid) for pid in self.services)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_up_ends_at_a_signal(options: StackOptions, number: int, status: int) -> None:
+    with Up(options) as up:
+        up.process.send_signal(number)
+        up.told("1 s to finish")
+        up.ended(status)
+
+
+async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_path: Path) -> None:
+    with Up(options) as up:
+        async with open_channel(up.address) as channel:
+            events = caption(channel, hanging_video(tmp_path / "hang.mp4"), CaptionOptions())
+            await anext(events)
+            up.process.send_signal(signal.SIGINT)
+            with pytest.raises(ServiceUnavailable, match="is stopping and has ended the call"):
+                [event async for event in events]
+        up.ended(130)
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+def test_a_second_signal_ends_up_at_once(options: StackOptions, numbers: tuple[int, int]) -> None:
+    with Up(options, behaviour="deaf", grace_s=3600) as up:
+        up.process.send_signal(numbers[0])
+        up.told("1 s to finish")
+        up.process.send_signal(numbers[1])
+        up.ended(130 if numbers[0] == signal.SIGINT else 143)
+
+
 async def test_a_port_in_use(options: StackOptions) -> None:
     async with Stack(options) as stack:
         with pytest.raises(InvalidConfig, match="the port is in use"):
@@ -165,7 +280,7 @@ def test_services_end_with_a_parent_that_was_killed(options: StackOptions) -> No
     script = f"""
 import asyncio, sys
 from pathlib import Path
-from slipstream.cli.stack import Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 async def main():
     options = StackOptions(Path({str(options.target_model)!r}), Path({str(options.draft_model)!r}),
                            modules={MODULES!r}, env={dict(options.env)!r})

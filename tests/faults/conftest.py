@@ -77,7 +77,7 @@ class FragileStack:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def fragile_stack(world: World) -> AsyncIterator[FragileStack]:
     options = replace(world.stack_options(), target_model=world.endless_target(), restart=True)
-    gateway_flags = ("--max-new-tokens", str(ENDLESS))
+    gateway_flags = ("--max-new-tokens", str(ENDLESS), "--drain-s", "30")
     options = replace(options, extra_flags={"gateway": gateway_flags})
     async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
         yield FragileStack(stack, channel, world)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -12,24 +13,18 @@ import pytest
 import pytest_asyncio
 
 from slipstream.rpc.channels import open_channel
+from slipstream.rpc.guards import STOPPING
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream.stack import local
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
-from tests.faults.conftest import FragileStack, Strike
-from tests.support.gateway_client import options_message, refusal
-from tests.support.processes import START_S, eventually, logged, new_process, read_log, running
-from tests.support.world import World
+from tests.faults.conftest import ENDLESS, FragileStack, Strike
+from tests.support.gateway_client import caption, options_message, refusal
+from tests.support.processes import START_S, STOP_S, eventually, logged, new_process, read_log, running
+from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-PATIENT = """
-import runpy, sys
-from slipstream.rpc import server
-server.DRAIN_S = 3600
-sys.argv[0] = "slipstream.services.gateway"
-runpy.run_module("slipstream.services.gateway", run_name="__main__")
-"""
 
 
 def is_running(process: Path) -> bool:
@@ -43,8 +38,7 @@ def is_running(process: Path) -> bool:
 @pytest_asyncio.fixture(loop_scope="session")
 async def patient(stack: Stack, tmp_path: Path) -> AsyncIterator[ServiceProcess]:
     """A gateway that would wait an hour for open captions."""
-    process = new_process("gateway", tmp_path, "--target", stack.processes["target"].address)
-    process.argv = (sys.executable, "-c", PATIENT, *process.argv[3:])
+    process = new_process("gateway", tmp_path, "--target", stack.processes["target"].address, "--drain-s", "3600")
     await process.start()
     await process.wait_serving(START_S)
     yield process
@@ -85,6 +79,35 @@ async def test_a_second_sigterm_ends_at_once(patient: ServiceProcess) -> None:
         assert await asyncio.wait_for(patient.wait_exit(), 60) == 0
         assert await call.code() != grpc.StatusCode.OK
     read_log(patient.log_path)
+
+
+async def test_what_outlasts_the_drain_is_told(stack: Stack, tmp_path: Path) -> None:
+    flags = ("--target", stack.processes["target"].address, "--drain-s", "0.2")
+    async with running("gateway", tmp_path, *flags) as process, open_channel(process.address) as channel:
+        upload = gateway_pb2_grpc.GatewayStub(channel).Caption()
+        await upload.write(options_message())
+        assert (await upload.read()).stage.stage == "receive"
+        os.kill(process.pid, signal.SIGTERM)
+        assert await upload.code() == grpc.StatusCode.UNAVAILABLE
+        assert await upload.details() == STOPPING
+        assert await process.wait_exit() == 0
+
+
+async def test_a_busy_stack_ends_by_itself(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No service needs to be killed. How long it takes is measured by `bench.faults`, not here."""
+    monkeypatch.setattr(local, "LAST_GRACE_S", STOP_S)
+    options = replace(world.stack_options("--drain-s", "0.2"), target_model=world.endless_target(), stop_grace_s=STOP_S)
+    begun = asyncio.Event()
+    async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
+        captioning = asyncio.create_task(
+            caption(channel, world.clips[0], on_event=lambda _: begun.set(), prompt=PROMPT, max_new_tokens=ENDLESS)
+        )
+        await begun.wait()
+        leaving = asyncio.create_task(stack.__aexit__(None, None, None))
+        with pytest.raises(grpc.aio.AioRpcError, match=STOPPING):
+            await captioning
+        await leaving
+        assert {process.exit_status for process in stack.processes.values()} == {0}
 
 
 async def test_sigterm_while_it_starts(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The embedded server: it answers, keeps what it acknowledged, is alone on its folder and ends with its parent."""
 
-import asyncio
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from slipstream.errors import InvalidConfig
 from slipstream.stack import redis_server
@@ -17,7 +14,7 @@ from slipstream.stack.redis_server import EmbeddedServer
 
 PARENT = """
 import asyncio, pathlib, sys, time
-from slipstream.jobs.embedded import EmbeddedServer
+from slipstream.stack.redis_server import EmbeddedServer
 async def main():
     async with EmbeddedServer(pathlib.Path(sys.argv[1])) as server:
         print(server.pid, flush=True)
@@ -33,7 +30,7 @@ async def test_what_was_acknowledged_survives_kill_and_restart(tmp_path: Path) -
         first = server.pid
         await server.kill()
         assert not server.is_running
-        await server.restart()
+        await server.start()
         assert server.pid != first
         async with Redis.from_url(server.url) as redis:
             assert await redis.get("key") == b"value"
@@ -65,24 +62,6 @@ def test_the_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.communicate()
     assert not psutil.wait_procs([server], timeout=60)[1]
-
-
-async def test_a_supervised_server_comes_back(tmp_path: Path) -> None:
-    async with EmbeddedServer(tmp_path) as server:
-        supervisor = asyncio.create_task(server.supervise())
-        first = server.pid
-        psutil.Process(first).send_signal(signal.SIGKILL)
-        async with asyncio.timeout(120):
-            while server.pid == first:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            while True:
-                try:
-                    async with Redis.from_url(server.url) as redis:
-                        await redis.ping()
-                    break
-                except RedisError:
-                    await asyncio.sleep(0.02)
-        supervisor.cancel()
 
 
 async def test_without_any_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,10 @@ async def test_a_lost_job_runs_again_and_the_stale_holder_is_refused(world: Worl
     """Named by the mutation guard: no owner check."""
     await fill(world, "a")
     stale = await take_one(world, "w1")
-    assert await world.queue.save(stale, "half")
     await world.lose(stale)
     lease = await take_one(world, "w2")
-    assert (lease.epoch, lease.crashes, lease.checkpoint, lease.is_suspect) == (2, 1, "half", False)
+    assert (lease.epoch, lease.crashes, lease.is_suspect) == (2, 1, False)
     assert await world.queue.beat([stale], {}) == [BeatAnswer.LOST]
-    assert not await world.queue.save(stale, "stale")
     assert not await world.queue.finish(stale, replace(DONE, result="stale"))
     assert not await world.queue.retry(stale, "stale", 0.0)
     assert not await world.queue.crash(stale, "stale")
@@ -177,14 +175,13 @@ async def test_retries_wait_and_are_counted(world: World) -> None:
     assert (lease.attempts, lease.crashes) == (0, 0)
 
 
-async def test_uncounted_retries_are_not_limited_and_keep_the_checkpoint(world: World) -> None:
+async def test_uncounted_retries_are_not_limited(world: World) -> None:
     await fill(world, "a")
     for _ in range(2 * POLICY.max_attempts):
         lease = await take_one(world)
-        await world.queue.save(lease, "half")
         assert await world.queue.retry(lease, "drained", 0.0, counted=False)
         assert await world.queue.retry(lease, "drained", 0.0, counted=False), "repeated by its holder"
-    assert (await take_one(world)).checkpoint == "half"
+    assert (await take_one(world)).attempts == 0
 
 
 async def test_failed_jobs_do_not_fail_the_batch(world: World) -> None:

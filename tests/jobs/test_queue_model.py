@@ -93,10 +93,6 @@ class QueueMachine(RuleBasedStateMachine):
     def beat(self, pair: Pair, progress: str) -> None:
         self.told(pair, lambda queue, lease: queue.beat([lease], {lease.job_id: progress}))
 
-    @rule(pair=leases)
-    def save(self, pair: Pair) -> None:
-        self.told(pair, lambda queue, lease: queue.save(lease, f"of {lease.worker} {lease.epoch}"))
-
     @rule(pair=consumes(leases), state=st.sampled_from([JobState.DONE, JobState.DONE, JobState.FAILED]))
     def finish(self, pair: Pair, state: JobState) -> None:
         outcome = Outcome(state, DONE.result, "why", "CODE", f"content of {pair.model.custom_id}", {"tokens": 1})

@@ -232,7 +232,7 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(server:
         await queue.submit("batch", specs("a", "b", "c"))
         first, second, third = await queue.take("w", 3)
         await queue.beat([first], {first.job_id: "x"})
-        assert await queue.save(first, "x") and await queue.retry(first, "x", 5.0) and await queue.crash(second, "x")
+        assert await queue.retry(first, "x", 5.0) and await queue.crash(second, "x")
         assert await queue.finish(third, replace(DONE, content_key="k", tallies={"t": 1.0}))
         assert await queue.find_result("k") == DONE.result
         assert await queue.cancel_batch("batch") == 2 and await queue.retry_dead(

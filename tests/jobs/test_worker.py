@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from slipstream.archive import worker as worker_module
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import (
     BatchSpec,
     BatchState,
@@ -23,6 +23,7 @@ from slipstream.archive.queue import (
 from slipstream.archive.worker import Handler, RetryLater, RunnerDied, Worker
 from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, UnreadableVideo, VideoNotFound
 from tests.jobs.worlds import DONE, specs, until
+from tests.support.memory_queue import MemoryQueue
 
 Progress = Callable[[str], None]
 POLICY = QueuePolicy(lease_s=0.5, max_attempts=2)
@@ -92,8 +93,9 @@ async def test_what_handlers_raise_decides_how_jobs_end() -> None:
         return DONE
 
     queue = await make(*first_time, *always, "good", "broken")
+    ended: Counter[tuple[str, bool]] = Counter()
     with capture_logs() as logs:
-        async with working(queue, handler):
+        async with working(queue, handler, on_end=lambda *how: ended.update([how])):
             await completed(queue)
     done, dead = (JobState.DONE, ""), (JobState.DEAD, "ABORTED")
     assert await states(queue) == {
@@ -109,6 +111,7 @@ async def test_what_handlers_raise_decides_how_jobs_end() -> None:
     assert jobs["died"].crashes == 1
     assert jobs["broken"].error == "RuntimeError: every time"
     assert seen["bad"] == 1
+    assert ended == {("done", True): 6, ("failed", True): 3, ("crashed", True): 1, ("retried", True): 6}
     committed = [entry for entry in logs if entry["event"] == "job.committed"]
     assert len(committed) == len(first_time) + len(always) + 1
     assert {"job_id", "batch_id", "worker", "epoch", "crashes"} <= committed[0].keys()
@@ -161,7 +164,6 @@ async def test_a_stopping_worker_lets_jobs_end_and_gives_the_rest_back_uncounted
     started = asyncio.Semaphore(0)
 
     async def handler(lease: Lease, progress: Progress) -> Outcome:
-        await queue.save(lease, "half")
         started.release()
         await asyncio.sleep(0.05 if lease.custom_id == "short" else 60)
         return DONE
@@ -174,7 +176,7 @@ async def test_a_stopping_worker_lets_jobs_end_and_gives_the_rest_back_uncounted
         worker.stop()
     assert await states(queue) == {"short": (JobState.DONE, ""), "long": (JobState.QUEUED, "")}
     (lease,) = await queue.take("other", 5)
-    assert (lease.attempts, lease.crashes, lease.checkpoint) == (0, 0, "half")
+    assert (lease.attempts, lease.crashes) == (0, 0)
 
 
 class AwayQueue(MemoryQueue):
@@ -232,6 +234,7 @@ async def test_work_goes_on_while_the_store_is_away_and_is_committed_later() -> 
 async def test_a_lost_job_is_stopped_and_a_late_commit_refused() -> None:
     now = [0.0]
     queue = await make("stopped", "finished", queue=MemoryQueue(POLICY, lambda: now[0]))
+    ended: list[tuple[str, bool]] = []
     both = asyncio.Semaphore(0)
     may_end, stopped = asyncio.Event(), asyncio.Event()
 
@@ -247,7 +250,7 @@ async def test_a_lost_job_is_stopped_and_a_late_commit_refused() -> None:
         return DONE
 
     with capture_logs() as logs:
-        async with working(queue, handler, slots=2) as worker:
+        async with working(queue, handler, slots=2, on_end=lambda *how: ended.append(how)) as worker:
             for _ in range(2):
                 await both.acquire()
             now[0] += 10
@@ -256,6 +259,7 @@ async def test_a_lost_job_is_stopped_and_a_late_commit_refused() -> None:
             await stopped.wait()
             await until(lambda: has(worker, 0))
     events = [entry["event"] for entry in logs]
+    assert ended == [("done", False)]
     assert events.count("job.lost") == 1 and events.count("job.stale_commit_refused") == 1
     assert await queue.finish(thief[0], DONE) and await queue.finish(thief[1], DONE)
 

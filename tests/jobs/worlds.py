@@ -8,9 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import BatchSpec, JobQueue, JobRecord, JobSpec, JobState, Lease, Outcome, QueuePolicy
 from slipstream.archive.redis_queue import RedisQueue
+from tests.support.memory_queue import MemoryQueue
 
 POLICY = QueuePolicy(lease_s=60.0, max_attempts=3, max_crashes=3, max_backlog=1000, retention_s=1000.0)
 """Long leases: none expires unless a test lets time pass."""
@@ -49,7 +49,7 @@ class World:
 
 
 def _token_of(name: str, job: JobRecord) -> Lease:
-    return Lease(name, job.batch_id, job.custom_id, job.worker, job.epoch, "", "", "", 0, 0, False, "")
+    return Lease(name, job.batch_id, job.custom_id, job.worker, job.epoch, "", "", 0, 0, False, "")
 
 
 def memory_world(policy: QueuePolicy = POLICY) -> World:

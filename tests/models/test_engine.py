@@ -161,3 +161,16 @@ def test_an_answer_cannot_leave_the_context(pair: Pair) -> None:
     assert other.num_tokens == before
     pair.ours.step([(state, [9] * room)])
     assert state.num_tokens == info.max_context
+
+
+def test_every_pass_is_told_with_its_sessions_and_seconds(pair: Pair) -> None:
+    model, frames = load_pair(pair.path).ours, random_frames(2, 0)
+    told: list[tuple[int, float]] = []
+    model.on_pass = lambda num_states, seconds: told.append((num_states, seconds))
+    plan = model.plan_prompt(PROMPTS[0], 2)
+    embeddings = model.encode_frames(frames)
+    states = [model.start_prefill(plan, embeddings).finish()[0] for _ in range(2)]
+    model.step([(state, [1]) for state in states])
+    model.step([(states[0], [2, 3])])
+    assert [num_states for num_states, _ in told] == [2, 1]
+    assert all(seconds > 0 for _, seconds in told)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.engine.states import SparseState
+from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.speculation.acceptance import TokenTree
 from tests.models.conftest import Pair, random_frames
@@ -107,7 +107,7 @@ def test_rounds_of_drafting_stay_in_step_with_the_dense_state(pair: Pair) -> Non
         dense.rollback(dense.num_prompt_tokens + len(committed) + num_accepted)
         committed += [*draft[:num_accepted], 30 + num_accepted]
         sparse.sync(dense)
-        assert sparse.num_tokens == sparse.num_synced == dense.num_tokens
+        assert sparse.num_tokens == dense.num_tokens
         assert sparse.next_position == dense.next_position
 
     fresh, attention = session(model)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import PRUNER_NAMES, Guidance, VideoTokens, get_pruner, num_kept, prune
+from slipstream.pruning import PRUNERS, Guidance, VideoTokens, get_pruner, num_kept, prune
+from slipstream.speculation.methods import PRUNER_SPECS, PrunerSpec
 
 sizes = st.integers(1, 400)
 ratios = st.floats(0, 1)
@@ -18,7 +19,7 @@ seeds = st.integers(0, 2**63 - 1)
 KEPT_WHATEVER_ALPHA = {"none": 1.0, "all": 0.0}
 
 
-@pytest.mark.parametrize("name", PRUNER_NAMES)
+@pytest.mark.parametrize("name", PRUNERS)
 @given(num_steps=st.integers(1, 20), per_step=st.integers(1, 20), alpha=ratios, seed=seeds)
 @settings(max_examples=60, deadline=None)
 def test_the_index_is_sorted_unique_in_range_and_repeatable(
@@ -37,7 +38,7 @@ def test_the_index_is_sorted_unique_in_range_and_repeatable(
     assert torch.equal(keep, prune(get_pruner(name), video, alpha, guidance=guidance, seed=seed))
 
 
-@pytest.mark.parametrize("name", [name for name in PRUNER_NAMES if get_pruner(name).score is None])
+@pytest.mark.parametrize("name", [name for name in PRUNERS if get_pruner(name).score is None])
 def test_a_pruner_without_need_takes_no_guidance(name: str) -> None:
     video = VideoTokens(10, 2, torch.eye(10))
     assert len(prune(get_pruner(name), video, 0.5, guidance=None)) in (0, 5, 10)
@@ -63,7 +64,7 @@ def test_ratios_out_of_range_are_refused(alpha: float) -> None:
 
 
 def test_an_unknown_pruner_lists_those_there_are() -> None:
-    with pytest.raises(InvalidRequest, match=r"uv, uv_spread, .*random, uniform, .*none, all"):
+    with pytest.raises(InvalidRequest, match=r"uv_spread, uv, .*random, uniform, .*none, all"):
         get_pruner("attention-deficit")
 
 
@@ -82,3 +83,12 @@ def test_random_depends_on_the_seed_alone() -> None:
     torch.manual_seed(2)
     assert torch.equal(first, get_pruner("random").keep(VideoTokens(1000), 100, None, 5))
     assert not torch.equal(first, get_pruner("random").keep(VideoTokens(1000), 100, None, 6))
+
+
+def keep_last(video: VideoTokens, num_keep: int, scores: torch.Tensor | None, seed: int) -> torch.Tensor:
+    return torch.arange(video.num_tokens - num_keep, video.num_tokens)
+
+
+def test_a_new_pruner_is_a_function_and_a_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRUNER_SPECS, "last", PrunerSpec("last", f"{__name__}:keep_last"))
+    assert prune(get_pruner("last"), VideoTokens(10), 0.7, guidance=None).tolist() == [7, 8, 9]

@@ -47,7 +47,7 @@ async def served(servicer: target_pb2_grpc.TargetServicer | None = None, **optio
     """The address of a server with these options."""
     structlog.reset_defaults()  # a test before may have left its own stream, which is closed now
     config = WiredConfig(**options)
-    server, credentials = make_server(config, ["slipstream.rpc.v1.Target"])
+    server, credentials, _ = make_server(config, ["slipstream.rpc.v1.Target"])
     target_pb2_grpc.add_TargetServicer_to_server(servicer or WhoAmI(), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)

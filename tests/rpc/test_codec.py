@@ -2,8 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
-from slipstream.messages import DraftStart, Frames, TargetStart
+from slipstream.messages import DraftStart, Frames, ModelInfo, TargetStart
 from slipstream.rpc import codec
 from slipstream.rpc.codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.grpc_options import CHUNK_BYTES
@@ -95,8 +94,10 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         seconds_per_frame=spacing,
         with_attention=st.booleans(),
         lossy=st.none() | st.builds(Lossy, st.sampled_from(LOSSY_METHODS), st.floats(0.01, 1)),
+        local_drafter=st.just("std"),
         self_draft_kept=st.integers(0, 2**32 - 1),
     )
+    | st.builds(codec.TargetRequest, st.just("s"), text, st.integers(1, 9), st.booleans())
 )
 def test_target_requests(request: TargetStart) -> None:
     message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))
@@ -145,11 +146,11 @@ def test_guidance_of_no_kind(number: int) -> None:
 
 
 def test_what_a_model_service_serves() -> None:
-    facts = {field.name: 7 for field in common_pb2.ModelInfo.DESCRIPTOR.fields}
-    names = {"model_id", "model_type", "dtype", "device", "tokenizer_digest", "revision"}
-    info: Any = SimpleNamespace(**facts | dict.fromkeys(names, "x"), eos_token_ids=(1,))
-    message = codec.model_info_message(info)
-    assert (message.model_id, message.max_context) == ("x", 7)
+    hints = {name: kind for name, kind in get_type_hints(ModelInfo).items() if name != "eos_token_ids"}
+    info = ModelInfo(**{name: kind("7") for name, kind in hints.items()}, eos_token_ids=(1,))
+    message = over_the_wire(codec.model_info_message(info))
+    assert {field.name for field, _ in message.ListFields()} == set(hints)
+    assert codec.read_model_info(message) == replace(info, eos_token_ids=())
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

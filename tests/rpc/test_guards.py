@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from slipstream.rpc import guards
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.grpc_options import MAX_MESSAGE_BYTES
-from slipstream.rpc.guards import NO_MESSAGE
+from slipstream.rpc.guards import NO_MESSAGE, STOPPING, AnswerErrors
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
 
@@ -49,6 +49,25 @@ async def test_a_call_ends_although_its_caller_set_no_deadline(monkeypatch: pyte
         for call in calls:
             code, details = await status(call)
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED and "this server's limit of 0.1 s" in details
+
+
+async def test_calls_that_are_ended_are_told_why() -> None:
+    calls = AnswerErrors()
+    server = grpc.aio.server(interceptors=[calls])
+    target_pb2_grpc.add_TargetServicer_to_server(Slow(seconds=3600), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with open_channel(address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        session = stub.Session()
+        await session.write(target_pb2.TargetRequest())
+        assert await session.read() == target_pb2.TargetEvent()
+        pull = stub.PullGuidance(target_pb2.PullGuidanceRequest())
+        await asyncio.sleep(0.1)
+        calls.end_calls()
+        for call in (session, pull, stub.GetModel(common_pb2.GetModelRequest())):
+            assert await status(call) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("method", ["GetModel", "PullGuidance", "Session"])

@@ -8,7 +8,6 @@ import pytest
 from grpc_health.v1 import health, health_pb2
 
 from slipstream.archive import service as service_module
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
 from slipstream.archive.service import HEALTH_NAME, Archive, make_queue
 from slipstream.archive.worker import Worker
@@ -18,6 +17,7 @@ from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.rpc.server import Lifecycle
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
+from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_drain_s=0.1)

@@ -8,7 +8,6 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.messages import ModelReceipt, Receipt
 from slipstream.archive.queue import BatchState, JobState, Outcome, QueuePolicy, QueueUnavailable
 from slipstream.archive.records import read_batch, write_result
@@ -20,6 +19,7 @@ from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from tests.support.archive_client import WireClient, batch_message, item_message
+from tests.support.memory_queue import MemoryQueue
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1", max_batch_items=700)

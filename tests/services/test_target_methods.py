@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from slipstream.engine import VideoLM, load_model
+from slipstream.engine.sparse_drafter import SparseDrafter
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_session import TargetSession
 from slipstream.engine.thread import ModelThread
@@ -117,7 +118,7 @@ async def test_a_tree_deeper_than_the_text_may_become_is_cut(model: VideoLM) -> 
 async def test_drafting_for_itself_commits_the_text_of_plain_decoding(model: VideoLM, num_kept: int) -> None:
     async with running(model) as engine:
         expected = await plain_text(engine)
-        session = await started(engine, "own", self_draft_kept=num_kept)
+        session = await started(engine, "own", local_drafter="std", self_draft_kept=num_kept)
         judgements = await judged(engine, session, JudgeRequest(num_passes=NUM_TOKENS, self_draft=4))
         assert session.committed == expected
         assert judgements[0].facts.num_drafted == 4, "less only where the text could not become so long"
@@ -126,17 +127,17 @@ async def test_drafting_for_itself_commits_the_text_of_plain_decoding(model: Vid
         assert judgements[0].facts.draft_s > 0
         if num_kept == 100:  # more than there are: the draft is the model itself
             assert [judgement.verdict.num_accepted for judgement in judgements[:-1]] == [4] * (len(judgements) - 1)
-        sparse = session.sparse
-        assert sparse is not None
-        assert engine.admission.used_bytes >= session.work.state.kv_bytes + sparse.kv_bytes
+        drafter = session.drafter
+        assert isinstance(drafter, SparseDrafter)
+        assert engine.admission.used_bytes >= session.work.state.kv_bytes + drafter.state.kv_bytes
         await engine.close(session)
-        assert sparse.kv_bytes == 0
+        assert drafter.state.kv_bytes == 0
 
 
-async def test_a_session_without_a_sparse_cache_does_not_draft(model: VideoLM) -> None:
+async def test_a_session_without_a_drafter_does_not_draft(model: VideoLM) -> None:
     async with running(model) as engine:
         session = await started(engine, "plain")
-        with pytest.raises(InvalidRequest, match="cache of its own drafting"):
+        with pytest.raises(InvalidRequest, match="drafter of its own"):
             await judged(engine, session, JudgeRequest(self_draft=4))
 
 

@@ -1,31 +1,65 @@
 """Methods are compositions: their parts can be changed one by one, and those that do not go together are refused."""
 
+from typing import Any
+
 import pytest
 
+from slipstream.captioning.options import POSITIONS
+from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
+from slipstream.engine.target_session import PrefillStage
 from slipstream.errors import InvalidRequest
-from slipstream.pruning import PRUNER_NAMES, get_pruner
-from slipstream.speculation.methods import ATTENTION_PRUNERS, METHODS, PRUNERS, Drafter, Method, Shape, get_method
+from slipstream.pruning import get_pruner
+from slipstream.pruning.lossy import make_schedule
+from slipstream.rpc import codec
+from slipstream.rpc.v1 import target_pb2
+from slipstream.speculation.methods import (
+    ATTENTION_PRUNERS,
+    LOSSY_METHODS,
+    METHODS,
+    PRUNERS,
+    Drafter,
+    GuidanceKind,
+    Lossy,
+    Method,
+    Positions,
+    Shape,
+    get_method,
+)
 from slipstream.speculation.pacing import get_policy
 
 
-def test_names_for_processes_without_torch() -> None:
-    assert sorted(PRUNERS) == sorted(PRUNER_NAMES)
-    scores = {name: get_pruner(name).score for name in PRUNER_NAMES}
-    assert set(ATTENTION_PRUNERS) == {
-        name for name, score in scores.items() if score is not None and score.is_attention
-    }
+@pytest.mark.parametrize("name", PRUNERS)
+def test_every_pruner_s_code_is_where_its_table_says(name: str) -> None:
+    pruner = get_pruner(name)
+    assert pruner.name == name
+    assert callable(pruner.keep)
+    assert (name in ATTENTION_PRUNERS) == (pruner.score is not None and pruner.score.is_attention)
+
+
+def test_the_tables_are_those_of_the_wire_and_of_the_gateway() -> None:
+    def on_the_wire(enum: Any, prefix: str) -> set[str]:
+        return {name.removeprefix(prefix).lower() for name, _ in enum.items()} - {"unspecified"}
+
+    assert on_the_wire(target_pb2.GuidanceKind, "GUIDANCE_KIND_") == set(GuidanceKind) == set(codec.GUIDANCE_KINDS)
+    assert on_the_wire(target_pb2.Stage, "STAGE_") == set(PrefillStage)
+    assert tuple(Positions) == POSITIONS
+
+
+def test_every_lossy_baseline_drops_somewhere() -> None:
+    for method in LOSSY_METHODS:
+        stages = make_schedule(Lossy(method, 0.5), num_video=100, num_layers=32).stages
+        assert stages and all(0 <= stage.after_layer < 32 for stage in stages)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_every_part_of_a_method_exists(method: Method) -> None:
     assert get_method(method.name) is method
-    assert method.pruner in PRUNER_NAMES
+    assert method.pruner in PRUNERS
     get_policy(method.policy, method.gamma)
     assert method.changed(None, None, None, None, None) == method
-
-
-def test_the_old_name_of_the_default() -> None:
-    assert get_method("parallel") is METHODS["slipstream"]
+    assert (method.drafter is Drafter.SELF) == bool(method.local_drafter)
+    if method.local_drafter:
+        assert LocalDrafter in find_local_drafter(method.name).__mro__
 
 
 def test_an_unknown_method_lists_those_there_are() -> None:

@@ -1,7 +1,7 @@
 """The plain loop that everything else is compared with."""
 
 from slipstream.speculation.acceptance import FinishReason, StopRule
-from slipstream.speculation.reference import decode_plain
+from tests.support.plain_decoding import decode_plain
 
 
 def test_the_end_token_is_the_last_token() -> None:

@@ -12,8 +12,8 @@ from slipstream.speculation.actions import Action, Commit, Finish, JudgeWindow, 
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Sequential
 from slipstream.speculation.pipeline import DraftPhase, Pipeline
-from slipstream.speculation.reference import decode_plain
 from tests.speculation.toys import EOS, measured_costs, toy_target
+from tests.support.plain_decoding import decode_plain
 
 VOCAB = 300
 RULE = StopRule((EOS,), 80)

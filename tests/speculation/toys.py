@@ -13,7 +13,7 @@ from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, 
 from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
 from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
-from slipstream.speculation.reference import NextToken, decode_plain
+from tests.support.plain_decoding import NextToken, decode_plain
 
 EOS = 0
 Message = tuple[int, int, tuple[int, ...]]

@@ -21,7 +21,7 @@ def new_process(name: str, folder: Path, *flags: str, listen: str = "", **env: s
     """A service that is not started yet; it listens at `<folder>/<name>.sock` and logs beside it."""
     folder.mkdir(exist_ok=True)
     address = listen or f"unix:{folder / name}.sock"
-    argv = [sys.executable, "-m", f"services.{name}", "--listen", address, *flags]
+    argv = [sys.executable, "-m", f"slipstream.services.{name}", "--listen", address, *flags]
     environ = os.environ | {PARENT_PID_VARIABLE: str(os.getpid())} | env
     return ServiceProcess(name, argv, address, folder / f"{name}.log", environ)
 

@@ -53,7 +53,7 @@ class World:
 
     def stack_options(self, *gateway_flags: str, restart: bool = False) -> StackOptions:
         """A stack of this pair. A busy machine must not make a test fail, so silence is tolerated for long."""
-        flags = ("--max-new-tokens", "4000", "--draft-timeout-s", "30", *gateway_flags)
+        flags = ("--max-new-tokens", "4000", "--draft-timeout-s", "30", "--drain-s", "30", *gateway_flags)
         return StackOptions(
             target_model=self.pair.target,
             draft_model=self.pair.draft,

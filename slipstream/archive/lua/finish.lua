@@ -5,7 +5,7 @@ if not same or before == 'queued' then return 0 end
 if before ~= 'running' then return 1 end
 drop(entry)
 redis.call('HSET', job_key(id), 'error', arg(7), 'code', arg(8))
-redis.call('HDEL', job_key(id), 'checkpoint', 'progress')
+redis.call('HDEL', job_key(id), 'progress')
 if state == 'done' then
   redis.call('HSET', job_key(id), 'result', arg(5), 'result_sha256', arg(6), 'content', arg(9))
   if arg(9) ~= '' then redis.call('SET', P .. 'r:' .. arg(9), id) end

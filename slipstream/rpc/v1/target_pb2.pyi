@@ -80,10 +80,12 @@ class Lossy(_message.Message):
     def __init__(self, method: _Optional[str] = ..., keep: _Optional[float] = ...) -> None: ...
 
 class SelfDraft(_message.Message):
-    __slots__ = ("num_kept",)
+    __slots__ = ("num_kept", "drafter")
     NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     num_kept: int
-    def __init__(self, num_kept: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, num_kept: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Judge(_message.Message):
     __slots__ = ("window", "num_passes", "proposals", "parents", "self_draft")

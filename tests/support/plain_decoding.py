@@ -1,4 +1,4 @@
-"""The plain sequential loop that every other path must equal. Pure; used by tests and the simulator."""
+"""The plain sequential loop that every other path must equal."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""How long the passes of some device take, from a table: what a replay makes a model's passes last. Knows no model.
+"""How long the passes of some device take, from a table: what a replay makes a model's passes last.
 
 A table is a JSON file, made from a paper's figures or measured on a device; all times are seconds:
 
@@ -67,7 +67,7 @@ def load_device_times(path: str, role: str, speed: float) -> DeviceTimes:
         raise InvalidConfig(f"--replay {path}: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidConfig(
-            f"--replay {path} is no table of times as in slipstream/models/device_times.py: {error!r}"
+            f"--replay {path} is no table of times as in bench/replay/device_times.py: {error!r}"
         ) from None
 
 

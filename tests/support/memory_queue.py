@@ -1,4 +1,4 @@
-"""The jobs of a queue in memory and the only functions that change their state. Knows no protocol.
+"""A `JobQueue` in memory: what the scripts of the Redis queue are compared with, and what unit tests run on.
 
 The same state machine as in `lua/prelude.lua` and `lua/take.lua`, rule by rule.
 """
@@ -49,7 +49,6 @@ class Batch:
 class Job:
     record: JobRecord
     priority: Priority
-    checkpoint: str = ""
     content_key: str = ""
     excused: int = 0
     place: tuple[str, int] = ("", 0)
@@ -158,7 +157,6 @@ class JobTable:
             epoch=job.record.epoch,
             payload=job.record.payload,
             options=self._batches[job.record.batch_id].spec.options,
-            checkpoint=job.checkpoint,
             attempts=job.record.attempts,
             crashes=job.record.crashes,
             is_suspect=is_suspect,
@@ -301,13 +299,6 @@ class MemoryQueue(JobTable):
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         return [self._beat(lease, progress.get(lease.job_id, "")) for lease in leases]
 
-    async def save(self, lease: Lease, checkpoint: str) -> bool:
-        job = self._held(lease)
-        if job is None or job.record.state is not JobState.RUNNING:
-            return False
-        job.checkpoint = checkpoint
-        return True
-
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         job = self._held(lease)
         if job is None or job.record.state is not JobState.RUNNING:
@@ -320,7 +311,6 @@ class MemoryQueue(JobTable):
         tallies = self._batch(lease.batch_id).tallies
         for name, value in outcome.tallies.items():
             tallies[name] = tallies.get(name, 0.0) + value
-        job.checkpoint = ""
         job.set(error=outcome.error, error_code=outcome.error_code, progress="")
         self._forget_suspect(lease)
         self._move(job, outcome.state)

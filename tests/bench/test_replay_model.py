@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine.device_times import DeviceTimes, load_device_times
-from slipstream.engine.replayed import Pace, Replayed
+from bench.replay.device_times import DeviceTimes, load_device_times
+from bench.replay.model import Pace, ReplayedModel
+from bench.replay.tables import TABLES
 from slipstream.errors import InvalidConfig
-from tests.models.conftest import Pair, random_frames
+from tests.models.conftest import Pair, load_pair, random_frames
+from tests.support.tiny_checkpoint import write_tiny_llava
 
-TABLES = Path(__file__).resolve().parents[2] / "bench" / "replay" / "tables"
 PROMPT = "What moves?"
 
 
@@ -32,8 +33,13 @@ class Clock:
         self.now_s += seconds
 
 
-def replay(pair: Pair, times: DeviceTimes, clock: Clock, **others: Any) -> Replayed:
-    return Replayed(pair.ours, times, pace=Pace(clock.read, clock.sleep), **{"by_alpha": False, **others})
+def replay(pair: Pair, times: DeviceTimes, clock: Clock, **others: Any) -> ReplayedModel:
+    return ReplayedModel(pair.ours, times, pace=Pace(clock.read, clock.sleep), **{"by_alpha": False, **others})
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return load_pair(write_tiny_llava(tmp_path_factory.mktemp("tiny"), seed=7))
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_passes_last_by_their_rows_and_answer_the_same(pair: Pair) -> None:
     assert torch.equal(model.step([(own_state, [1, 2, 3, 4, 5])])[0], pair.ours.step([(state, [1, 2, 3, 4, 5])])[0])
     layer_s = 2.0 / model.info.num_layers
     assert clock.slept_s == pytest.approx([0.1, layer_s, 2.0 - layer_s, 0.15])
-    assert model.info.device == "replay:test"
+    assert (model.info.device, pair.ours.info.device) == ("replay:test", "cpu")
     assert model.kv_bytes(10) == pair.ours.kv_bytes(10)
 
 

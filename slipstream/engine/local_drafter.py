@@ -1,0 +1,76 @@
+"""Drafters that run at the target, in the session that they draft for: what one is, and how it is found by its method.
+
+All of a drafter runs on the model's thread. It cannot harm the text: whatever it proposes is judged like a window of
+the draft service.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from slipstream.engine.states import DecodeState
+from slipstream.engine.text_attention import TextAttention
+from slipstream.engine.video_lm import PromptPlan, Window
+from slipstream.errors import InvalidRequest
+from slipstream.sampling.sampler import TargetSampler
+from slipstream.speculation.methods import METHODS
+
+Drafting = Generator[tuple[DecodeState, Window], Tensor, Sequence[int]]
+"""One window in the making. Yields steps of the model, which may be packed with those of other sessions, and is sent
+the logits [n, vocab] that follow each of a step's tokens; returns the tokens of the window."""
+
+
+@dataclass(frozen=True, eq=False)
+class DraftingSession:
+    """A session whose prompt has run, as its drafter sees it."""
+
+    plan: PromptPlan
+    state: DecodeState
+    """The session's own cache: the prompt and all committed tokens but the last one. Not to be changed."""
+    attention: TextAttention | None
+    """Of the prompt; None unless the drafter needs it."""
+    sampler: TargetSampler
+    num_kept: int
+    """Video tokens that were asked for, for a drafter that sees a part of them."""
+    max_new_tokens: int
+
+
+class LocalDrafter(Protocol):
+    """Drafts windows for one session. A method names its class in `Method.local_drafter`."""
+
+    needs_attention: ClassVar[bool] = False
+    """Whether the attention of the text to the video is recorded while the prompt runs."""
+
+    @staticmethod
+    def max_cached_tokens(plan: PromptPlan, num_kept: int, max_new_tokens: int) -> int:
+        """Tokens that a cache of the drafter's own will hold at most; they count against the target's memory."""
+        return 0
+
+    def __init__(self, session: DraftingSession) -> None: ...
+
+    def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
+        """At most `num_tokens` tokens, 0 or more, that may follow the `committed` ones of the answer."""
+        ...
+
+    def on_commit(self) -> None:
+        """More tokens are committed and in the session's cache; what was drafted is of no use any more."""
+
+    def close(self) -> None:
+        """The session has ended: frees what the drafter holds."""
+
+
+def find_local_drafter(method: str) -> type[LocalDrafter]:
+    """The drafter of that method.
+
+    Raises:
+        InvalidRequest: no such method, or one that does not draft at the target.
+    """
+    path = METHODS[method].local_drafter if method in METHODS else ""
+    if not path:
+        known = ", ".join(name for name, each in METHODS.items() if each.local_drafter)
+        raise InvalidRequest(f"method {method!r} has no drafter at the target; known: {known}")
+    found: type[LocalDrafter] = resolve_name(path)
+    return found
