@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import grpc
 
-from slipstream.client.caption_client import FirstStatus
+from slipstream.client.connection import Connection, FirstStatus
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,
@@ -46,10 +46,11 @@ AnswerT = TypeVar("AnswerT")
 
 
 class ArchiveClient:
-    """The Archive service behind a channel. Every method raises what the service says as one of our errors."""
+    """The Archive service behind a connection. Every method raises what the service says as one of our errors."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub = archive_pb2_grpc.ArchiveStub(channel)
+    def __init__(self, connection: Connection) -> None:
+        self._stub = archive_pb2_grpc.ArchiveStub(connection.channel)
+        self._metadata = connection.metadata
 
     async def submit(self, batch: pb.BatchOptions, items: Sequence[pb.BatchItem]) -> pb.SubmitBatchResponse:
         """Hands in items. Safe to repeat, also after an error: nothing is taken twice."""
@@ -59,7 +60,7 @@ class ArchiveClient:
             for item in items:
                 yield pb.SubmitBatchRequest(item=item)
 
-        call = self._stub.SubmitBatch(requests(), timeout=SUBMIT_TIMEOUT_S)
+        call = self._stub.SubmitBatch(requests(), timeout=SUBMIT_TIMEOUT_S, metadata=self._metadata)
         first_status = FirstStatus(call)
         try:
             answer: pb.SubmitBatchResponse = await call
@@ -72,28 +73,28 @@ class ArchiveClient:
 
     async def get(self, batch: str) -> pb.Batch:
         """The batch of this id or key."""
-        return await _ask(self._stub.GetBatch, pb.GetBatchRequest(batch=batch))
+        return await self._ask(self._stub.GetBatch, pb.GetBatchRequest(batch=batch))
 
     async def list_batches(self, limit: int) -> Sequence[pb.Batch]:
         """The caller's batches, the latest first."""
-        answer = await _ask(self._stub.ListBatches, pb.ListBatchesRequest(limit=limit))
+        answer = await self._ask(self._stub.ListBatches, pb.ListBatchesRequest(limit=limit))
         return list(answer.batches)
 
     async def cancel(self, batch: str) -> pb.Batch:
         """Stops what waits and what runs; results stay."""
-        return await _ask(self._stub.CancelBatch, pb.CancelBatchRequest(batch=batch))
+        return await self._ask(self._stub.CancelBatch, pb.CancelBatchRequest(batch=batch))
 
     async def retry(self, batch: str, include_failed: bool) -> int:
         """Queues given-up jobs again; how many those are."""
         request = pb.RetryDeadRequest(batch=batch, include_failed=include_failed)
-        answer: pb.RetryDeadResponse = await _ask(self._stub.RetryDead, request)
+        answer: pb.RetryDeadResponse = await self._ask(self._stub.RetryDead, request)
         return answer.num_retried
 
     async def jobs(self, batch: str, states: Sequence[pb.JobState] = ()) -> AsyncGenerator[pb.Job, None]:
         """The jobs in the order they were handed in, fetched page by page."""
         request = pb.ListJobsRequest(batch=batch, states=states, page_size=PAGE_JOBS)
         while True:
-            page = await _with_patience(self._stub.ListJobs, request)
+            page = await self._with_patience(self._stub.ListJobs, request)
             for job in page.jobs:
                 yield job
             if not page.next_page_token:
@@ -116,7 +117,7 @@ class ArchiveClient:
             await asyncio.sleep(PAUSE_S)
 
     async def _watch_once(self, batch: str) -> AsyncIterator[pb.Batch]:
-        call = self._stub.WatchBatch(pb.WatchBatchRequest(batch=batch))
+        call = self._stub.WatchBatch(pb.WatchBatchRequest(batch=batch), metadata=self._metadata)
         try:
             with _our_errors():
                 async for snapshot in call:
@@ -124,22 +125,20 @@ class ArchiveClient:
         finally:
             call.cancel()
 
+    async def _with_patience(self, method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
+        """A call that may be repeated, through restarts of the gateway."""
+        give_up_at = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await self._ask(method, request)
+            except ServiceUnavailable:
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(PAUSE_S)
 
-async def _with_patience(method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
-    """A call that may be repeated, through restarts of the gateway."""
-    give_up_at = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return await _ask(method, request)
-        except ServiceUnavailable:
-            if time.monotonic() > give_up_at:
-                raise
-        await asyncio.sleep(PAUSE_S)
-
-
-async def _ask(method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
-    with _our_errors():
-        return await method(request, timeout=CALL_TIMEOUT_S)
+    async def _ask(self, method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
+        with _our_errors():
+            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
 
 
 @contextmanager

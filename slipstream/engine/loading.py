@@ -157,8 +157,8 @@ AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _FAMILIES: Mapping[str, str] = {
-    "llava_onevision": "slipstream.models.llava_onevision:LlavaOnevision",
-    "qwen2_5_vl": "slipstream.models.qwen2_5_vl:Qwen2_5VL",
+    "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
+    "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
 }
 """Model type -> its adapter, imported when first used."""
 
