@@ -1,3 +1,86 @@
-"""Slipstream: lossless parallel speculative decoding for Video-LLMs. The library knows no service, socket or queue."""
+"""Slipstream captions videos with a big Video-LLM and a small one that writes ahead of it: the same text, sooner.
+
+    with slipstream.Captioner() as captioner:
+        print(captioner.caption("holiday.mp4").text)
+
+What this module offers is loaded when it is first used: the services and the decoders import it too.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from slipstream import errors
+    from slipstream.client.async_captioner import AsyncCaptioner, AsyncCaptionStream, connect_async
+    from slipstream.client.caption_client import RemotePath, Video
+    from slipstream.client.sync_captioner import Captioner, CaptionStream, connect
+    from slipstream.engine.loading import load_model
+    from slipstream.messages import (
+        Caption,
+        CaptionEvent,
+        CommittedText,
+        CommittedToken,
+        GatewayInfo,
+        Speculation,
+        StageChange,
+        Timings,
+        Trace,
+        VideoFacts,
+    )
+    from slipstream.options import CaptionOptions
+    from slipstream.speculation.acceptance import FinishReason
+
+__all__ = [
+    "AsyncCaptionStream",
+    "AsyncCaptioner",
+    "Caption",
+    "CaptionEvent",
+    "CaptionOptions",
+    "CaptionStream",
+    "Captioner",
+    "CommittedText",
+    "CommittedToken",
+    "FinishReason",
+    "GatewayInfo",
+    "RemotePath",
+    "Speculation",
+    "StageChange",
+    "Timings",
+    "Trace",
+    "Video",
+    "VideoFacts",
+    "__version__",
+    "connect",
+    "connect_async",
+    "errors",
+    "load_model",
+]
+
+_HOMES = {
+    "AsyncCaptionStream": "client.async_captioner",
+    "AsyncCaptioner": "client.async_captioner",
+    "CaptionOptions": "options",
+    "CaptionStream": "client.sync_captioner",
+    "Captioner": "client.sync_captioner",
+    "FinishReason": "speculation.acceptance",
+    "RemotePath": "client.caption_client",
+    "Video": "client.caption_client",
+    "connect": "client.sync_captioner",
+    "connect_async": "client.async_captioner",
+    "load_model": "engine.loading",
+}
+"""The modules of what is not in `slipstream.messages`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "errors":
+        return importlib.import_module("slipstream.errors")
+    return getattr(importlib.import_module(f"slipstream.{_HOMES.get(name, 'messages')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -52,6 +52,11 @@ class OptionSpec:
     flag: str
     """Of the command line, without dashes; empty: none."""
 
+    @property
+    def description(self) -> str:
+        """The help, with the names to choose from."""
+        return f"{self.help} One of: {', '.join(self.choices)}." if self.choices else self.help
+
 
 def _option(
     help_text: str,
@@ -152,7 +157,7 @@ class CaptionOptions:
 
     def given(self) -> dict[str, Any]:
         """The options that have a value, in the table's order."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {spec.name: getattr(self, spec.name) for spec in OPTIONS}
         return {name: value for name, value in values.items() if value is not UNSET}
 
     def get(self, name: str, default: Any) -> Any:

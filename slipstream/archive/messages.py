@@ -85,6 +85,11 @@ class JobCounts:
     dead: int = 0
     cancelled: int = 0
 
+    @property
+    def num_ended(self) -> int:
+        """Jobs in a terminal state."""
+        return self.done + self.failed + self.dead + self.cancelled
+
 
 @dataclass(frozen=True)
 class BatchTotals:

@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
 
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
 from slipstream.cli.up import DeviceOption, DraftDeviceOption, DraftOption, DtypeOption, TargetOption
 from slipstream.cli.views import View, choose_view
-from slipstream.client.caption_client import CAPTION_TIMEOUT_S, caption, check_video
+from slipstream.client.caption_client import CAPTION_TIMEOUT_S, caption_events, check_video
+from slipstream.client.connection import Connection
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.options import CaptionOptions
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
 # -- caption options --------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def caption_options(
     ] = True,
 ) -> CaptionOptions:
     """The options that were given; the gateway's defaults stand for the others."""
-    return CaptionOptions(
+    values = dict(
         prompt=prompt,
         method=method,
         num_frames=frames,
@@ -69,13 +69,14 @@ def caption_options(
         repetition_penalty=repetition_penalty,
         sampling_rule=sampling_rule,
         seed=seed,
-        stop=stop,
+        stop=tuple(stop) if stop else None,
         gamma=gamma,
         shape=shape,
         lossy=lossy,
         lossy_keep=lossy_keep,
         gate=None if gate else False,
     )
+    return CaptionOptions.from_mapping({name: value for name, value in values.items() if value is not None})
 
 
 # -- caption ----------------------------------------------------------------------------------------------------------
@@ -148,13 +149,11 @@ async def _gateway(address: str | None, options: StackOptions) -> AsyncIterator[
         yield stack.gateway_address
 
 
-async def _caption_one(
-    channel: grpc.aio.Channel, video: Path, options: CaptionOptions, timeout_s: float, view: View
-) -> int:
+async def _caption_one(channel: Connection, video: Path, options: CaptionOptions, timeout_s: float, view: View) -> int:
     """Shows one caption; returns the exit status that this video asks for."""
     try:
         with view.caption(str(video)) as show:
-            async with aclosing(caption(channel, video, options, timeout_s)) as events:
+            async with aclosing(caption_events(channel, video, options, timeout_s=timeout_s)) as events:
                 async for event in events:
                     show(event)
     except SlipstreamError as error:

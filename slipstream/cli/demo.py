@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job
 from slipstream.cli.archive.batch_view import overall, watch
-from slipstream.cli.archive.output import NAMES
 from slipstream.cli.common import run_async
 from slipstream.cli.views import decoding_rate
-from slipstream.client.archive_client import ArchiveClient, Submitted, submit
-from slipstream.client.caption_client import caption
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.caption_client import caption_events
+from slipstream.client.connection import Connection, GatewayAddress
 from slipstream.errors import InvalidConfig, ProtocolViolation
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary
+from slipstream.messages import Caption
+from slipstream.options import CaptionOptions
 from slipstream.stack.local import FRESH, POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 from slipstream.stack.redis_server import find_server
 
@@ -39,7 +38,7 @@ class Run:
     """One caption by one method."""
 
     token_ids: tuple[int, ...]
-    summary: Summary
+    summary: Caption
 
 
 @dataclass(frozen=True)
@@ -172,14 +171,14 @@ KEY = "demo"
 class ArchiveResult:
     """The batch at its end, its jobs, and by custom id the text that the Caption call gave for the same options."""
 
-    batch: pb.Batch
-    jobs: tuple[pb.Job, ...]
+    batch: Batch
+    jobs: tuple[Job, ...]
     direct: dict[str, str]
 
     @property
     def identical(self) -> bool:
         """Whether every clip has a caption in the archive, and it is the directly given one."""
-        return {job.custom_id: job.summary.text for job in self.jobs if job.HasField("summary")} == self.direct
+        return {job.custom_id: job.caption.text for job in self.jobs if job.caption} == self.direct
 
     def document(self) -> dict[str, Any]:
         """What the demo's JSON says of it."""
@@ -197,10 +196,11 @@ class ArchiveResult:
         for name in ("clip", "state", "tokens", "first token", "runs", "identical"):
             table.add_column(name, justify="left" if name in ("clip", "state") else "right", no_wrap=True)
         for job in self.jobs:
-            same = job.summary.text == self.direct[job.custom_id]
-            first = f"{job.summary.timings.first_token_s:.2f} s"
-            row = str(job.summary.num_tokens), first, str(job.receipt.runs), "yes" if same else "NO"
-            table.add_row(job.custom_id, NAMES.get(job.state), *row)
+            caption = job.caption or Caption("", 0, None)
+            same = caption.text == self.direct[job.custom_id]
+            runs = job.receipt.runs if job.receipt else 0
+            row = str(caption.num_tokens), f"{caption.timings.first_token_s:.2f} s", str(runs), "yes" if same else "NO"
+            table.add_row(job.custom_id, job.state, *row)
         return table
 
 
@@ -213,28 +213,21 @@ def has_queue_server() -> bool:
     return True
 
 
-async def archive_clips(
-    channel: grpc.aio.Channel, videos: Sequence[Path], frames: int, max_new_tokens: int
-) -> ArchiveResult:
+async def archive_clips(channel: Connection, videos: Sequence[Path], frames: int, max_new_tokens: int) -> ArchiveResult:
     """Captions the first clips directly, then hands them to the archive and waits for it."""
     options = CaptionOptions(num_frames=min(frames, MAX_FRAMES), max_new_tokens=max_new_tokens)
     chosen = videos[:MAX_CLIPS]
     direct = {video.stem: await _text(channel, video, options) for video in chosen}
     client = ArchiveClient(channel)
-    items = [pb.BatchItem(custom_id=video.stem, source=str(video.resolve())) for video in chosen]
-    submitted = Submitted()
-    await submit(client, pb.BatchOptions(key=KEY, caption=options), items, submitted, lambda handed_in, obstacle: None)
+    items = [BatchItem(custom_id=video.stem, source=str(video.resolve())) for video in chosen]
+    submitted = await client.submit_all(BatchOptions(key=KEY, caption=options.given()), items)
     batch = await watch(client, submitted.batch_id, nullcontext(lambda snapshot: None))
     async with aclosing(client.jobs(submitted.batch_id)) as jobs:
         return ArchiveResult(batch, tuple([job async for job in jobs]), direct)
 
 
-async def _text(channel: grpc.aio.Channel, video: Path, options: CaptionOptions) -> str:
-    text = ""
-    async with aclosing(caption(channel, video, options)) as events:
-        async for event in events:
-            text = event.summary.text
-    return text
+async def _text(channel: Connection, video: Path, options: CaptionOptions) -> str:
+    return (await _run(channel, video, options)).summary.text
 
 
 # -- demo -------------------------------------------------------------------------------------------------------------
@@ -301,7 +294,7 @@ async def _caption_clips(videos: list[Path], frames: int, say: Say) -> tuple[lis
         archive=has_queue_server(),
         video_roots=(CLIP_FOLDER,),
     )
-    async with Stack(stack_options) as stack, open_channel(stack.gateway_address) as channel:
+    async with Stack(stack_options) as stack, GatewayAddress(stack.gateway_address).open() as channel:
         say("warming up")
         options = CaptionOptions(num_frames=frames, max_new_tokens=WARM_UP_TOKENS)
         await _run(channel, videos[0], options)
@@ -328,11 +321,9 @@ def _score(text: str, video: Path) -> tuple[int, int]:
     return right, total
 
 
-async def _run(channel: grpc.aio.Channel, video: Path, options: CaptionOptions) -> Run:
-    token_ids: list[int] = []
-    async with aclosing(caption(channel, video, options)) as events:
+async def _run(channel: Connection, video: Path, options: CaptionOptions) -> Run:
+    async with aclosing(caption_events(channel, video, options)) as events:
         async for event in events:
-            token_ids += [token.token_id for token in event.text.tokens]
-            if event.HasField("summary"):
-                return Run(tuple(token_ids), event.summary)
+            if isinstance(event, Caption):
+                return Run(tuple(token.token_id for token in event.tokens), event)
     raise ProtocolViolation("the gateway ended the caption without a summary")

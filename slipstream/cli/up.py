@@ -13,7 +13,7 @@ from rich.text import Text
 
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
 from slipstream.client.caption_client import gateway_info
-from slipstream.rpc.v1 import gateway_pb2
+from slipstream.messages import GatewayInfo
 from slipstream.stack.local import DRAIN_S, POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
 
 # -- up ---------------------------------------------------------------------------------------------------------------
@@ -112,12 +112,12 @@ def info_command(
     Console().print(_table(run_async(_fetch(gateway, connection))))
 
 
-async def _fetch(address: str, connection: ConnectionOptions) -> gateway_pb2.GatewayInfo:
+async def _fetch(address: str, connection: ConnectionOptions) -> GatewayInfo:
     async with open_gateway_channel(address, connection) as channel:
         return await gateway_info(channel)
 
 
-def _table(info: gateway_pb2.GatewayInfo) -> Table:
+def _table(info: GatewayInfo) -> Table:
     table = Table(show_header=False)
     rows = {
         "version": info.version,

@@ -3,30 +3,29 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import typer
-from google.protobuf import json_format
-from google.protobuf.message import Message
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedToken, StageChange, Summary
-from slipstream.rpc.v1.target_pb2 import FinishReason
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
+from slipstream.speculation.acceptance import FinishReason
 
 # -- summary ----------------------------------------------------------------------------------------------------------
 
 # What a caption's summary says: as a dictionary for JSON, as one line, and the rates that follow from it.
 
 
-def decoding_rate(summary: Summary) -> float:
+def decoding_rate(summary: Caption) -> float:
     """Tokens a second after the first one; 0 when there is no second one."""
     return _rate(summary.num_tokens - 1, summary.timings.generate_s)
 
 
-def closing_line(summary: Summary) -> str:
+def closing_line(summary: Caption) -> str:
     """The caption's figures on one line."""
     speculation = summary.speculation
     facts = [
@@ -35,8 +34,8 @@ def closing_line(summary: Summary) -> str:
         f"{speculation.passes} passes",
         f"first token after {summary.timings.first_token_s:.2f} s",
     ]
-    if summary.lossy:
-        facts.insert(0, f"lossy: {summary.lossy} keeps {summary.lossy_keep:.0%}")
+    if summary.options.get("lossy"):
+        facts.insert(0, f"lossy: {summary.options['lossy']} keeps {summary.options['lossy_keep']:.0%}")
     if speculation.judged:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:
@@ -45,37 +44,18 @@ def closing_line(summary: Summary) -> str:
         facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
     if summary.stop_string:
         facts.append(f"ended before {summary.stop_string!r}")
-    if summary.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+    if summary.finish_reason is FinishReason.LENGTH:
         facts.append("cut at the token limit")
     return ", ".join([*facts, *summary.video.warnings])
 
 
-def message_dict(message: Message) -> dict[str, Any]:
-    """Every field of a message under its name in the contract; numbers stay numbers, absent messages stay out."""
-    fields: dict[str, Any] = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    _restore_numbers(message, fields)
-    return fields
-
-
-def summary_dict(summary: Summary) -> dict[str, Any]:
-    """`message_dict` of a summary, in which every group has an entry."""
-    fields = message_dict(summary)
-    fields["finish_reason"] = FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_").lower()
-    for group in ("video", "timings", "speculation"):
-        fields.setdefault(group, {})
-    return fields
-
-
-def _restore_numbers(message: Message, fields: dict[str, Any]) -> None:
-    """protobuf's JSON spells 64-bit numbers as strings."""
-    for descriptor, value in message.ListFields():
-        if isinstance(value, Message):
-            _restore_numbers(value, fields[descriptor.name])
-    for name, value in fields.items():
-        if isinstance(value, str) and isinstance(getattr(message, name), int):
-            fields[name] = int(value) if value.lstrip("-").isdecimal() else value
+def summary_dict(caption: Caption) -> dict[str, Any]:
+    """The caption under the names of the contract: without its single tokens, its options among the other fields."""
+    fields: dict[str, Any] = asdict(replace(caption, tokens=()))
+    del fields["tokens"]
+    reason = caption.finish_reason
+    options: dict[str, Any] = fields.pop("options")
+    return fields | {"finish_reason": reason.value if reason else "unspecified"} | options
 
 
 def _rate(count: int, seconds: float) -> float:
@@ -126,8 +106,8 @@ class JsonView:
         """Prints the summary when it comes."""
 
         def show(event: CaptionEvent) -> None:
-            if event.HasField("summary"):
-                typer.echo(json.dumps({"file": video} | summary_dict(event.summary)))
+            if isinstance(event, Caption):
+                typer.echo(json.dumps({"file": video} | summary_dict(event)))
 
         yield show
 
@@ -150,11 +130,11 @@ class PlainView:
 
         def show(event: CaptionEvent) -> None:
             nonlocal line_is_open
-            for token in event.text.tokens:
+            for token in event.tokens if isinstance(event, CommittedText) else ():
                 typer.echo(printable(token.piece), nl=False)
                 line_is_open = True
-            if event.HasField("summary"):
-                typer.echo(f"\n[{closing_line(event.summary)}]")
+            if isinstance(event, Caption):
+                typer.echo(f"\n[{closing_line(event)}]")
                 line_is_open = False
 
         if self._with_names:
@@ -217,10 +197,12 @@ class _Screen:
         return Group(self._text, self._closing) if self._closing else self._text
 
     def apply(self, event: CaptionEvent) -> None:
-        self._show_stage(event.stage)
-        self._append(event.text.tokens)
-        if event.HasField("summary"):
-            self._closing.append(closing_line(event.summary))
+        if isinstance(event, StageChange):
+            self._show_stage(event)
+        if isinstance(event, CommittedText):
+            self._append(event.tokens)
+        if isinstance(event, Caption):
+            self._closing.append(closing_line(event))
 
     def _show_stage(self, change: StageChange) -> None:
         if change.stage:

@@ -1,5 +1,6 @@
 """The archive on the wire: every message of archive.proto to and from plain types, and results as bytes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +14,7 @@ from slipstream.archive.messages import (
     JobCounts,
     JobPage,
     ModelReceipt,
+    OptionValues,
     Receipt,
     Submitted,
 )
@@ -39,11 +41,19 @@ _PRIORITY_NAMES = {number: priority for priority, number in _PRIORITIES.items()}
 # -- submitting -------------------------------------------------------------------------------------------------------
 
 
+def submit_messages(batch: BatchOptions, items: Sequence[BatchItem]) -> list[archive_pb2.SubmitBatchRequest]:
+    """What a submit sends. Raises `InvalidRequest` for an option that does not fit the wire."""
+    return [
+        archive_pb2.SubmitBatchRequest(batch=batch_options_message(batch)),
+        *(archive_pb2.SubmitBatchRequest(item=batch_item_message(item)) for item in items),
+    ]
+
+
 def batch_options_message(batch: BatchOptions) -> archive_pb2.BatchOptions:
     """A batch to submit, for the wire."""
     return archive_pb2.BatchOptions(
         key=batch.key,
-        caption=option_values_message(batch.caption),
+        caption=_options_message(batch.caption),
         metadata=batch.metadata,
         priority=_PRIORITIES[batch.priority],
     )
@@ -60,12 +70,17 @@ def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
 
 def batch_item_message(item: BatchItem) -> archive_pb2.BatchItem:
     """An item to submit, for the wire."""
-    return to_message(item, archive_pb2.BatchItem, caption=option_values_message(item.caption))
+    return to_message(item, archive_pb2.BatchItem, caption=_options_message(item.caption))
 
 
 def read_batch_item(message: archive_pb2.BatchItem) -> BatchItem:
     """An item as it came; its options are not checked."""
     return from_message(message, BatchItem, caption=option_values(message.caption))
+
+
+def _options_message(values: OptionValues) -> gateway_pb2.CaptionOptions | None:
+    """None for no options, which leaves the field out."""
+    return option_values_message(values) if values else None
 
 
 def submitted_message(submitted: Submitted) -> archive_pb2.SubmitBatchResponse:
@@ -83,7 +98,7 @@ def read_submitted(message: archive_pb2.SubmitBatchResponse) -> Submitted:
 
 def batch_message(batch: Batch) -> archive_pb2.Batch:
     """A batch, for the wire."""
-    return to_message(batch, archive_pb2.Batch, state=_BATCH_STATES[batch.state])
+    return to_message(batch, archive_pb2.Batch, state=_BATCH_STATES[batch.state], metadata=dict(batch.metadata))
 
 
 def read_batch(message: archive_pb2.Batch) -> Batch:

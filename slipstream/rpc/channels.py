@@ -1,8 +1,5 @@
 """The calling side of a connection: channels with our options, and gRPC failures as our errors."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import grpc
 
 from slipstream.errors import (
@@ -35,21 +32,17 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
 }
 
 
-def open_channel(
-    address: str,
-    security: PeerSecurity | None = None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
-) -> grpc.aio.Channel:
+def open_channel(address: str, security: PeerSecurity | None = None) -> grpc.aio.Channel:
     """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself.
 
     With `security` it is TLS, except over a unix socket, which is always plaintext.
     """
     if security is None or address.startswith("unix:"):
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
-    return grpc.aio.secure_channel(address, security.credentials, options=options, interceptors=interceptors)
+    return grpc.aio.secure_channel(address, security.credentials, options=options)
 
 
 def request_metadata(request_id: str) -> grpc.aio.Metadata:
@@ -80,66 +73,24 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     return int(hints[0]) / 1000 if hints and hints[0].isdecimal() else None
 
 
-# -- authorized -------------------------------------------------------------------------------------------------------
+# -- tokens -----------------------------------------------------------------------------------------------------------
 
-# The calling side of bearer tokens: a channel whose every call carries one.
-#
 # Plain metadata rather than gRPC's call credentials, which exist on TLS only: a gateway on loopback or a unix socket
 # may ask for tokens too.
 
 
-def open_authorized_channel(address: str, security: PeerSecurity | None, token: str) -> grpc.aio.Channel:
-    """A channel whose calls carry the token; without a token, a plain one.
+def token_metadata(address: str, security: PeerSecurity | None, token: str) -> grpc.aio.Metadata:
+    """Metadata that says who calls; empty without a token.
 
-    Raises `InvalidConfig` for a token that is malformed, or would travel in plaintext.
+    Raises:
+        InvalidConfig: a token that is malformed, or that others on the way to `address` could read.
     """
     if not token:
-        return open_channel(address, security)
+        return grpc.aio.Metadata()
     if len(token) > MAX_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidConfig(f"a token has at most {MAX_TOKEN_CHARS} printable characters and no space")
     if security is None and not is_local(address):
-        raise InvalidConfig(f"no token is sent to {address} in plaintext, where others could read it: use TLS (--ca)")
-    # gRPC takes an interceptor for one kind of call only, the first that it is an instance of.
-    kinds = (_UnaryUnary, _UnaryStream, _StreamUnary, _StreamStream)
-    return open_channel(address, security, [kind(SCHEME + token) for kind in kinds])
-
-
-class _Authorizing:
-    """Adds the authorization to what a call sends along."""
-
-    def __init__(self, authorization: str) -> None:
-        self._authorization = authorization
-
-    def _authorized(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()), (AUTHORIZATION_KEY, self._authorization))
-        return grpc.aio.ClientCallDetails(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        raise InvalidConfig(
+            f"no token is sent to {address} in plaintext, where others could read it: use TLS, with `ca`"
         )
-
-
-class _UnaryUnary(_Authorizing, grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(
-        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
-    ) -> Any:
-        return await continuation(self._authorized(client_call_details), request)
-
-
-class _UnaryStream(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(
-        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
-    ) -> Any:
-        return await continuation(self._authorized(client_call_details), request)
-
-
-class _StreamUnary(_Authorizing, grpc.aio.StreamUnaryClientInterceptor):
-    async def intercept_stream_unary(
-        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
-    ) -> Any:
-        return await continuation(self._authorized(client_call_details), request_iterator)
-
-
-class _StreamStream(_Authorizing, grpc.aio.StreamStreamClientInterceptor):
-    async def intercept_stream_stream(
-        self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request_iterator: Any
-    ) -> Any:
-        return await continuation(self._authorized(client_call_details), request_iterator)
+    return grpc.aio.Metadata((AUTHORIZATION_KEY, SCHEME + token))

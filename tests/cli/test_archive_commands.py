@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.archive.messages import Job
 from slipstream.cli.app import run
 from slipstream.errors import ServiceUnavailable
-from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_archive import TEXT, FakeArchive
 
 NAMES = ("a.mp4", "b/a.mp4", "bad.mp4", "dead.mp4", "../up.mp4")
@@ -153,7 +153,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file(
     output = tmp_path / "out.jsonl"
     output.write_text("old\n")
 
-    def broken(job: pb.Job) -> None:
+    def broken(job: Job) -> None:
         raise ServiceUnavailable("gone")
 
     monkeypatch.setattr("slipstream.cli.archive.output.job_record", broken)

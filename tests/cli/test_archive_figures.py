@@ -1,21 +1,26 @@
 """Rates, gains and the end of a batch; and the key by which a repeated command finds its batch."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.archive.messages import Batch, BatchTotals, JobCounts
+from slipstream.archive.queue import BatchState
 from slipstream.cli.archive.batch_view import Meter, describe, span
-from slipstream.client.archive_client import batch_key
-from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.cli.archive.sources import batch_key
+from slipstream.options import CaptionOptions
+
+EMPTY = Batch("", "", BatchState.OPEN, {}, JobCounts(), 0.0, 0.0, BatchTotals())
 
 
-def snapshot(done: int, total: int = 100, failed: int = 0, ended_s: float = 0.0) -> pb.Batch:
-    return pb.Batch(
-        counts=pb.JobCounts(total=total, done=done, failed=failed, running=1),
-        totals=pb.BatchTotals(tokens=10 * done, generate_s=2.0 * done, plain_generate_s=3.0 * done),
+def snapshot(done: int, total: int = 100, failed: int = 0, ended_s: float = 0.0) -> Batch:
+    return replace(
+        EMPTY,
+        counts=JobCounts(total=total, done=done, failed=failed, running=1),
+        totals=BatchTotals(tokens=10 * done, generate_s=2.0 * done, plain_generate_s=3.0 * done),
         created_s=1000.0,
         ended_s=ended_s,
     )
@@ -53,7 +58,7 @@ def test_an_ended_batch_has_the_figures_of_its_life() -> None:
 
 
 def test_nothing_is_known_of_an_empty_batch() -> None:
-    assert describe(pb.Batch(), Meter().update(pb.Batch())) == "done 0 of 0"
+    assert describe(EMPTY, Meter().update(EMPTY)) == "done 0 of 0"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(3, "3 s"), (119, "2 min"), (7300, "2.0 h"), (200_000, "2.3 days")])

@@ -97,7 +97,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         local_drafter=st.just("std"),
         self_draft_kept=st.integers(0, 2**32 - 1),
     )
-    | st.builds(codec.TargetRequest, st.just("s"), text, st.integers(1, 9), st.booleans())
+    | st.builds(TargetStart, st.just("s"), text, st.integers(1, 9), st.booleans())
 )
 def test_target_requests(request: TargetStart) -> None:
     message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))

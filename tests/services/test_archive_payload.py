@@ -1,19 +1,22 @@
 """What the archive keeps: equal things become equal texts, nothing is lost, and another release's is recognised."""
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slipstream.captioning.options import resolve_options
 
+from slipstream.archive.messages import BatchTotals, ModelReceipt, OptionValues, Receipt
 from slipstream.archive.records import (
     BatchPayload,
     JobPayload,
     OtherVersion,
     content_key,
-    options_message,
+    options_used,
     read_batch,
     read_job,
     read_result,
@@ -23,47 +26,72 @@ from slipstream.archive.records import (
     write_result,
 )
 from slipstream.captioning.config import GatewayConfig
-from slipstream.rpc.v1 import archive_pb2, common_pb2, gateway_pb2
+from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.messages import Caption, ModelInfo, PassCost, Speculation, VideoFacts
+from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.speculation.acceptance import FinishReason
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-OPTIONS = st.builds(
-    gateway_pb2.CaptionOptions,
-    prompt=st.none() | TEXT,
-    num_frames=st.none() | st.integers(0, 2**32 - 1),
-    seed=st.none() | st.integers(0, 2**64 - 1),
-    alpha=st.none() | st.floats(allow_nan=False),
-    gate=st.none() | st.booleans(),
-    stop=st.lists(TEXT, max_size=3),
+
+
+def option_values(**others: st.SearchStrategy[Any]) -> st.SearchStrategy[OptionValues]:
+    """Some options, each of them perhaps."""
+    kinds: Mapping[str, st.SearchStrategy[Any]] = {
+        "prompt": TEXT,
+        "num_frames": st.integers(0, 2**32 - 1),
+        "seed": st.integers(0, 2**64 - 1),
+        "alpha": st.floats(allow_nan=False),
+        "gate": st.booleans(),
+        "stop": st.lists(TEXT, min_size=1, max_size=3).map(tuple),
+    }
+    return st.fixed_dictionaries({}, optional={**kinds, **others})
+
+
+VALUES = option_values()
+VALID = option_values(
+    num_frames=st.integers(1, 2**32 - 1),
+    seed=st.integers(0, 2**63 - 1),
+    alpha=st.floats(0, 1),
+    stop=st.lists(st.text("ab.", min_size=1), min_size=1, max_size=3).map(tuple),
 )
 
 
-@given(OPTIONS, TEXT, TEXT)
-def test_jobs_and_batches_come_back_as_they_were(options: gateway_pb2.CaptionOptions, source: str, key: str) -> None:
+@given(VALUES, TEXT, TEXT)
+def test_jobs_and_batches_come_back_as_they_were(options: OptionValues, source: str, key: str) -> None:
     job, batch = JobPayload(source, options, "ab"), BatchPayload(key, options)
     assert read_job(write_job(job)) == job and write_job(read_job(write_job(job))) == write_job(job)
     assert read_batch(write_batch(batch)) == batch and write_batch(read_batch(write_batch(batch))) == write_batch(batch)
 
 
-@given(OPTIONS, OPTIONS)
-def test_a_jobs_options_stand_in_place_of_its_batchs(
-    own: gateway_pb2.CaptionOptions, shared: gateway_pb2.CaptionOptions
-) -> None:
-    merged = JobPayload("", own, "").merged_options(BatchPayload("", shared))
-    for name in ("prompt", "num_frames", "seed", "alpha", "gate"):
-        giver = own if own.HasField(name) else shared
-        assert merged.HasField(name) == giver.HasField(name) and getattr(merged, name) == getattr(giver, name)
-    assert list(merged.stop) == list(own.stop or shared.stop)
+@given(VALID, VALID)
+def test_a_jobs_options_stand_in_place_of_its_batchs(own: OptionValues, shared: OptionValues) -> None:
+    merged = JobPayload("", own, "").merged_options(BatchPayload("", shared)).given()
+    for name in ("prompt", "num_frames", "seed", "alpha", "gate", "stop"):
+        giver = own if name in own else shared
+        assert (name in merged) == (name in giver) and merged.get(name) == giver.get(name)
 
 
 def test_results_come_back_as_they_were() -> None:
-    summary = gateway_pb2.Summary(text="Ein Hund läuft. \U0001f415", num_tokens=4)
-    receipt = archive_pb2.Receipt(runs=2, video_sha256="ab")
-    assert read_result(write_result(summary, receipt)) == (summary, receipt)
+    used = {"method": "slipstream", "pruner": "uv", "alpha": 0.9, "policy": "self_clocked", "max_window": 16}
+    caption = Caption(
+        "Ein Hund läuft. \U0001f415",
+        4,
+        FinishReason.STOP,
+        request_id="r",
+        options=used | {"lossy": "", "lossy_keep": 0.0},
+        video=VideoFacts(num_frames=2, timestamps_s=(0.0, 0.5), warnings=("odd",)),
+        speculation=Speculation(tau=0.5, pass_costs=(PassCost(0, 3, 0.25, 0.5),)),
+    )
+    model = ModelReceipt("big", "ab", "float32")
+    options = {"prompt": "Why?", "seed": 2**40, "stop": (".", "!"), "gate": False}
+    for draft in (None, model):
+        receipt = Receipt("9.9", model, draft, options, "ab", 2**40, "cd", runs=2)
+        assert read_result(write_result(caption, receipt)) == (caption, receipt)
 
 
 def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
-    job = JobPayload("/a.mp4", gateway_pb2.CaptionOptions(num_frames=3), "")
+    job = JobPayload("/a.mp4", {"num_frames": 3}, "")
     content = json.loads(write_job(job))
     content["caption"]["mood"] = "cheerful"
     assert read_job(json.dumps(content | {"colour": 7})) == job
@@ -76,21 +104,24 @@ def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
             read_result(text)
 
 
+def plan_of(**asked: Any) -> CaptionPlan:
+    return make_plan(CaptionOptions(**asked), CONFIG, path="/a", request_id="one")
+
+
 def test_what_the_content_key_depends_on() -> None:
-    target, draft = common_pb2.ModelInfo(revision="t", dtype="float32"), common_pb2.ModelInfo(revision="d")
-    options = resolve_options(gateway_pb2.CaptionOptions(path="/a", request_id="one"), CONFIG)
-    key = content_key("sha", options, target, draft)
-    assert content_key("sha", replace(options, path="/b", request_id="two"), target, draft) == key
-    assert content_key("sha", options, target, None) == key, "with coupled draws the text does not depend on the draft"
+    target, draft = ModelInfo(revision="t", dtype="float32"), ModelInfo(revision="d")
+    plan = plan_of()
+    key = content_key("sha", plan, target, draft)
+    assert content_key("sha", replace(plan, path="/b", request_id="two"), target, draft) == key
+    assert content_key("sha", plan, target, None) == key, "with coupled draws the text does not depend on the draft"
     others = [
-        content_key("other", options, target, draft),
-        content_key("sha", replace(options, seed=1), target, draft),
-        content_key("sha", replace(options, prompt="Why?"), target, draft),
-        content_key("sha", options, common_pb2.ModelInfo(revision="t2", dtype="float32"), draft),
-        content_key("sha", options, common_pb2.ModelInfo(revision="t", dtype="bfloat16"), draft),
+        content_key("other", plan, target, draft),
+        content_key("sha", plan_of(seed=1), target, draft),
+        content_key("sha", plan_of(prompt="Why?"), target, draft),
+        content_key("sha", plan, ModelInfo(revision="t2", dtype="float32"), draft),
+        content_key("sha", plan, ModelInfo(revision="t", dtype="bfloat16"), draft),
     ]
-    sampling = replace(options.sampling, temperature=1.0, rule="rejection")
-    drawn = replace(options, sampling=sampling)
+    drawn = plan_of(temperature=1.0, sampling_rule="rejection")
     others += [content_key("sha", drawn, target, model) for model in (draft, None, target)]
     assert len({key, *others}) == len(others) + 1
 
@@ -98,33 +129,27 @@ def test_what_the_content_key_depends_on() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        gateway_pb2.CaptionOptions(temperature=0.5, top_k=4, stop=["."], seed=9, gate=False, gamma=3),
-        gateway_pb2.CaptionOptions(method="specvlm", alpha=0.5),
-        gateway_pb2.CaptionOptions(method="autoregressive", lossy="fastv", lossy_keep=0.25),
+        {"temperature": 0.5, "top_k": 4, "stop": (".",), "seed": 9, "gate": False, "gamma": 3},
+        {"method": "specvlm", "alpha": 0.5},
+        {"method": "autoregressive", "lossy": "fastv", "lossy_keep": 0.25},
     ],
 )
-def test_a_receipts_options_ask_for_the_same_again(asked: gateway_pb2.CaptionOptions) -> None:
-    options = resolve_options(asked, CONFIG)
-    again = resolve_options(options_message(options), CONFIG)
-    assert replace(again, request_id=options.request_id) == options
+def test_a_receipts_options_ask_for_the_same_again(asked: dict[str, Any]) -> None:
+    plan = plan_of(**asked)
+    assert plan_of(**options_used(plan)) == plan
 
 
 def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
-    fields = {field.name for field in gateway_pb2.CaptionOptions.DESCRIPTOR.fields} - {"path", "request_id", "trace"}
-    chain = resolve_options(gateway_pb2.CaptionOptions(gamma=3, stop=["."]), CONFIG)
-    lossy = resolve_options(gateway_pb2.CaptionOptions(method="autoregressive", lossy="fastv"), CONFIG)
-    told = {field.name for options in (chain, lossy) for field, _ in options_message(options).ListFields()}
-    assert told == fields
+    plans = plan_of(gamma=3, stop=(".",)), plan_of(method="autoregressive", lossy="fastv")
+    assert {name for plan in plans for name in options_used(plan)} == {spec.name for spec in OPTIONS} - {"trace"}
 
 
 def test_tallies_are_fields_of_the_totals_and_plain_time_is_what_was_measured() -> None:
-    speculation = gateway_pb2.Speculation(
-        judged=5, accepted=4, plain_pass_s=9.0, pass_costs=[gateway_pb2.PassCost(window=0, count=1, round_s=0.5)]
-    )
-    counted = tallies(gateway_pb2.Summary(num_tokens=11, speculation=speculation))
+    speculation = Speculation(judged=5, accepted=4, plain_pass_s=9.0, pass_costs=(PassCost(0, 1, 0.0, round_s=0.5),))
+    counted = tallies(Caption("", 11, None, speculation=speculation))
     assert counted["plain_generate_s"] == 5.0 and counted["tokens"] == 11
-    names = {field.name for field in archive_pb2.BatchTotals.DESCRIPTOR.fields}
+    names = {field.name for field in dataclasses.fields(BatchTotals)}
     assert set(counted) == names - {"reused"}
-    unmeasured = gateway_pb2.Speculation(speed_ratio=4.0, draft_pass_s=0.1)
-    assert tallies(gateway_pb2.Summary(num_tokens=3, speculation=unmeasured))["plain_generate_s"] == pytest.approx(0.8)
+    unmeasured = Speculation(speed_ratio=4.0, draft_pass_s=0.1)
+    assert tallies(Caption("", 3, None, speculation=unmeasured))["plain_generate_s"] == pytest.approx(0.8)

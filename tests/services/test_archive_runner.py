@@ -10,24 +10,24 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
-from slipstream.archive.memory_queue import MemoryQueue
-from slipstream.captioning.options import CaptionOptions
 
 from slipstream.archive.job_runner import ArchiveRunner
+from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.stats import Ledger
+from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
-from slipstream.rpc.v1 import common_pb2, gateway_pb2
 from slipstream.video.sampled import SampledVideo
 from tests.support.processes import eventually
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=1, archive_ahead=2, decode_workers=4)
-TARGET = common_pb2.ModelInfo(model_id="big", revision="r1", dtype="float32", tokens_per_frame=4, max_frames=64)
+TARGET = ModelInfo(model_id="big", revision="r1", dtype="float32", tokens_per_frame=4, max_frames=64)
 
 
 @dataclass
@@ -35,9 +35,9 @@ class FakeTarget:
     """A peer that answers, or not."""
 
     is_up: bool = True
-    model: common_pb2.ModelInfo = field(default_factory=lambda: TARGET)
+    model: ModelInfo = field(default_factory=lambda: TARGET)
 
-    async def ask(self, timeout_s: float = 2.0, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
+    async def ask(self, timeout_s: float = 2.0, *, wait_for_ready: bool = False) -> ModelInfo:
         if not self.is_up:
             raise ServiceUnavailable("the target is not reachable")
         return self.model
@@ -52,10 +52,10 @@ class FakeCaptioner:
         self.draft = None
         self.media = self
         self.metrics = GatewayMetrics()
-        self.meanwhile: Callable[[CaptionOptions], Any] = lambda options: asyncio.sleep(0)
+        self.meanwhile: Callable[[CaptionPlan], Any] = lambda plan: asyncio.sleep(0)
         self.num_sampled = self.num_captions = self.num_captioning = self.most_captioning = 0
 
-    async def check(self, options: CaptionOptions, *, wait_for_ready: bool = False) -> common_pb2.ModelInfo:
+    async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         return await self.target.ask()
 
     @contextlib.asynccontextmanager
@@ -63,28 +63,26 @@ class FakeCaptioner:
         yield io.BytesIO(source.encode())
 
     async def sample(
-        self, options: CaptionOptions, source: BinaryIO, emit: Any, ledger: Ledger, *, digest: bool
+        self, plan: CaptionPlan, source: BinaryIO, emit: Any, stats: CaptionStats, *, digest: bool
     ) -> SampledVideo:
         assert digest
         self.num_sampled += 1
         data = source.read()
-        ledger.sampled = asyncio.get_running_loop().time()
-        emit(gateway_pb2.CaptionEvent(stage=gateway_pb2.StageChange(stage="decode", done=1, total=1)))
+        stats.sampled = asyncio.get_running_loop().time()
+        emit(StageChange("decode", done=1, total=1))
         frames = np.zeros((1, 2, 2, 3), np.uint8)
         return SampledVideo(frames, (0.0,), 1.0, 2, 2, "", 0, (), hashlib.sha256(data).hexdigest(), len(data))
 
-    async def caption(
-        self, options: CaptionOptions, video: SampledVideo, emit: Any, ledger: Ledger
-    ) -> gateway_pb2.Summary:
+    async def caption(self, plan: CaptionPlan, video: SampledVideo, emit: Any, stats: CaptionStats) -> Caption:
         self.num_captions += 1
         self.num_captioning += 1
         self.most_captioning = max(self.most_captioning, self.num_captioning)
         try:
-            emit(gateway_pb2.CaptionEvent(text=gateway_pb2.CommittedText(tokens=[gateway_pb2.CommittedToken()] * 3)))
-            await self.meanwhile(options)
+            emit(CommittedText((CommittedToken(0, "", from_draft=False),) * 3))
+            await self.meanwhile(plan)
         finally:
             self.num_captioning -= 1
-        return gateway_pb2.Summary(text=f"{options.prompt} {video.sha256[:6]}", num_tokens=3)
+        return Caption(f"{plan.options.prompt} {video.sha256[:6]}", 3, None)
 
 
 class World:
@@ -104,8 +102,8 @@ class World:
 
 
 def lease_of(source: str = "/a", **changes: Any) -> Lease:
-    options = write_batch(BatchPayload("", gateway_pb2.CaptionOptions(prompt="What?")))
-    payload = write_job(JobPayload(source, gateway_pb2.CaptionOptions(), ""))
+    options = write_batch(BatchPayload("", {"prompt": "What?"}))
+    payload = write_job(JobPayload(source, {}, ""))
     name = hashlib.sha256(source.encode()).hexdigest()[:32]
     lease = Lease(name, "batch", source, "worker", 1, payload, options, "", 0, 0, is_suspect=False, entry="")
     return replace(lease, **changes)
@@ -117,21 +115,21 @@ def world() -> World:
 
 
 async def test_a_job_becomes_a_result_with_its_receipt(world: World) -> None:
-    own = write_job(JobPayload("/a", gateway_pb2.CaptionOptions(prompt="Why?"), ""))
+    own = write_job(JobPayload("/a", {"prompt": "Why?"}, ""))
     outcome = await world.run(lease_of(payload=own, epoch=3))
     summary, receipt = read_result(outcome.result)
     digest = hashlib.sha256(b"/a").hexdigest()
     assert outcome.state is JobState.DONE and summary.text == f"Why? {digest[:6]}"
     assert (receipt.video_sha256, receipt.video_bytes, receipt.runs) == (digest, 2, 3)
     assert (receipt.target.revision, receipt.target.model_id, receipt.reused) == ("r1", "big", False)
-    assert not receipt.HasField("draft") and outcome.tallies["tokens"] == 3
+    assert receipt.draft is None and outcome.tallies["tokens"] == 3
     assert world.progress == ["decode 1/1", "generate 3"]
 
 
 async def test_the_file_must_be_the_one_that_was_meant(world: World) -> None:
     digest = hashlib.sha256(b"/a").hexdigest()
     for given, is_right in ((digest, True), ("0" * 64, False)):
-        lease = lease_of(payload=write_job(JobPayload("/a", gateway_pb2.CaptionOptions(), given)))
+        lease = lease_of(payload=write_job(JobPayload("/a", {}, given)))
         if is_right:
             assert await world.text(lease)
         else:
@@ -141,7 +139,7 @@ async def test_the_file_must_be_the_one_that_was_meant(world: World) -> None:
 
 async def test_videos_are_decoded_ahead_of_the_models(world: World) -> None:
     gate = asyncio.Event()
-    world.models.meanwhile = lambda options: gate.wait()
+    world.models.meanwhile = lambda plan: gate.wait()
     runs = [asyncio.create_task(world.run(lease_of(f"/{number}"))) for number in range(3)]
     await eventually(lambda: world.models.num_sampled == 3 and world.models.num_captioning)
     assert world.models.num_captions == 1
@@ -164,7 +162,7 @@ async def test_the_same_content_is_captioned_once(world: World) -> None:
 
 async def test_another_model_makes_another_result(world: World) -> None:
     first = await world.run(lease_of())
-    world.models.target.model = common_pb2.ModelInfo(revision="r2", dtype="float32", tokens_per_frame=4, max_frames=64)
+    world.models.target.model = ModelInfo(revision="r2", dtype="float32", tokens_per_frame=4, max_frames=64)
     second = await world.run(lease_of())
     assert first.content_key != second.content_key and world.models.num_captions == 2
 
@@ -188,7 +186,7 @@ async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
 
 
 async def test_models_that_do_not_fit_are_not_the_items_fault(world: World) -> None:
-    async def unfit(*args: Any, **options: Any) -> common_pb2.ModelInfo:
+    async def unfit(*args: Any, **options: Any) -> ModelInfo:
         raise ModelNotUsable("different tokenizers")
 
     world.models.check = unfit  # type: ignore[method-assign]
@@ -231,7 +229,7 @@ async def test_a_host_that_fails_is_counted_and_a_decoder_that_is_away_is_not(
 async def test_a_target_lost_within_a_caption(world: World, survives: bool) -> None:
     """It died, perhaps of this job; or only the session broke, which is counted, as a limit must end it some time."""
 
-    async def lose(options: CaptionOptions) -> None:
+    async def lose(plan: CaptionPlan) -> None:
         world.models.target.is_up = survives
         raise ServiceUnavailable("the target is not reachable")
 
@@ -246,7 +244,7 @@ async def test_only_a_suspect_is_blamed_for_the_targets_death() -> None:
         world = World(replace(CONFIG, archive_slots=3))
         both = asyncio.Barrier(3)
 
-        async def die(options: CaptionOptions, world: World = world, both: asyncio.Barrier = both) -> None:
+        async def die(plan: CaptionPlan, world: World = world, both: asyncio.Barrier = both) -> None:
             await both.wait()
             world.models.target.is_up = False
             raise ServiceUnavailable("the target is not reachable")
@@ -264,7 +262,7 @@ async def test_only_a_suspect_is_blamed_for_the_targets_death() -> None:
 
 async def test_a_caption_that_takes_too_long_is_counted() -> None:
     world = World(replace(CONFIG, request_timeout_s=0.05))
-    world.models.meanwhile = lambda options: asyncio.sleep(60)
+    world.models.meanwhile = lambda plan: asyncio.sleep(60)
     with pytest.raises(SlipstreamError, match=r"within this server's limit of 0\.05 s") as late:
         await world.run(lease_of())
     assert not isinstance(late.value, ServiceUnavailable), "that would be retried for ever"

@@ -13,7 +13,7 @@ from slipstream.archive.service import HEALTH_NAME, Archive, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.peers import Watch
+from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.rpc.server import Lifecycle
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
@@ -30,7 +30,7 @@ class Gateway:
         self.health = health.aio.HealthServicer()
         self.lifecycle = Lifecycle(self.health)
         self.queue, self.models = MemoryQueue(), FakeCaptioner()
-        self.target = Watch("target", "", self.models.target.ask, self.lifecycle)
+        self.target = HealthWatch("target", "", self.models.target.ask, self.lifecycle)
         captioner = cast(Captioner, self.models)
         self.archive = Archive(config, captioner, self.target, self.lifecycle, self.queue)
 
@@ -57,9 +57,9 @@ class _NoContext:
 
 async def test_jobs_run_until_the_process_ends_and_the_rest_goes_back() -> None:
     gateway = Gateway()
-    gateway.models.meanwhile = lambda options: asyncio.sleep(0 if gateway.models.num_captions < 3 else 60)
+    gateway.models.meanwhile = lambda plan: asyncio.sleep(0 if gateway.models.num_captions < 3 else 60)
     await gateway.submit(6)
-    gateway.archive.start(grpc.aio.server())
+    gateway.archive.start()
     await eventually(lambda: gateway.models.num_captions == 4)
     gateway.lifecycle.stopping.set()
     await gateway.archive.close()
@@ -71,7 +71,7 @@ async def test_jobs_run_until_the_process_ends_and_the_rest_goes_back() -> None:
 async def test_without_slots_batches_are_only_taken_in() -> None:
     gateway = Gateway(GatewayConfig(listen="", target="t:1", archive_slots=0))
     await gateway.submit(1)
-    gateway.archive.start(grpc.aio.server())
+    gateway.archive.start()
     await asyncio.sleep(0.5)
     assert await gateway.count(JobState.QUEUED) == 1
     await gateway.archive.close()
@@ -82,7 +82,7 @@ async def test_nothing_is_taken_while_the_target_is_away() -> None:
     await gateway.submit(1)
     gateway.models.target.is_up = False
     await gateway.target.look()
-    gateway.archive.start(grpc.aio.server())
+    gateway.archive.start()
     await asyncio.sleep(0.5)
     assert await gateway.count(JobState.QUEUED) == 1 and not gateway.models.num_sampled
     gateway.models.target.is_up = True
@@ -97,7 +97,7 @@ async def test_a_worker_that_fails_ends_the_process(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(service_module.Worker, "run", fail)
     gateway = Gateway()
-    gateway.archive.start(grpc.aio.server())
+    gateway.archive.start()
     await asyncio.wait_for(gateway.lifecycle.failed.wait(), 60)
     assert "RuntimeError" in str(gateway.lifecycle.failure)
     await gateway.archive.close()
@@ -109,7 +109,7 @@ async def test_health_follows_the_queue(monkeypatch: pytest.MonkeyPatch) -> None
     async def away() -> None:
         raise QueueUnavailable("gone")
 
-    watch = Watch("redis", HEALTH_NAME, lambda: gateway.queue.ping(), gateway.lifecycle)
+    watch = HealthWatch("redis", HEALTH_NAME, lambda: gateway.queue.ping(), gateway.lifecycle)
     await watch.look()
     assert await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.SERVING
     monkeypatch.setattr(gateway.queue, "ping", away)

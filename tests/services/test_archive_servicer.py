@@ -8,15 +8,17 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.archive.messages import ModelReceipt, Receipt
 from slipstream.archive.queue import BatchState, JobState, Outcome, QueuePolicy, QueueUnavailable
 from slipstream.archive.records import read_batch, write_result
 from slipstream.captioning.config import GatewayConfig
+from slipstream.messages import Caption
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
-from tests.support.archive_client import ArchiveClient, batch_message, item_message
+from tests.support.archive_client import WireClient, batch_message, item_message
 from tests.support.memory_queue import MemoryQueue
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -28,7 +30,7 @@ class Served:
     """A servicer on a queue in memory, behind a real socket."""
 
     def __init__(self, channel: grpc.aio.Channel, queue: MemoryQueue, stopping: asyncio.Event) -> None:
-        self.archive = ArchiveClient(channel)
+        self.archive = WireClient(channel)
         self.stub = self.archive.stub
         self.queue = queue
         self.stopping = stopping
@@ -238,12 +240,13 @@ async def test_pages(served: Served) -> None:
 
 async def test_a_page_of_long_results_fits_a_message(served: Served) -> None:
     await served.archive.submit([(str(number), "/a") for number in range(200)], key="k")
-    summary = gateway_pb2.Summary(text="x" * 100_000)
-    await served.end_all(result=write_result(summary, archive_pb2.Receipt(runs=1)))
+    text = "x" * 100_000
+    receipt = Receipt("", ModelReceipt("", "", ""), None, {}, "", 0, "", runs=1)
+    await served.end_all(result=write_result(Caption(text, 1, None), receipt))
     page = await served.stub.ListJobs(archive_pb2.ListJobsRequest(batch="k", page_size=1000))
     assert 0 < len(page.jobs) < 200 and page.next_page_token
     jobs = await served.archive.jobs("k", page_size=1000)
-    assert len(jobs) == 200 and all(job.summary == summary and job.receipt.runs == 1 for job in jobs.values())
+    assert len(jobs) == 200 and all(job.summary.text == text and job.receipt.runs == 1 for job in jobs.values())
 
 
 async def test_a_result_of_another_release_hides_no_job(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,17 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.archive.messages import BatchItem, Job, Receipt, Submitted
+from slipstream.archive.queue import BatchState, JobState
+from slipstream.client import archive_client
+from slipstream.client.batch_handles import AsyncBatchHandle
+from slipstream.errors import InvalidConfig
+from slipstream.messages import Caption
 from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1 import archive_pb2, common_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.support.archive_client import ArchiveClient
+from tests.support.archive_client import WireClient, archive_at, jobs_of
 from tests.support.gateway_client import caption
 from tests.support.processes import logged, read_log, running
 from tests.support.world import PROMPT, World
@@ -21,7 +28,6 @@ from tests.support.world import PROMPT, World
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 6, "max_new_tokens": 24}
-DONE, FAILED, CANCELLED = archive_pb2.JOB_STATE_DONE, archive_pb2.JOB_STATE_FAILED, archive_pb2.JOB_STATE_CANCELLED
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -50,79 +56,98 @@ async def door(stack: Stack, videos: Path, tmp_path_factory: pytest.TempPathFact
         assert not any(secret in str(log) for secret in (PROMPT, str(videos), "hostile.mp4"))
 
 
-async def test_every_item_has_its_end(door: grpc.aio.Channel, stack: Stack, videos: Path, world: World) -> None:
-    archive = ArchiveClient(door)
+async def test_every_item_has_its_end(
+    door: grpc.aio.Channel, stack: Stack, videos: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_client, "PAGE_JOBS", 4)
+    archive = archive_at(door)
     names = ["0", "1", "2", "same", "missing", "hostile"]
-    items = [(name, str(videos / f"{name}.mp4")) for name in names]
-    first = await archive.submit(items, key="all", **SMALL)
+    items = [BatchItem(name, str(videos / f"{name}.mp4")) for name in names]
+    batch = await archive.submit(items, key="all", **SMALL)
+    first = _submitted(batch)
     assert (first.num_added, first.num_known, first.num_rejected) == (6, 0, 0)
-    *_, ended = await archive.watch("all")
-    assert ended.state == archive_pb2.BATCH_STATE_COMPLETED and ended.batch_id == first.batch_id
+    ended = await batch.wait()
+    assert ended.state is BatchState.COMPLETED and ended.batch_id == first.batch_id
     assert (ended.counts.total, ended.counts.done, ended.counts.failed) == (6, 4, 2)
 
-    jobs = await archive.jobs("all", page_size=4)
+    jobs = await jobs_of(archive.batch("all"))
     assert list(jobs) == names
-    assert [jobs[name].state for name in names] == [DONE] * 4 + [FAILED] * 2
+    assert [jobs[name].state for name in names] == [JobState.DONE] * 4 + [JobState.FAILED] * 2
     assert jobs["missing"].error_code == "NOT_FOUND" and jobs["hostile"].error_code == "INVALID_ARGUMENT"
-    for name, clip in zip(names[:4], (*world.clips, world.clips[0]), strict=True):
+    captions = {name: _caption(jobs[name]) for name in names[:4]}
+    for name, clip in zip(captions, (*world.clips, world.clips[0]), strict=True):
         alone = await caption(door, clip, **SMALL)
-        assert jobs[name].summary.text == alone.text and jobs[name].summary.num_tokens == len(alone.tokens)
+        assert captions[name].text == alone.text and captions[name].num_tokens == len(alone.tokens)
         _check_receipt(jobs[name], clip)
-    assert sorted(jobs[name].receipt.reused for name in ("0", "same")) == [False, True]
-    assert any(jobs[name].summary.speculation.kept_digest for name in names[:4])
-    assert ended.totals.tokens == sum(jobs[name].summary.num_tokens for name in names[:3]) and ended.totals.reused == 1
+    assert sorted(_receipt(jobs[name]).reused for name in ("0", "same")) == [False, True]
+    assert any(made.speculation.kept_digest for made in captions.values())
+    assert ended.totals.tokens == sum(captions[name].num_tokens for name in names[:3]) and ended.totals.reused == 1
     assert ended.totals.video_s == pytest.approx(9.0) and ended.totals.plain_generate_s > 0
     async with open_channel(stack.processes["target"].address) as channel:
         target = await target_pb2_grpc.TargetStub(channel).GetModel(common_pb2.GetModelRequest())
-    assert target.revision and jobs["0"].receipt.target.revision == target.revision
+    assert target.revision and _receipt(jobs["0"]).target.revision == target.revision
 
-    again = await archive.submit(items, key="all", **SMALL)
+    again = _submitted(await archive.submit(items, key="all", **SMALL))
     assert (again.batch_id, again.num_added, again.num_known) == (first.batch_id, 0, 6)
-    assert (await archive.get("all")).counts == ended.counts
+    assert (await batch.status()).counts == ended.counts
 
     (videos / "missing.mp4").write_bytes(world.clips[1])
-    retried = await archive.stub.RetryDead(archive_pb2.RetryDeadRequest(batch="all", include_failed=True))
-    assert retried.num_retried == 2
-    *_, ended = await archive.watch("all")
+    assert await batch.retry(include_failed=True) == 2
+    ended = await batch.wait()
     assert (ended.counts.done, ended.counts.failed) == (5, 1)
-    jobs = await archive.jobs("all")
-    assert jobs["missing"].summary.text == jobs["1"].summary.text and jobs["missing"].receipt.reused
+    jobs = await jobs_of(batch)
+    assert _caption(jobs["missing"]).text == captions["1"].text and _receipt(jobs["missing"]).reused
 
 
 async def test_a_cancelled_batch_keeps_what_it_has(door: grpc.aio.Channel, videos: Path) -> None:
-    archive = ArchiveClient(door)
     path = str(videos / "0.mp4")
-    options = {"num_frames": 6, "max_new_tokens": 1500, "method": "autoregressive"}
-    items = [
-        archive_pb2.BatchItem(custom_id=str(seed), source=path, caption={"prompt": f"{PROMPT} {seed}"})
-        for seed in range(12)
-    ]
-    submitted = await archive.submit(items, **options)
-    async for batch in archive.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch=submitted.batch_id)):
-        if batch.counts.running:
-            break
-    await archive.stub.CancelBatch(archive_pb2.CancelBatchRequest(batch=submitted.batch_id))
-    *_, ended = await archive.watch(submitted.batch_id)
-    assert ended.state == archive_pb2.BATCH_STATE_CANCELLED
+    items = [BatchItem(str(seed), path, {"prompt": f"{PROMPT} {seed}"}) for seed in range(12)]
+    archive = archive_at(door)
+    batch = await archive.submit(items, num_frames=6, max_new_tokens=1500, method="autoregressive")
+    async with aclosing(batch.watch()) as snapshots:
+        async for snapshot in snapshots:
+            if snapshot.counts.running:
+                break
+    await batch.cancel()
+    ended = await batch.wait()
+    assert ended.state is BatchState.CANCELLED
     assert ended.counts.cancelled and ended.counts.cancelled + ended.counts.done == 12
-    assert len(await archive.jobs(submitted.batch_id, states=[CANCELLED])) == ended.counts.cancelled
+    assert len(await jobs_of(batch, [JobState.CANCELLED])) == ended.counts.cancelled
 
 
 async def test_without_a_queue_there_is_no_archive(gateway: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await ArchiveClient(gateway).get("any")
+        await WireClient(gateway).get("any")
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert "start it with --redis" in (refused.value.details() or "")
+    with pytest.raises(InvalidConfig, match="start it with --redis"):
+        await archive_at(gateway).batches()
 
 
-def _check_receipt(job: archive_pb2.Job, clip: bytes) -> None:
-    receipt, summary = job.receipt, job.summary
+def _submitted(batch: AsyncBatchHandle) -> Submitted:
+    assert batch.submitted is not None
+    return batch.submitted
+
+
+def _caption(job: Job) -> Caption:
+    assert job.caption is not None
+    return job.caption
+
+
+def _receipt(job: Job) -> Receipt:
+    assert job.receipt is not None
+    return job.receipt
+
+
+def _check_receipt(job: Job, clip: bytes) -> None:
+    receipt, made = _receipt(job), _caption(job)
     assert (receipt.video_sha256, receipt.video_bytes) == (hashlib.sha256(clip).hexdigest(), len(clip))
-    assert receipt.text_sha256 == hashlib.sha256(summary.text.encode()).hexdigest()
+    assert receipt.text_sha256 == hashlib.sha256(made.text.encode()).hexdigest()
     assert receipt.runs >= 1 and receipt.slipstream_version and receipt.target.dtype == "float32"
     options = receipt.options
-    assert (options.prompt, options.num_frames, options.method) == (PROMPT, 6, "slipstream")
-    assert not options.path and not options.request_id
-    assert len(summary.video.timestamps_s) == 6
-    if summary.speculation.kept_digest:
+    assert (options["prompt"], options["num_frames"], options["method"]) == (PROMPT, 6, "slipstream")
+    assert "path" not in options and "request_id" not in options
+    assert len(made.video.timestamps_s) == 6
+    if made.speculation.kept_digest:
+        assert receipt.draft is not None
         assert receipt.draft.revision and receipt.draft.revision != receipt.target.revision

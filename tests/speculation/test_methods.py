@@ -15,7 +15,6 @@ from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
     LOSSY_METHODS,
     METHODS,
-    POSITIONS,
     PRUNERS,
     Drafter,
     GuidanceKind,
@@ -42,7 +41,6 @@ def test_the_tables_are_those_of_the_wire_and_of_the_gateway() -> None:
 
     assert on_the_wire(target_pb2.GuidanceKind, "GUIDANCE_KIND_") == set(GuidanceKind) == set(codec.GUIDANCE_KINDS)
     assert on_the_wire(target_pb2.Stage, "STAGE_") == set(PrefillStage)
-    assert tuple(Positions) == POSITIONS
 
 
 def test_every_lossy_baseline_drops_somewhere() -> None:

@@ -1,10 +1,14 @@
-"""A client of the archive for tests: submits items, waits for a batch's end and reads all of its jobs."""
+"""The archive for tests: the product's own door to one, and a client that says and hears just what is on the wire."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 import grpc
 
+from slipstream.archive.messages import Job
+from slipstream.archive.queue import JobState
+from slipstream.client.batch_handles import AsyncArchive, AsyncBatchHandle
+from slipstream.client.connection import Connection
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 
 TIMEOUT_S = 120.0
@@ -12,8 +16,22 @@ Item = tuple[str, str]
 """custom_id and source."""
 
 
-class ArchiveClient:
-    """One caller of one gateway."""
+def archive_at(channel: grpc.aio.Channel) -> AsyncArchive:
+    """The archive behind a channel."""
+
+    async def connect() -> Connection:
+        return Connection(channel)
+
+    return AsyncArchive(connect)
+
+
+async def jobs_of(batch: AsyncBatchHandle, states: Collection[JobState] = ()) -> dict[str, Job]:
+    """All jobs by custom id, in the order they were handed in."""
+    return {job.custom_id: job async for job in batch.jobs(states)}
+
+
+class WireClient:
+    """One caller of one gateway. Raises what gRPC does."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.stub = archive_pb2_grpc.ArchiveStub(channel)

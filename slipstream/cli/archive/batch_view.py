@@ -6,15 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from slipstream.cli.views import message_dict
-from slipstream.client.archive_client import ENDED, ArchiveClient
-from slipstream.rpc.v1 import archive_pb2 as pb
+from slipstream.archive.messages import Batch, BatchTotals
+from slipstream.client.archive_client import ArchiveClient
 
 # -- figures ----------------------------------------------------------------------------------------------------------
 
@@ -50,9 +49,9 @@ class Meter:
         self._clock = clock
         self._samples: deque[_Sample] = deque()
 
-    def update(self, batch: pb.Batch) -> Figures:
+    def update(self, batch: Batch) -> Figures:
         """The figures as of this snapshot; those of a batch that has ended are over its whole life."""
-        now = _Sample(self._clock(), num_ended(batch.counts), batch.counts.done, batch.totals.tokens)
+        now = _Sample(self._clock(), batch.counts.num_ended, batch.counts.done, batch.totals.tokens)
         self._samples.append(now)
         while len(self._samples) > 2 and self._samples[1].at_s <= now.at_s - WINDOW_S:
             self._samples.popleft()
@@ -69,7 +68,7 @@ class Meter:
         )
 
 
-def overall(batch: pb.Batch) -> Figures:
+def overall(batch: Batch) -> Figures:
     """The figures from the batch's beginning to its end; without rates while it goes on."""
     elapsed_s = batch.ended_s - batch.created_s if batch.ended_s else 0.0
     return Figures(
@@ -80,22 +79,17 @@ def overall(batch: pb.Batch) -> Figures:
     )
 
 
-def speedup(totals: pb.BatchTotals) -> float | None:
+def speedup(totals: BatchTotals) -> float | None:
     """How much longer plain decoding would have taken, as measured in the same captions."""
     return _ratio(totals.plain_generate_s, totals.generate_s)
 
 
-def num_ended(counts: pb.JobCounts) -> int:
-    """Jobs in a terminal state."""
-    return counts.done + counts.failed + counts.dead + counts.cancelled
-
-
-def has_failures(batch: pb.Batch) -> bool:
+def has_failures(batch: Batch) -> bool:
     """Whether it ended with jobs that have no result."""
-    return num_ended(batch.counts) > batch.counts.done
+    return batch.counts.num_ended > batch.counts.done
 
 
-def describe(batch: pb.Batch, figures: Figures) -> str:
+def describe(batch: Batch, figures: Figures) -> str:
     """Counts and figures on one line."""
     counts = batch.counts
     facts = [f"done {counts.done:,} of {counts.total:,}"]
@@ -153,20 +147,19 @@ JOBS_WITHOUT_RESULT = 5
 LINE_PERIOD_S = 5.0
 """Most lines in a pipe are that far apart."""
 
-Show = Callable[[pb.Batch], None]
+Show = Callable[[Batch], None]
 
 
-async def watch(client: ArchiveClient, batch: str, view: AbstractContextManager[Show]) -> pb.Batch:
+async def watch(client: ArchiveClient, batch: str, view: AbstractContextManager[Show]) -> Batch:
     """Shows every change until the batch has ended; its last state."""
     with view as show:
-        last = pb.Batch()
         async with aclosing(client.watch(batch)) as snapshots:
-            async for last in snapshots:
-                show(last)
-    return last
+            async for snapshot in snapshots:
+                show(snapshot)
+    return snapshot
 
 
-def exit_status(batch: pb.Batch) -> int:
+def exit_status(batch: Batch) -> int:
     """What a command that waited for this batch ends with."""
     return JOBS_WITHOUT_RESULT if has_failures(batch) else 0
 
@@ -180,20 +173,14 @@ def choose_view(as_json: bool, stream: TextIO | None = None) -> AbstractContextM
     return _bar(console) if console.is_terminal else _plain_lines(stream)
 
 
-def batch_dict(batch: pb.Batch) -> dict[str, Any]:
-    """The batch under the names of the contract, with the figures of its whole life once it has ended."""
+def batch_dict(batch: Batch) -> dict[str, Any]:
+    """The fields of the batch, with the figures of its whole life once it has ended."""
     figures = overall(batch)
-    return message_dict(batch) | {
-        "state": state_name(batch),
+    return asdict(batch) | {
         "videos_per_h": figures.videos_per_h,
         "tokens_per_s": figures.tokens_per_s,
         "speedup": figures.speedup,
     }
-
-
-def state_name(batch: pb.Batch) -> str:
-    """As users know it."""
-    return pb.BatchState.Name(batch.state).removeprefix("BATCH_STATE_").lower()
 
 
 @contextmanager
@@ -203,9 +190,9 @@ def _bar(console: Console) -> Iterator[Show]:
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("waiting", total=None)
 
-        def show(batch: pb.Batch) -> None:
+        def show(batch: Batch) -> None:
             line = describe(batch, meter.update(batch))
-            progress.update(task, description=line, completed=num_ended(batch.counts), total=batch.counts.total or None)
+            progress.update(task, description=line, completed=batch.counts.num_ended, total=batch.counts.total or None)
 
         yield show
 
@@ -215,10 +202,10 @@ def _plain_lines(stream: TextIO) -> Iterator[Show]:
     meter = Meter()
     due = _every(LINE_PERIOD_S)
 
-    def show(batch: pb.Batch) -> None:
+    def show(batch: Batch) -> None:
         figures = meter.update(batch)
         if due(batch):
-            print(f"{state_name(batch)}: {describe(batch, figures)}", file=stream, flush=True)
+            print(f"{batch.state}: {describe(batch, figures)}", file=stream, flush=True)
 
     yield show
 
@@ -227,20 +214,20 @@ def _plain_lines(stream: TextIO) -> Iterator[Show]:
 def _json_lines(stream: TextIO) -> Iterator[Show]:
     due = _every(LINE_PERIOD_S)
 
-    def show(batch: pb.Batch) -> None:
+    def show(batch: Batch) -> None:
         if due(batch):
             print(json.dumps(batch_dict(batch)), file=stream, flush=True)
 
     yield show
 
 
-def _every(period_s: float) -> Callable[[pb.Batch], bool]:
+def _every(period_s: float) -> Callable[[Batch], bool]:
     """Whether a line is due: the first, one a period, and always the last."""
     next_s = 0.0
 
-    def due(batch: pb.Batch) -> bool:
+    def due(batch: Batch) -> bool:
         nonlocal next_s
-        if time.monotonic() < next_s and batch.state not in ENDED:
+        if time.monotonic() < next_s and not batch.is_ended:
             return False
         next_s = time.monotonic() + period_s
         return True

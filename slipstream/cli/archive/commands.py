@@ -4,10 +4,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -17,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, state_name, watch
+from slipstream.archive.messages import Batch, BatchOptions, Job, Submitted
+from slipstream.archive.queue import JobState, Priority
+from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
 from slipstream.cli.archive.output import (
-    NAMES,
-    STATES,
     STDOUT,
     WITHOUT_RESULT,
     Format,
@@ -29,14 +28,13 @@ from slipstream.cli.archive.output import (
     choose_format,
     export,
 )
-from slipstream.cli.archive.sources import Sources
+from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
 from slipstream.cli.views import complain, printable
-from slipstream.client.archive_client import ArchiveClient, Submitted, Tell, batch_key, submit
+from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
-from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.options import CaptionOptions
 
 # -- commands ---------------------------------------------------------------------------------------------------------
 
@@ -86,9 +84,9 @@ def status_command(
     if as_json:
         typer.echo(json.dumps(batch_dict(found) | {"problems": [_problem_dict(job) for job in problems]}))
         return
-    typer.echo(f"{printable(found.batch_id)} {state_name(found)}: {describe(found, overall(found))}")
+    typer.echo(f"{printable(found.batch_id)} {found.state}: {describe(found, overall(found))}")
     for job in problems:
-        typer.echo(f"  {NAMES.get(job.state)} {_one_line(job.custom_id)}: {_one_line(job.error)}")
+        typer.echo(f"  {job.state} {_one_line(job.custom_id)}: {_one_line(job.error)}")
 
 
 @bundled(connection=connection_options)
@@ -106,7 +104,7 @@ def cancel_command(
 ) -> None:
     """Stop a batch: what waits is dropped, what runs stops soon, results stay."""
     answer = ask(gateway, connection, lambda client: client.cancel(batch))
-    line = f"{printable(answer.batch_id)} {state_name(answer)}: {describe(answer, overall(answer))}"
+    line = f"{printable(answer.batch_id)} {answer.state}: {describe(answer, overall(answer))}"
     typer.echo(json.dumps(batch_dict(answer)) if as_json else line)
 
 
@@ -147,19 +145,18 @@ def export_command(
         typer.echo(f"{printable(output)}: {told}", err=True)
 
 
-def _states(names: list[str] | tuple[()]) -> frozenset[pb.JobState]:
-    unknown = [name for name in names if name not in STATES]
+def _states(names: list[str] | tuple[()]) -> frozenset[JobState]:
+    unknown = [name for name in names if name not in list(JobState)]
     if unknown:
-        raise InvalidRequest(f"--state {unknown[0]!r}: the states are {', '.join(STATES)}")
-    return frozenset(STATES[name] for name in names)
+        raise InvalidRequest(f"--state {unknown[0]!r}: the states are {', '.join(JobState)}")
+    return frozenset(JobState(name) for name in names)
 
 
-async def _batch_with_problems(client: ArchiveClient, batch: str) -> tuple[pb.Batch, list[pb.Job]]:
+async def _batch_with_problems(client: ArchiveClient, batch: str) -> tuple[Batch, list[Job]]:
     found = await client.get(batch)
-    problems: list[pb.Job] = []
+    problems: list[Job] = []
     if found.counts.failed or found.counts.dead:
-        states = sorted(WITHOUT_RESULT - {pb.JOB_STATE_CANCELLED})
-        async with aclosing(client.jobs(batch, states)) as jobs:
+        async with aclosing(client.jobs(batch, WITHOUT_RESULT - {JobState.CANCELLED})) as jobs:
             async for job in jobs:
                 problems.append(job)
                 if len(problems) == SHOWN_PROBLEMS:
@@ -167,10 +164,10 @@ async def _batch_with_problems(client: ArchiveClient, batch: str) -> tuple[pb.Ba
     return found, problems
 
 
-def _problem_dict(job: pb.Job) -> dict[str, Any]:
+def _problem_dict(job: Job) -> dict[str, Any]:
     return {
         "custom_id": job.custom_id,
-        "state": NAMES.get(job.state),
+        "state": job.state,
         "error": job.error,
         "error_code": job.error_code,
         "attempts": job.attempts,
@@ -182,13 +179,13 @@ def _one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def _table(batches: list[pb.Batch] | Any) -> Table:
+def _table(batches: Sequence[Batch]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("batch", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("jobs")
     for batch in batches:
-        table.add_row(Text(printable(batch.batch_id)), Text(state_name(batch)), Text(describe(batch, overall(batch))))
+        table.add_row(Text(printable(batch.batch_id)), Text(batch.state), Text(describe(batch, overall(batch))))
     return table
 
 
@@ -202,20 +199,12 @@ LAST_EXPORT_S = 15.0
 SHOWN_CONFLICTS = 10
 
 
-class Priority(StrEnum):
-    """Of a batch, against others."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-
-
 @dataclass(frozen=True)
 class _Request:
     """One command line, parsed."""
 
     sources: Sources
-    batch: pb.BatchOptions
+    batch: BatchOptions
     output: Output | None
     wait: bool
     as_json: bool
@@ -249,18 +238,12 @@ def submit_command(
 ) -> None:
     """Hand in videos to be captioned in the background. Repeating the command adds what is new and goes on."""
     destination = None if output is None else _destination(output, form, as_json)
-    batch = pb.BatchOptions(
-        key=name or "",
-        caption=options,
-        metadata=_metadata(meta or ()),
-        priority=f"JOB_PRIORITY_{priority.name}",
-    )
     wait = output is not None if wait is None else wait
     with Sources(sources, root, complain) as found:
         found.check()
-        if not batch.key:
-            file = Path(destination.path) if destination and destination.path != STDOUT else None
-            batch.key = batch_key(options, file, found.names())
+        file = Path(destination.path) if destination and destination.path != STDOUT else None
+        key = name or batch_key(options, file, found.names())
+        batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority)
         request = _Request(found, batch, destination, wait, as_json)
         raise typer.Exit(ask(gateway, connection, lambda client: _run(client, request)))
 
@@ -281,29 +264,51 @@ def _metadata(pairs: list[str] | tuple[()]) -> dict[str, str]:
 
 
 async def _run(client: ArchiveClient, request: _Request) -> int:
-    submitted = Submitted()
+    submitted = await _hand_in(client, request)
+    status = _tell_submitted(submitted, request)
+    document = _submitted_dict(submitted, request.batch.key)
+    if request.wait:
+        batch = await _wait(client, submitted.batch_id, request.output)
+        status = status or exit_status(batch)
+        document["batch"] = batch_dict(batch)
+    if request.as_json:
+        typer.echo(json.dumps(document))
+    return status
+
+
+async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
+    so_far = Submitted()
     try:
         with _counter() as tell:
-            await submit(client, request.batch, request.sources, submitted, tell)
+
+            def follow(submitted: Submitted, obstacle: str) -> None:
+                nonlocal so_far
+                so_far = submitted
+                tell(submitted, obstacle)
+
+            return await client.submit_all(request.batch, request.sources, follow)
     except asyncio.CancelledError:
-        _tell(f"interrupted: {submitted.handed_in:,} items are handed in, the same command goes on")
+        _tell(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
         raise
-    status = _tell_submitted(submitted, request)
-    if not request.wait:
-        if request.as_json:
-            typer.echo(json.dumps(asdict(submitted) | {"key": request.batch.key}))
-        return status
-    batch = await _wait(client, submitted.batch_id, request.output)
-    if request.as_json:
-        typer.echo(json.dumps(asdict(submitted) | {"key": request.batch.key, "batch": batch_dict(batch)}))
-    return status or exit_status(batch)
+
+
+def _submitted_dict(submitted: Submitted, key: str) -> dict[str, Any]:
+    return {
+        "batch_id": submitted.batch_id,
+        "added": submitted.num_added,
+        "known": submitted.num_known,
+        "num_conflicts": submitted.num_conflicts,
+        "rejected": submitted.num_rejected,
+        "conflicts": submitted.conflicts,
+        "key": key,
+    }
 
 
 def _tell_submitted(submitted: Submitted, request: _Request) -> int:
     """Says what became of the items; the exit status so far."""
-    line = f"batch {submitted.batch_id}: {submitted.added:,} added, {submitted.known:,} known already"
-    if submitted.rejected:
-        line += f", {submitted.rejected:,} of them cannot run (see `slipstream archive status`)"
+    line = f"batch {submitted.batch_id}: {submitted.num_added:,} added, {submitted.num_known:,} known already"
+    if submitted.num_rejected:
+        line += f", {submitted.num_rejected:,} of them cannot run (see `slipstream archive status`)"
     typer.echo(printable(line), err=request.wait or request.as_json)
     if not submitted.num_conflicts:
         return 0
@@ -313,15 +318,14 @@ def _tell_submitted(submitted: Submitted, request: _Request) -> int:
     return InvalidRequest.exit_code
 
 
-async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> pb.Batch:
+async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
     """Follows the batch to its end and keeps the output up to date, also when interrupted."""
-    last = pb.Batch()
     refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
     try:
         with choose_view(as_json=False, stream=sys.stderr) as show:
             async with aclosing(client.watch(batch_id)) as snapshots:
-                async for last in snapshots:
-                    show(last)
+                async for batch in snapshots:
+                    show(batch)
                     if output is not None and output.path != STDOUT and time.monotonic() - written_at > refresh_s:
                         began = time.monotonic()
                         await export(client, batch_id, output)
@@ -334,7 +338,7 @@ async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> 
         raise
     if output is not None:
         await export(client, batch_id, output)
-    return last
+    return batch
 
 
 async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) -> None:
@@ -351,10 +355,12 @@ def _counter() -> Iterator[Tell]:
     """Tells how far the hand-in is: live on a terminal; in a pipe only what it waits for."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda handed_in, obstacle: _tell(obstacle) if obstacle else None
+        yield lambda submitted, obstacle: _tell(obstacle) if obstacle else None
         return
     with console.status("reading") as line:
-        yield lambda handed_in, obstacle: line.update(Text(printable(obstacle or f"{handed_in:,} items handed in")))
+        yield lambda submitted, obstacle: line.update(
+            Text(printable(obstacle or f"{submitted.num_handed_in:,} items handed in"))
+        )
 
 
 def _tell(line: str) -> None:

@@ -10,32 +10,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
+from slipstream.archive.messages import Job, ModelReceipt, Receipt
+from slipstream.archive.queue import JobState
 from slipstream.cli.archive.subtitles import safe_name, to_srt, to_vtt
-from slipstream.cli.views import decoding_rate, message_dict, summary_dict
+from slipstream.cli.views import decoding_rate, summary_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1.archive_pb2 import Job
+from slipstream.messages import Caption
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
 # A job of the archive as a line of output: its text and its receipt, for JSON and for a table.
-
-STATES = {
-    "queued": pb.JOB_STATE_QUEUED,
-    "running": pb.JOB_STATE_RUNNING,
-    "done": pb.JOB_STATE_DONE,
-    "failed": pb.JOB_STATE_FAILED,
-    "dead": pb.JOB_STATE_DEAD,
-    "cancelled": pb.JOB_STATE_CANCELLED,
-}
-"""The contract's number of every state, by the name that users know it by."""
-NAMES = {number: name for name, number in STATES.items()}
 
 COLUMNS = (
     *("custom_id", "source", "state", "text", "error", "error_code", "num_tokens", "finish_reason"),
@@ -46,54 +36,62 @@ COLUMNS = (
 )
 
 
-def job_record(job: pb.Job) -> dict[str, Any]:
+NO_CAPTION = Caption("", 0, None)
+NO_MODEL = ModelReceipt("", "", "")
+
+
+def job_record(job: Job) -> dict[str, Any]:
     """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result."""
     record: dict[str, Any] = {
         "custom_id": job.custom_id,
         "source": job.source,
-        "state": NAMES.get(job.state, "unspecified"),
-        "text": job.summary.text if job.HasField("summary") else None,
+        "state": str(job.state),
+        "text": None if job.caption is None else job.caption.text,
         "error": job.error or None,
         "error_code": job.error_code or None,
         "job_id": job.job_id,
         "attempts": job.attempts,
         "crashes": job.crashes,
     }
-    if job.HasField("receipt") or job.HasField("summary"):
-        record["receipt"] = _receipt(job)
+    if job.caption is not None and job.receipt is not None:
+        record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
     return record
 
 
-def _receipt(job: pb.Job) -> dict[str, Any]:
-    summary = summary_dict(job.summary)
+def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any]:
+    made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
+    made_of["options"] = {"stop": (), **receipt.options}
+    summary = summary_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
     run = {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
-    return message_dict(job.receipt) | summary | run
+    return made_of | summary | run
 
 
-def job_row(job: pb.Job) -> dict[str, Any]:
+def job_row(job: Job) -> dict[str, Any]:
     """The row of the table: the same facts where they fit a cell, under `COLUMNS`."""
     record = job_record(job)
-    receipt, summary = job.receipt, job.summary
+    caption, receipt = job.caption or NO_CAPTION, job.receipt
+    options = receipt.options if receipt else {}
+    target, draft = (receipt.target, receipt.draft or NO_MODEL) if receipt else (NO_MODEL, NO_MODEL)
     return {
         **record,
         **record.get("receipt", {}),
-        **message_dict(summary.timings),
-        "prompt": receipt.options.prompt,
-        "method": summary.method,
-        "seed": receipt.options.seed,
-        "num_frames": summary.video.num_frames,
-        "duration_s": summary.video.duration_s,
-        "target_model": receipt.target.model_id,
-        "target_revision": receipt.target.revision,
-        "draft_model": receipt.draft.model_id,
-        "draft_revision": receipt.draft.revision,
-        "kept_tokens": summary.speculation.kept_tokens,
-        "kept_digest": summary.speculation.kept_digest,
-        "judged": summary.speculation.judged,
-        "accepted": summary.speculation.accepted,
-        "tokens_per_s": round(decoding_rate(summary), 3),
+        **asdict(caption.timings),
+        "prompt": options.get("prompt", ""),
+        "method": caption.options.get("method", ""),
+        "seed": options.get("seed", 0),
+        "num_frames": caption.video.num_frames,
+        "duration_s": caption.video.duration_s,
+        "target_model": target.model_id,
+        "target_revision": target.revision,
+        "draft_model": draft.model_id,
+        "draft_revision": draft.revision,
+        "kept_tokens": caption.speculation.kept_tokens,
+        "kept_digest": caption.speculation.kept_digest,
+        "judged": caption.speculation.judged,
+        "accepted": caption.speculation.accepted,
+        "tokens_per_s": round(decoding_rate(caption), 3),
     }
 
 
@@ -174,11 +172,11 @@ def _subtitle_folder(folder: Path, form: Format) -> Iterator[Write]:
     extension = f".{form}"
 
     def write(job: Job) -> None:
-        video = job.summary.video
+        caption = job.caption or NO_CAPTION
         if form is Format.VTT:
-            content = to_vtt(job.summary.text, video.duration_s, video.num_frames)
+            content = to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
         else:
-            content = to_srt(job.summary.text, video.duration_s)
+            content = to_srt(caption.text, caption.video.duration_s)
         path = base / safe_name(job.custom_id, extension)
         with _named_failure(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +233,7 @@ def _named_failure(path: Path) -> Iterator[None]:
 
 # Fetches a batch's jobs and writes them out: results to the output, the others to a file beside it.
 
-WITHOUT_RESULT = frozenset(STATES[name] for name in ("failed", "dead", "cancelled"))
+WITHOUT_RESULT = frozenset({JobState.FAILED, JobState.DEAD, JobState.CANCELLED})
 
 
 @dataclass(frozen=True)
@@ -245,15 +243,15 @@ class Output:
     path: str
     """A file, a folder for subtitles, or "-"."""
     form: Format
-    states: Collection[pb.JobState] = ()
+    states: Collection[JobState] = ()
     """Jobs in these states, all to `path`. None: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
 
 
 async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[str]:
     """Writes every job there is now; how many of each state. The same jobs give the same files, however often."""
     counts: Counter[str] = Counter()
-    wanted = frozenset(output.states) or {pb.JOB_STATE_DONE}
-    asked = sorted(output.states) or [pb.JOB_STATE_DONE, *sorted(WITHOUT_RESULT)]
+    wanted = frozenset(output.states) or {JobState.DONE}
+    asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
     with ExitStack() as files:
         write = files.enter_context(open_writer(output.path, output.form))
         write_error = None
@@ -261,10 +259,10 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
             write_error = files.enter_context(open_errors(output.path))
         async with aclosing(client.jobs(batch, asked)) as jobs:
             async for job in jobs:
-                counts[NAMES.get(job.state, "unspecified")] += 1
+                counts[job.state] += 1
                 if job.state not in wanted:
                     if write_error is not None:
                         write_error(job)
-                elif job.HasField("summary") or not output.form.is_subtitles:
+                elif job.caption is not None or not output.form.is_subtitles:
                     write(job)
     return counts

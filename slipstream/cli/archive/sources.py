@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from google.protobuf import json_format
-
+from slipstream.archive.messages import BatchItem
+from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
-from slipstream.rpc.v1.archive_pb2 import BatchItem
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 
 # -- manifest ---------------------------------------------------------------------------------------------------------
 
@@ -23,11 +22,8 @@ from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 LONGEST_LINE = 1024 * 1024
 """Bytes."""
-LONGEST_NAME = 256
-"""Characters of a custom id; they are printable."""
 SOURCE_KEYS = ("source", "path", "url")
-OPTION_KEYS = frozenset(CaptionOptions.DESCRIPTOR.fields_by_name) - {"path", "request_id"}
-KNOWN_KEYS = OPTION_KEYS | {"custom_id", "sha256", *SOURCE_KEYS}
+KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", *SOURCE_KEYS}
 SHA256_DIGITS = 64
 
 
@@ -55,23 +51,18 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
     if len(sources) != 1:
         raise InvalidRequest("give exactly one of source, path and url")
     source = _text(fields, sources[0])
-    item = BatchItem(
-        custom_id=_custom_id(fields, sources[0]),
-        source=source if is_url(source) else str(folder / source),
-    )
     if sources[0] == "url" and not is_url(source):
         raise InvalidRequest("url must begin with https://")
-    if "sha256" in fields:
-        item.sha256 = _sha256(_text(fields, "sha256"))
-    options = {key: value for key, value in fields.items() if key in OPTION_KEYS}
-    if options:
-        item.caption.CopyFrom(_options(options))
-    return item
-
-
-def is_url(source: str) -> bool:
-    """Whether it names something to fetch instead of a file."""
-    return source.startswith("https://")
+    options = CaptionOptions.from_mapping(
+        {name: value for name, value in fields.items() if name in OPTIONS_BY_NAME and value is not None}
+    )
+    _check_texts(options)
+    return BatchItem(
+        custom_id=_custom_id(fields, sources[0]),
+        source=source if is_url(source) else str(folder / source),
+        caption=options.given(),
+        sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
+    )
 
 
 def _custom_id(fields: dict[str, Any], source_key: str) -> str:
@@ -99,28 +90,17 @@ def _text(fields: dict[str, Any], key: str) -> str:
     return value
 
 
-def is_sendable(text: str) -> bool:
-    """Whether the text is valid Unicode without the null character: file names and JSON may hold neither."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
-
-
 def _sha256(text: str) -> str:
     if len(text) != SHA256_DIGITS or not set(text.lower()) <= set("0123456789abcdef"):
         raise InvalidRequest(f"sha256 must be {SHA256_DIGITS} hexadecimal digits")
     return text.lower()
 
 
-def _options(fields: dict[str, Any]) -> CaptionOptions:
+def _check_texts(options: CaptionOptions) -> None:
     try:
-        options: CaptionOptions = json_format.ParseDict(fields, CaptionOptions())
-        options.SerializeToString()
-    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(" ".join(str(error).split())) from None
-    return options
+        json.dumps(options.given(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("a text among the options is not valid Unicode") from None
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------
@@ -132,7 +112,8 @@ VIDEO_EXTENSIONS = (
 MANIFEST_EXTENSION = ".jsonl"
 STDIN = "-"
 COPY_BYTES = 1024 * 1024
-DIGEST_CHARS = 12
+
+KEY_DIGITS = 40
 
 Skip = Callable[[str, str], None]
 
@@ -236,12 +217,11 @@ class Sources:
             self._stdin_digest = digest.hexdigest()
 
 
-def item_name(path: str) -> str:
-    """The path as a custom id: as it is, where the gateway takes it, else shortened and with a digest."""
-    if len(path) <= LONGEST_NAME and path.isprintable():
-        return path
-    shown = "".join(char if char.isprintable() else "_" for char in path)[-LONGEST_NAME // 2 :]
-    return f"{shown}~{hashlib.sha256(path.encode()).hexdigest()[:DIGEST_CHARS]}"
+def batch_key(options: CaptionOptions, output: Path | None, names: Sequence[str]) -> str:
+    """Names the same batch for the same command: by where its results go (else what it reads) and what it asks."""
+    what = ["output", str(output.resolve())] if output is not None else ["sources", *names]
+    content = json.dumps([what, options.given()])
+    return f"cli-{hashlib.sha256(content.encode()).hexdigest()[:KEY_DIGITS]}"
 
 
 def _walk(folder: str, skip: Skip) -> Iterator[str]:

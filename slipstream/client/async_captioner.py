@@ -1,0 +1,314 @@
+"""`AsyncCaptioner`: captions for programs with an event loop, from a private stack or from a running gateway."""
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from slipstream.client.caption_client import CAPTION_TIMEOUT_S, Video, caption_events, check_video, gateway_info
+from slipstream.client.connection import Connection, FilePath, GatewayAddress
+from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
+from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
+
+_LOGGER = logging.getLogger("slipstream.client")
+
+# -- keywords ---------------------------------------------------------------------------------------------------------
+
+KeywordsP = ParamSpec("KeywordsP")
+CaptionerT = TypeVar("CaptionerT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class CaptionCall(CaptionOptions):
+    """What a caller says of one caption: the options of the table, and how to ask for them."""
+
+    options: CaptionOptions | None = field(default=None, kw_only=True)
+    """For what the keywords do not say."""
+    request_id: str = field(default="", kw_only=True)
+    timeout_s: float = field(default=CAPTION_TIMEOUT_S, kw_only=True)
+
+    def asked(self) -> CaptionOptions:
+        """The options, of both."""
+        return self.over(self.options or CaptionOptions())
+
+
+def _keywords_of(
+    make_call: Callable[KeywordsP, CaptionCall],
+) -> Callable[
+    [Callable[[CaptionerT, Video, CaptionCall], ResultT]],
+    Callable[Concatenate[CaptionerT, Video, KeywordsP], ResultT],
+]:
+    """Gives a method that takes a `CaptionCall` its keywords, for readers, type checkers and `help`."""
+
+    def decorate(
+        method: Callable[[CaptionerT, Video, CaptionCall], ResultT],
+    ) -> Callable[Concatenate[CaptionerT, Video, KeywordsP], ResultT]:
+        @functools.wraps(method)
+        def called(self: CaptionerT, video: Video, /, *args: KeywordsP.args, **kwargs: KeywordsP.kwargs) -> ResultT:
+            return method(self, video, make_call(*args, **kwargs))
+
+        plain = inspect.signature(method)
+        ours = [one.replace(kind=one.POSITIONAL_ONLY) for one in plain.parameters.values()][:2]
+        theirs = inspect.signature(make_call).parameters.values()
+        called.__signature__ = plain.replace(parameters=[*ours, *theirs])  # type: ignore[attr-defined]
+        called.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{_KEYWORDS_HELP}"
+        return called
+
+    return decorate
+
+
+_KEYWORDS_HELP = "\n".join(
+    [
+        "Keywords; what is not given is the gateway's default:",
+        *(f"    {spec.name}: {spec.description} Default: {spec.default}." for spec in OPTIONS),
+        "    options: `CaptionOptions` for what the keywords do not say.",
+        "    request_id: names the caption in every log and in the result; made by the gateway when empty.",
+        "    timeout_s: seconds that the caption may take in all.",
+    ]
+)
+with_keywords = _keywords_of(CaptionCall)
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+ItemT = TypeVar("ItemT")
+
+
+class AsyncCaptionStream(Generic[ItemT]):
+    """A caption while it is made: an async iterator, and a context manager that ends the caption when it is left.
+
+    The caption begins with the first item that is asked for. Dropping the stream, or `aclose`, ends it at the gateway.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[CaptionEvent, None], pick: Callable[[CaptionEvent], ItemT | None]
+    ) -> None:
+        self._events = events  # knows nothing of this object: the last reference to the stream ends the generator too
+        self._pick = pick
+        self._pieces: list[str] = []
+        self._caption: Caption | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far, also of a caption that failed."""
+        return "".join(self._pieces)
+
+    @property
+    def caption(self) -> Caption:
+        """The finished caption. Raises `InvalidRequest` before the stream's end."""
+        if self._caption is None:
+            raise InvalidRequest("the caption is not finished: read its stream to the end first")
+        return self._caption
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        while True:
+            event = await anext(self._events)
+            if isinstance(event, CommittedText):
+                self._pieces.append(str(event))
+            elif isinstance(event, Caption):
+                self._caption = event
+            item = self._pick(event)
+            if item is not None:
+                return item
+
+    async def aclose(self) -> None:
+        """Ends the caption, if it runs."""
+        await self._events.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def read_to_end(stream: AsyncCaptionStream[CaptionEvent]) -> Caption:
+    """The caption, once it is finished."""
+    async with stream:
+        async for _ in stream:
+            pass
+    return stream.caption
+
+
+def text_only(event: CaptionEvent) -> CommittedText | None:
+    """The event, if it is text."""
+    return event if isinstance(event, CommittedText) else None
+
+
+def any_event(event: CaptionEvent) -> CaptionEvent:
+    """The event."""
+    return event
+
+
+# -- captioner --------------------------------------------------------------------------------------------------------
+
+
+class AsyncCaptioner:
+    """Captions videos, several at once if asked so. Use it with `async with`, or `close` it.
+
+        async with slipstream.AsyncCaptioner() as captioner:
+            captions = await asyncio.gather(*(captioner.caption(path) for path in paths))
+
+    It runs a private stack: target, draft and gateway as child processes, from `async with`, or the first caption, to
+    `close`. `connect_async` makes one for a gateway that runs already. One belongs to one event loop.
+
+    Args:
+        target: folder or hub id of the big model. With neither `target` nor `draft` it is the pocket pair, which knows
+            only clips of moving shapes.
+        draft: the small model that writes ahead. None: no draft, unless there is no target either.
+        device: torch device of both models, such as "cpu" or "cuda:0".
+        draft_device: torch device of the draft, where it is another one.
+        dtype: torch dtype of the weights.
+        threads: torch threads of each model; None: the usable cores shared out.
+        gateway: a running gateway, instead of all this.
+
+    Raises:
+        InvalidConfig: options that do not go together; when the stack starts also what it cannot start with.
+    """
+
+    def __init__(
+        self,
+        target: FilePath | None = None,
+        draft: FilePath | None = None,
+        *,
+        device: str = "cpu",
+        draft_device: str | None = None,
+        dtype: str = "float32",
+        threads: int | None = None,
+        gateway: GatewayAddress | None = None,
+    ) -> None:
+        if gateway is not None and (target is not None or draft is not None):
+            raise InvalidConfig("a gateway that runs has its own target and draft: give either it or them")
+        if target is None:
+            target, draft = POCKET_DIR / "target", draft or POCKET_DIR / "draft"
+        self._gateway = gateway
+        self._stack_options = StackOptions(
+            target_model=Path(target),
+            draft_model=None if draft is None else Path(draft),
+            device=device,
+            draft_device=draft_device,
+            dtype=dtype,
+            threads=threads,
+            stop_grace_s=PRIVATE_GRACE_S,
+        )
+        self._opening = asyncio.Lock()
+        self._exits = AsyncExitStack()
+        self._connection: Connection | None = None
+        self._is_closed = False
+
+    @with_keywords
+    async def caption(self, video: Video, call: CaptionCall) -> Caption:
+        """The caption of a video: a path, bytes, an open binary file, or a `RemotePath` of the gateway's.
+
+        Raises:
+            InvalidRequest: an option that is out of range or unknown.
+            VideoNotFound, UnreadableVideo: there is no such file, or it is no video.
+            LimitExceeded: more than this gateway serves.
+            Overloaded: no room now; try again later.
+            ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s`.
+        """
+        return await read_to_end(AsyncCaptionStream(self.start(video, call), any_event))
+
+    @with_keywords
+    def stream(self, video: Video, call: CaptionCall) -> AsyncCaptionStream[CommittedText]:
+        """The text of a video's caption as it comes, in pieces that are never taken back; `str(piece)` is the text.
+
+            async for piece in captioner.stream("holiday.mp4"):
+                print(piece, end="")
+
+        After its end, the stream's `caption` is the whole. Raises what `caption` raises.
+        """
+        return AsyncCaptionStream(self.start(video, call), text_only)
+
+    @with_keywords
+    def events(self, video: Video, call: CaptionCall) -> AsyncCaptionStream[CaptionEvent]:
+        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` where that was asked
+        for, and the `Caption` at the end. Raises what `caption` raises.
+        """
+        return AsyncCaptionStream(self.start(video, call), any_event)
+
+    async def info(self) -> GatewayInfo:
+        """What the gateway serves, and its limits. Raises `ServiceUnavailable`."""
+        return await gateway_info(await self.connection())
+
+    async def connection(self) -> Connection:
+        """The open connection to the gateway; the stack is started if need be."""
+        async with self._opening:
+            if self._is_closed:
+                raise InvalidRequest("this captioner is closed")
+            if self._connection is None:
+                self._connection = await self._open()
+            return self._connection
+
+    async def _open(self) -> Connection:
+        address = self._gateway
+        if address is None:
+            stack = await self._exits.enter_async_context(Stack(self._stack_options, report=_LOGGER.warning))
+            address = GatewayAddress(stack.gateway_address)
+        return await self._exits.enter_async_context(address.open())
+
+    def start(self, video: Video, call: CaptionCall) -> AsyncGenerator[CaptionEvent, None]:
+        """The caption's events, for the other methods and the synchronous twin. What is wrong with the video or the
+        options is raised at once; the gateway is asked with the first event."""
+        check_video(video)
+        return self._read_events(video, call, call.asked())
+
+    async def _read_events(
+        self, video: Video, call: CaptionCall, options: CaptionOptions
+    ) -> AsyncGenerator[CaptionEvent, None]:
+        events = caption_events(
+            await self.connection(), video, options, request_id=call.request_id, timeout_s=call.timeout_s
+        )
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def close(self) -> None:
+        """Ends what runs, and the private stack."""
+        async with self._opening:
+            self._is_closed = True
+            await self._exits.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.connection()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def connect_async(
+    address: str,
+    *,
+    token: str = "",
+    ca: FilePath | None = None,
+    cert: FilePath | None = None,
+    key: FilePath | None = None,
+) -> AsyncCaptioner:
+    """An `AsyncCaptioner` at a running gateway. It connects when it is first used.
+
+    Args:
+        address: `host:port`, or `unix:PATH`.
+        token: says who calls, where the gateway asks for that.
+        ca: PEM file of the authority of the gateway's certificate: use TLS.
+        cert: PEM file of the certificate to show, where the gateway asks for one.
+        key: PEM file of that certificate's private key.
+
+    A file that cannot be used, or a token that would travel in plaintext, is an `InvalidConfig` at the first use.
+    """
+    return AsyncCaptioner(gateway=GatewayAddress(address, token, ca, cert, key))

@@ -1,0 +1,252 @@
+"""`Captioner`: the synchronous twin of `AsyncCaptioner`, which it runs on an event loop in a thread of its own."""
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from slipstream.client.async_captioner import (
+    AsyncCaptioner,
+    AsyncCaptionStream,
+    CaptionCall,
+    ItemT,
+    any_event,
+    read_to_end,
+    text_only,
+    with_keywords,
+)
+from slipstream.client.caption_client import Video
+from slipstream.client.connection import FilePath, GatewayAddress
+from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
+
+# -- background loop --------------------------------------------------------------------------------------------------
+
+ResultT = TypeVar("ResultT")
+LAST_CLOSE_S = 10.0
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+"""By process: a fork has its parent's loop, and not the thread that runs it."""
+_making_loop = threading.Lock()
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """One for all captioners, as gRPC reads for all loops of a process at one place."""
+    with _making_loop:
+        if os.getpid() not in _loops:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="slipstream-client", daemon=True).start()
+        return _loops[os.getpid()]
+
+
+def run_in_background(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The coroutine's result. It is cancelled when this thread is interrupted, as by Ctrl-C. Works in any thread,
+    also where an event loop runs already, which it blocks meanwhile."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background_loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()  # does nothing to one that is done
+
+
+_open_captioners: set[AsyncCaptioner] = set()
+
+
+def _close(captioner: AsyncCaptioner) -> None:
+    """Closes without waiting: the garbage collector may call this in any thread, also in the loop's own."""
+    asyncio.run_coroutine_threadsafe(_close_now(captioner), _background_loop())
+
+
+async def _close_now(captioner: AsyncCaptioner) -> None:
+    await captioner.close()
+    _open_captioners.discard(captioner)
+
+
+async def _close_all() -> None:
+    async with asyncio.timeout(LAST_CLOSE_S):
+        await asyncio.gather(*map(_close_now, set(_open_captioners)), return_exceptions=True)
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """Leaves no process and no folder behind for who did not close."""
+    if _open_captioners:
+        run_in_background(_close_all())
+
+
+# -- captioner --------------------------------------------------------------------------------------------------------
+
+
+class CaptionStream(Generic[ItemT]):
+    """A caption while it is made: an iterator, and a context manager that ends the caption when it is left.
+
+    The caption begins with the first item that is asked for. Dropping the stream, as by `break`, or `close` ends it at
+    the gateway. One thread at a time may read it.
+    """
+
+    def __init__(self, captioner: "Captioner", stream: AsyncCaptionStream[ItemT]) -> None:
+        self._captioner = captioner  # which would be closed with its last reference
+        self._stream = stream
+
+    @property
+    def text(self) -> str:
+        """The text so far, also of a caption that failed."""
+        return self._stream.text
+
+    @property
+    def caption(self) -> Caption:
+        """The finished caption. Raises `InvalidRequest` before the stream's end."""
+        return self._stream.caption
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ItemT:
+        items = run_in_background(_next_items(self._stream))
+        if not items:
+            raise StopIteration
+        return items[0]
+
+    def close(self) -> None:
+        """Ends the caption, if it runs."""
+        run_in_background(self._stream.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _next_items(stream: AsyncCaptionStream[ItemT]) -> list[ItemT]:
+    """The next item; none at the end."""
+    try:
+        return [await anext(stream)]
+    except StopAsyncIteration:
+        return []
+
+
+class Captioner:
+    """Captions videos. Use it with `with`, or `close` it. Several threads may share one.
+
+        with slipstream.Captioner(target="llava-hf/...", draft="llava-hf/...", device="cuda:0") as captioner:
+            caption = captioner.caption("holiday.mp4", "What happens?", temperature=0.7, seed=7)
+            print(caption.text)
+
+    It runs a private stack, from here to `close`: target, draft and gateway as child processes. `connect` makes one for
+    a gateway that runs already. It works in a notebook too, where an event loop runs.
+
+    Args:
+        target: folder or hub id of the big model. With neither `target` nor `draft` it is the pocket pair, which knows
+            only clips of moving shapes.
+        draft: the small model that writes ahead. None: no draft, unless there is no target either.
+        device: torch device of both models, such as "cpu" or "cuda:0".
+        draft_device: torch device of the draft, where it is another one.
+        dtype: torch dtype of the weights.
+        threads: torch threads of each model; None: the usable cores shared out.
+        gateway: a running gateway, instead of all this.
+
+    Raises:
+        InvalidConfig: options that do not go together, or that the stack cannot start with.
+        ServiceUnavailable: a service that did not start.
+    """
+
+    def __init__(
+        self,
+        target: FilePath | None = None,
+        draft: FilePath | None = None,
+        *,
+        device: str = "cpu",
+        draft_device: str | None = None,
+        dtype: str = "float32",
+        threads: int | None = None,
+        gateway: GatewayAddress | None = None,
+    ) -> None:
+        self._async = AsyncCaptioner(
+            target,
+            draft,
+            device=device,
+            draft_device=draft_device,
+            dtype=dtype,
+            threads=threads,
+            gateway=gateway,
+        )
+        _open_captioners.add(self._async)
+        weakref.finalize(self, _close, self._async).atexit = False
+        run_in_background(self._async.connection())
+
+    @with_keywords
+    def caption(self, video: Video, call: CaptionCall) -> Caption:
+        """The caption of a video: a path, bytes, an open binary file, or a `RemotePath` of the gateway's.
+
+        Raises:
+            InvalidRequest: an option that is out of range or unknown.
+            VideoNotFound, UnreadableVideo: there is no such file, or it is no video.
+            LimitExceeded: more than this gateway serves.
+            Overloaded: no room now; try again later.
+            ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s`.
+        """
+        return run_in_background(read_to_end(AsyncCaptionStream(self._async.start(video, call), any_event)))
+
+    @with_keywords
+    def stream(self, video: Video, call: CaptionCall) -> CaptionStream[CommittedText]:
+        """The text of a video's caption as it comes, in pieces that are never taken back; `str(piece)` is the text.
+
+            for piece in captioner.stream("holiday.mp4"):
+                print(piece, end="")
+
+        After its end, the stream's `caption` is the whole. Raises what `caption` raises.
+        """
+        return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), text_only))
+
+    @with_keywords
+    def events(self, video: Video, call: CaptionCall) -> CaptionStream[CaptionEvent]:
+        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` where that was asked
+        for, and the `Caption` at the end. Raises what `caption` raises.
+        """
+        return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), any_event))
+
+    def info(self) -> GatewayInfo:
+        """What the gateway serves, and its limits. Raises `ServiceUnavailable`."""
+        return run_in_background(self._async.info())
+
+    def close(self) -> None:
+        """Ends what runs, and the private stack."""
+        run_in_background(_close_now(self._async))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    address: str,
+    *,
+    token: str = "",
+    ca: FilePath | None = None,
+    cert: FilePath | None = None,
+    key: FilePath | None = None,
+) -> Captioner:
+    """A `Captioner` at a running gateway. It connects when it is first used.
+
+    Args:
+        address: `host:port`, or `unix:PATH`.
+        token: says who calls, where the gateway asks for that.
+        ca: PEM file of the authority of the gateway's certificate: use TLS.
+        cert: PEM file of the certificate to show, where the gateway asks for one.
+        key: PEM file of that certificate's private key.
+
+    Raises:
+        InvalidConfig: a file that cannot be used, or a token that would travel in plaintext.
+    """
+    return Captioner(gateway=GatewayAddress(address, token, ca, cert, key))
