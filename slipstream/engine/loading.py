@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
-from tokenizers import Tokenizer
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -21,6 +20,7 @@ from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.forward import Runner
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
+from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
 from slipstream.families.text import TextDecoder
 from slipstream.messages import ModelInfo
 
@@ -105,20 +105,13 @@ def _file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """SHA-256 over what decides token ids: vocabulary, merges, normaliser, pre-tokeniser and added tokens."""
-    content = json.loads(tokenizer.to_str())
-    decisive = {key: content[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-
-
 def _locate(ref: str) -> Path:
     path = Path(ref).expanduser()
     if ref and path.is_dir():
         return path
     if ref and path.exists():
         raise ModelNotUsable(f"{ref}: a model is a directory, not a file")
-    if ref.startswith((".", "/", "~")) or ref.count("/") != 1:
+    if not is_hub_id(ref):
         raise ModelNotUsable(f"{ref!r}: no such directory, and not of the form 'owner/name' of a model on the hub")
     return _download(ref)
 
@@ -267,7 +260,7 @@ def _describe(
         model_type=checkpoint.model_type,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        tokenizer_digest=tokenizer_digest(tokenizer.backend_tokenizer),
+        tokenizer_digest=tokenizer_digest(json.loads(tokenizer.backend_tokenizer.to_str())),
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,

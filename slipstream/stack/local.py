@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import QueueServer
@@ -24,6 +24,8 @@ from slipstream.stack.redis_server import QueueServer
 
 POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
 TLS_FLAG = "--tls-cert"
+LOAD_S, DOWNLOAD_S = 300.0, 7200.0
+"""Seconds for a service to be ready: with its model on this machine, and with one to be fetched from the hub first."""
 STOP_LIMIT_S = 5.0
 """A stack ends within this time, idle or busy: `GATEWAY_GRACE_S` and `LAST_GRACE_S` leave a second of it to spare."""
 DRAIN_S = 1.0
@@ -48,8 +50,9 @@ def _default_modules() -> dict[str, str]:
 class StackOptions:
     """How to run the three services on this machine."""
 
-    target_model: Path = POCKET_DIR / "target"
-    draft_model: Path | None = POCKET_DIR / "draft"
+    target_model: Path | str = POCKET_DIR / "target"
+    """A folder; as a string also OWNER/NAME of a model on the hub, where no such folder exists."""
+    draft_model: Path | str | None = POCKET_DIR / "draft"
     """None: no draft process; every caption is decoded plainly."""
     device: str = "cpu"
     draft_device: str | None = None
@@ -72,7 +75,8 @@ class StackOptions:
     """One core for each model process, where there are two or more."""
     restart: bool = True
     """Start a service that dies again."""
-    start_timeout_s: float = 300.0
+    start_timeout_s: float | None = None
+    """Seconds in which each service has to be ready; None: `LOAD_S`, or `DOWNLOAD_S` with a model on the hub."""
     stop_grace_s: float = GATEWAY_GRACE_S
     """Seconds in which the gateway has to end."""
     extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -81,6 +85,19 @@ class StackOptions:
     """More environment variables for all services."""
     modules: Mapping[str, str] = field(default_factory=_default_modules)
     """The Python module that is each service."""
+
+    @property
+    def is_pocket(self) -> bool:
+        """Whether the target is a pocket model, which knows only moving shapes."""
+        return Path(self.target_model).expanduser().resolve().is_relative_to(POCKET_DIR.parent)
+
+    @property
+    def start_limit_s(self) -> float:
+        """Seconds in which each service has to be ready."""
+        if self.start_timeout_s is not None:
+            return self.start_timeout_s
+        models = [model for model in (self.target_model, self.draft_model) if model is not None]
+        return LOAD_S if all(Path(model).expanduser().exists() for model in models) else DOWNLOAD_S
 
 
 def make_run_dir() -> Path:
@@ -91,13 +108,7 @@ def make_run_dir() -> Path:
 
 def check_options(options: StackOptions) -> None:
     """Raises what can be known to be wrong before any process is started."""
-    models = [folder for folder in (options.target_model, options.draft_model) if folder is not None]
-    for folder in models:
-        if not (folder / "config.json").is_file():
-            raise ModelNotUsable(f"no checkpoint at {folder}: it must be a folder with a config.json")
-    digests = [_tokenizer_digest(folder) for folder in models]
-    if len(digests) == 2 and None not in digests and digests[0] != digests[1]:
-        raise ModelNotUsable(f"{models[0]} and {models[1]} have different tokenizers; a draft must share its target's")
+    _check_models([model for model in (options.target_model, options.draft_model) if model is not None])
     for root in options.video_roots:
         if not root.is_dir():
             raise InvalidConfig(f"the video root {root} is not a folder")
@@ -181,17 +192,37 @@ def _free_socket_path(listen: str) -> str:
     raise InvalidConfig(f"cannot listen at {listen}: the socket is in use")
 
 
+def _folder_of(ref: Path | str) -> Path | None:
+    """The folder of a checkpoint on this machine; None for a hub id, which the service itself looks up."""
+    folder = Path(ref).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if isinstance(ref, str) and is_hub_id(ref) and not folder.exists():
+        return None
+    raise ModelNotUsable(
+        f"no checkpoint at {ref}: it must be a folder with a config.json, or OWNER/NAME of a model on the hub"
+    )
+
+
+def _check_models(models: Sequence[Path | str]) -> None:
+    """Raises what the folders tell of models that cannot be loaded or do not fit each other; whether those of the hub
+    fit, the gateway finds out."""
+    folders = [folder for folder in map(_folder_of, models) if folder is not None]
+    digests = {_tokenizer_digest(folder) for folder in folders} - {None}
+    if len(digests) == 2:
+        raise ModelNotUsable(f"{models[0]} and {models[1]} have different tokenizers; a draft must share its target's")
+    if len(folders) < len(models) and any(folder.is_relative_to(POCKET_DIR) for folder in folders):
+        raise ModelNotUsable("the pocket models fit no others: give --target and --draft")
+
+
 def _tokenizer_digest(folder: Path) -> str | None:
-    """Digest of what decides token ids; None without a tokenizer.json (the gateway compares in any case)."""
+    """None without a tokenizer.json."""
     try:
-        content = json.loads((folder / "tokenizer.json").read_bytes())
+        return tokenizer_digest(json.loads((folder / "tokenizer.json").read_bytes()))
     except FileNotFoundError:
         return None
-    except ValueError:
-        raise ModelNotUsable(f"{folder / 'tokenizer.json'} is damaged: not JSON") from None
-    for run_time_setting in ("truncation", "padding"):
-        content.pop(run_time_setting, None)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    except (ValueError, AttributeError):
+        raise ModelNotUsable(f"{folder / 'tokenizer.json'} is damaged: no JSON object") from None
 
 
 # -- stack ------------------------------------------------------------------------------------------------------------
@@ -293,7 +324,7 @@ class Stack:
 
     async def _start(self, process: ServiceProcess | QueueServer) -> None:
         await process.start()
-        await process.wait_serving(self.options.start_timeout_s)
+        await process.wait_serving(self.options.start_limit_s)
         async with self._started:
             self._started.notify_all()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidConfig, ModelNotUsable
-from slipstream.stack.local import StackOptions, check_options, gateway_address, make_run_dir, service_argv
+from slipstream.stack.local import POCKET_DIR, StackOptions, check_options, gateway_address, make_run_dir, service_argv
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
 
@@ -36,6 +36,33 @@ def test_checkpoints_must_share_their_tokenizer(tmp_path: Path) -> None:
         check_options(StackOptions(target, draft))
     with pytest.raises(ModelNotUsable, match="different tokenizers"):
         check_options(StackOptions(target, other))
+
+
+def test_one_form_of_merges_is_as_good_as_the_other(tmp_path: Path) -> None:
+    pairs = {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "ignore_merges": False}}
+    strings = {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}
+    check_options(StackOptions(checkpoint(tmp_path / "target", pairs), checkpoint(tmp_path / "draft", strings)))
+
+
+def test_models_on_the_hub_are_left_to_the_services(tmp_path: Path) -> None:
+    options = StackOptions("owner/big", "owner/small")
+    check_options(options)
+    assert flags(options, "target")["--model"] == "owner/big"
+    assert flags(options, "draft")["--model"] == "owner/small"
+    assert StackOptions().start_limit_s < options.start_limit_s
+    assert replace(options, start_timeout_s=7).start_limit_s == 7
+    for given in ("nowhere", "a/b/c", "/nowhere/big", "./nowhere", "~/nowhere", Path("owner/big"), ""):
+        with pytest.raises(ModelNotUsable, match="no checkpoint at"):
+            check_options(StackOptions(given, None))
+    for pair in (StackOptions("owner/big"), StackOptions(draft_model="owner/small")):
+        with pytest.raises(ModelNotUsable, match="give --target and --draft"):
+            check_options(pair)
+
+
+def test_pocket_models_are_known(tmp_path: Path) -> None:
+    assert StackOptions().is_pocket
+    assert StackOptions(str(POCKET_DIR.parent / "pocket-qwen" / "target")).is_pocket
+    assert not StackOptions(tmp_path).is_pocket and not StackOptions("owner/big").is_pocket
 
 
 def test_a_damaged_tokenizer(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""What a checkpoint's name and its tokenizer.json tell before any model is loaded."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_DECISIVE = ("model", "normalizer", "pre_tokenizer", "added_tokens")
+
+
+def is_hub_id(ref: str) -> bool:
+    """Whether `ref` has the form OWNER/NAME of a model on the hub. A relative folder may have it too: look there first."""
+    return ref.count("/") == 1 and all(ref.split("/")) and not ref.startswith((".", "~"))
+
+
+def tokenizer_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of what decides token ids in a parsed tokenizer.json: the same for two files that differ only in
+    how they are written, or in settings of a run such as truncation and padding."""
+    decisive = {key: content.get(key) for key in _DECISIVE}
+    if isinstance(model := decisive["model"], dict):
+        decisive["model"] = _canonical_model(model)
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _canonical_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges as pairs, which older files write as "a b"; and without options that are off, which older files lack."""
+    given = {key: value for key, value in model.items() if value is not None and value is not False and value != ""}
+    if "merges" in given:
+        given["merges"] = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in given["merges"]]
+    return given
