@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
+from slipstream.archive.memory_queue import MemoryQueue
 
 from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.memory_queue import MemoryQueue
 from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
 from slipstream.archive.worker import RetryLater, RunnerDied
