@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import grpc
 import typer
 
+from slipstream.client.connection import GatewayAddress
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.channels import open_authorized_channel
-from slipstream.rpc.security import make_peer_security
 from slipstream.rpc.tokens import new_token
 
 # -- bundles of options -----------------------------------------------------------------------------------------------
@@ -79,6 +77,10 @@ class ConnectionOptions:
             raise InvalidConfig(f"--token-file: {str(self.token_file)!r} is empty")
         return token
 
+    def gateway(self, address: str) -> GatewayAddress:
+        """How to call the gateway there. Raises `InvalidConfig` when the token's file cannot be used."""
+        return GatewayAddress(address, self.token(os.environ), self.ca, self.cert, self.key, option_prefix="--")
+
 
 def connection_options(
     ca: Annotated[
@@ -95,15 +97,6 @@ def connection_options(
 ) -> ConnectionOptions:
     """For `bundled(connection=connection_options)`."""
     return ConnectionOptions(ca=ca, cert=cert, key=key, token_file=token_file)
-
-
-def open_gateway_channel(address: str, options: ConnectionOptions | None = None) -> grpc.aio.Channel:
-    """A channel to a gateway, as its user wants it. Raises `InvalidConfig` naming the option that is wrong."""
-    options = options or ConnectionOptions()
-    security = make_peer_security(
-        ("--ca", str(options.ca or "")), ("--cert", str(options.cert or "")), ("--key", str(options.key or ""))
-    )
-    return open_authorized_channel(address, security, options.token(os.environ))
 
 
 def token_command(owner: Annotated[str, typer.Argument(help="Who will use it: a name without spaces.")]) -> None:

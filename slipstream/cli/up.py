@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
-from slipstream.client.caption_client import gateway_info
-from slipstream.rpc.v1 import gateway_pb2
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
+from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.messages import GatewayInfo
 from slipstream.stack.local import POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
 
 # -- up ---------------------------------------------------------------------------------------------------------------
@@ -107,12 +107,12 @@ def info_command(
     Console().print(_table(run_async(_fetch(gateway, connection))))
 
 
-async def _fetch(address: str, connection: ConnectionOptions) -> gateway_pb2.GatewayInfo:
-    async with open_gateway_channel(address, connection) as channel:
-        return await gateway_info(channel)
+async def _fetch(address: str, connection: ConnectionOptions) -> GatewayInfo:
+    async with AsyncCaptioner(gateway=connection.gateway(address)) as captioner:
+        return await captioner.info()
 
 
-def _table(info: gateway_pb2.GatewayInfo) -> Table:
+def _table(info: GatewayInfo) -> Table:
     table = Table(show_header=False)
     rows = {
         "version": info.version,

@@ -3,88 +3,52 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import typer
-from google.protobuf import json_format
-from google.protobuf.message import Message
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedToken, StageChange, Summary
-from slipstream.rpc.v1.target_pb2 import FinishReason
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
+from slipstream.speculation.acceptance import FinishReason
 
-# -- summary ----------------------------------------------------------------------------------------------------------
-
-# What a caption's summary says: as a dictionary for JSON, as one line, and the rates that follow from it.
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def decoding_rate(summary: Summary) -> float:
-    """Tokens a second after the first one; 0 when there is no second one."""
-    return _rate(summary.num_tokens - 1, summary.timings.generate_s)
-
-
-def end_to_end_rate(summary: Summary) -> float:
-    """Tokens a second from the request's arrival to its last token."""
-    return _rate(summary.num_tokens, summary.timings.total_s)
-
-
-def closing_line(summary: Summary) -> str:
+def closing_line(caption: Caption) -> str:
     """The caption's figures on one line."""
-    speculation = summary.speculation
+    speculation = caption.speculation
     facts = [
-        f"{summary.num_tokens} tokens",
-        f"{decoding_rate(summary):.1f} tokens/s",
+        f"{caption.num_tokens} tokens",
+        f"{caption.decoding_rate:.1f} tokens/s",
         f"{speculation.passes} passes",
-        f"first token after {summary.timings.first_token_s:.2f} s",
+        f"first token after {caption.timings.first_token_s:.2f} s",
     ]
-    if summary.lossy:
-        facts.insert(0, f"lossy: {summary.lossy} keeps {summary.lossy_keep:.0%}")
+    if lossy := caption.options.get("lossy"):
+        facts.insert(0, f"lossy: {lossy} keeps {caption.options['lossy_keep']:.0%}")
     if speculation.judged:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:
         facts.append(f"draft lost {speculation.drafts_lost} time(s)")
     if speculation.gate_closings:
         facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
-    if summary.stop_string:
-        facts.append(f"ended before {summary.stop_string!r}")
-    if summary.finish_reason == FinishReason.FINISH_REASON_LENGTH:
+    if caption.stop_string:
+        facts.append(f"ended before {caption.stop_string!r}")
+    if caption.finish_reason is FinishReason.LENGTH:
         facts.append("cut at the token limit")
-    return ", ".join([*facts, *summary.video.warnings])
+    return ", ".join([*facts, *caption.video.warnings])
 
 
-def message_dict(message: Message) -> dict[str, Any]:
-    """Every field of a message under its name in the contract; numbers stay numbers, absent messages stay out."""
-    fields: dict[str, Any] = json_format.MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    _restore_numbers(message, fields)
-    return fields
-
-
-def summary_dict(summary: Summary) -> dict[str, Any]:
-    """`message_dict` of a summary, in which every group has an entry."""
-    fields = message_dict(summary)
-    fields["finish_reason"] = FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_").lower()
-    for group in ("video", "timings", "speculation"):
-        fields.setdefault(group, {})
-    return fields
-
-
-def _restore_numbers(message: Message, fields: dict[str, Any]) -> None:
-    """protobuf's JSON spells 64-bit numbers as strings."""
-    for descriptor, value in message.ListFields():
-        if isinstance(value, Message):
-            _restore_numbers(value, fields[descriptor.name])
-    for name, value in fields.items():
-        if isinstance(value, str) and isinstance(getattr(message, name), int):
-            fields[name] = int(value) if value.lstrip("-").isdecimal() else value
-
-
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if count > 0 and seconds > 0 else 0.0
+def caption_dict(caption: Caption) -> dict[str, Any]:
+    """All of a caption but its single tokens, for JSON: its options stand beside its text."""
+    fields = asdict(replace(caption, tokens=()))
+    del fields["tokens"]
+    fields["finish_reason"] = caption.finish_reason.name.lower() if caption.finish_reason else "unspecified"
+    options: dict[str, Any] = fields.pop("options")
+    return fields | options
 
 
 # -- view -------------------------------------------------------------------------------------------------------------
@@ -128,11 +92,11 @@ class JsonView:
 
     @contextmanager
     def caption(self, video: str) -> Iterator[ShowEvent]:
-        """Prints the summary when it comes."""
+        """Prints the caption when it is finished."""
 
         def show(event: CaptionEvent) -> None:
-            if event.HasField("summary"):
-                typer.echo(json.dumps({"file": video} | summary_dict(event.summary)))
+            if isinstance(event, Caption):
+                typer.echo(json.dumps({"file": video} | caption_dict(event)))
 
         yield show
 
@@ -155,11 +119,11 @@ class PlainView:
 
         def show(event: CaptionEvent) -> None:
             nonlocal line_is_open
-            for token in event.text.tokens:
-                typer.echo(printable(token.piece), nl=False)
+            if isinstance(event, CommittedText):
+                typer.echo(printable(str(event)), nl=False)
                 line_is_open = True
-            if event.HasField("summary"):
-                typer.echo(f"\n[{closing_line(event.summary)}]")
+            elif isinstance(event, Caption):
+                typer.echo(f"\n[{closing_line(event)}]")
                 line_is_open = False
 
         if self._with_names:
@@ -222,16 +186,18 @@ class _Screen:
         return Group(self._text, self._closing) if self._closing else self._text
 
     def apply(self, event: CaptionEvent) -> None:
-        self._show_stage(event.stage)
-        self._append(event.text.tokens)
-        if event.HasField("summary"):
-            self._closing.append(closing_line(event.summary))
+        match event:
+            case StageChange():
+                self._show_stage(event)
+            case CommittedText():
+                self._append(event.tokens)
+            case Caption():
+                self._closing.append(closing_line(event))
 
     def _show_stage(self, change: StageChange) -> None:
-        if change.stage:
-            label = change.stage.replace("_", " ") + (f": {change.detail}" if change.detail else "")
-            total = change.total or None
-            self._progress.update(self._task, description=printable(label), completed=change.done, total=total)
+        label = change.stage.replace("_", " ") + (f": {change.detail}" if change.detail else "")
+        total = change.total or None
+        self._progress.update(self._task, description=printable(label), completed=change.done, total=total)
 
     def _append(self, tokens: Iterable[CommittedToken]) -> None:
         for token in tokens:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import caption as caption_module
 from slipstream.cli.app import run
-from slipstream.client.caption_client import gateway_info
+from slipstream.client import async_captioner
+from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
-from slipstream.rpc.channels import open_channel
 from slipstream.stack.local import Stack, StackOptions
 from tests.cli.fake_gateway import TEXT, good_video
 
@@ -65,8 +64,8 @@ async def test_serves_until_it_is_left(options: StackOptions) -> None:
         pids = {name: process.pid for name, process in stack.processes.items()}
         assert sorted(pids) == ["draft", "gateway", "target"]
         assert stack.run_dir.stat().st_mode & 0o777 == 0o700
-        async with open_channel(stack.gateway_address) as channel:
-            assert (await gateway_info(channel)).version == "9.9.9"
+        async with connect_async(stack.gateway_address) as captioner:
+            assert (await captioner.info()).version == "9.9.9"
     assert not any(is_alive(pid) for pid in pids.values())
     assert not stack.run_dir.exists()
 
@@ -165,7 +164,7 @@ def test_services_end_with_a_parent_that_was_killed(options: StackOptions) -> No
     script = f"""
 import asyncio, sys
 from pathlib import Path
-from slipstream.cli.stack import Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 async def main():
     options = StackOptions(Path({str(options.target_model)!r}), Path({str(options.draft_model)!r}),
                            modules={MODULES!r}, env={dict(options.env)!r})
@@ -189,7 +188,7 @@ asyncio.run(main())
 def test_caption_runs_a_stack_of_its_own(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(caption_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(async_captioner, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
     video = str(good_video(tmp_path / "a.mp4"))
     folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
     assert run(["caption", video, "--json", *folders]) == 0

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from google.protobuf import json_format
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from slipstream.cli.views import message_dict
 from slipstream.client.archive_client import ENDED, ArchiveClient
 from slipstream.rpc.v1 import archive_pb2 as pb
 
@@ -246,3 +247,22 @@ def _every(period_s: float) -> Callable[[pb.Batch], bool]:
         return True
 
     return due
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """Every field of a message under its name in the contract; numbers stay numbers, absent messages stay out."""
+    fields: dict[str, Any] = json_format.MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _restore_numbers(message, fields)
+    return fields
+
+
+def _restore_numbers(message: Message, fields: dict[str, Any]) -> None:
+    """protobuf's JSON spells 64-bit numbers as strings."""
+    for descriptor, value in message.ListFields():
+        if isinstance(value, Message):
+            _restore_numbers(value, fields[descriptor.name])
+    for name, value in fields.items():
+        if isinstance(value, str) and isinstance(getattr(message, name), int):
+            fields[name] = int(value) if value.lstrip("-").isdecimal() else value

@@ -31,12 +31,13 @@ from slipstream.cli.archive.output import (
 )
 from slipstream.cli.archive.sources import Sources
 from slipstream.cli.caption import caption_options
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Submitted, Tell, batch_key, submit
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
+from slipstream.options import CaptionOptions
+from slipstream.rpc.gateway_codec import options_message
 from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 # -- commands ---------------------------------------------------------------------------------------------------------
 
@@ -61,8 +62,8 @@ def ask(
     """Runs one conversation with the archive behind `gateway`."""
 
     async def run() -> ResultT:
-        async with open_gateway_channel(gateway, connection) as channel:
-            return await question(ArchiveClient(channel))
+        async with connection.gateway(gateway).open() as opened:
+            return await question(ArchiveClient(opened))
 
     return run_async(run())
 
@@ -251,7 +252,7 @@ def submit_command(
     destination = None if output is None else _destination(output, form, as_json)
     batch = pb.BatchOptions(
         key=name or "",
-        caption=options,
+        caption=options_message(options),
         metadata=_metadata(meta or ()),
         priority=f"JOB_PRIORITY_{priority.name}",
     )
@@ -260,7 +261,7 @@ def submit_command(
         found.check()
         if not batch.key:
             file = Path(destination.path) if destination and destination.path != STDOUT else None
-            batch.key = batch_key(options, file, found.names())
+            batch.key = batch_key(batch.caption, file, found.names())
         request = _Request(found, batch, destination, wait, as_json)
         raise typer.Exit(ask(gateway, connection, lambda client: _run(client, request)))
 

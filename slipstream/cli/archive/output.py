@@ -15,10 +15,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
+from slipstream.cli.archive.batch_view import message_dict
 from slipstream.cli.archive.subtitles import safe_name, to_srt, to_vtt
-from slipstream.cli.views import decoding_rate, message_dict, summary_dict
+from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig
+from slipstream.rpc.gateway_codec import read_summary
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1.archive_pb2 import Job
 
@@ -65,7 +67,7 @@ def job_record(job: pb.Job) -> dict[str, Any]:
 
 
 def _receipt(job: pb.Job) -> dict[str, Any]:
-    summary = summary_dict(job.summary)
+    summary = caption_dict(read_summary(job.summary))
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
     run = {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
@@ -93,7 +95,7 @@ def job_row(job: pb.Job) -> dict[str, Any]:
         "kept_digest": summary.speculation.kept_digest,
         "judged": summary.speculation.judged,
         "accepted": summary.speculation.accepted,
-        "tokens_per_s": round(decoding_rate(summary), 3),
+        "tokens_per_s": round(read_summary(summary).decoding_rate, 3),
     }
 
 
