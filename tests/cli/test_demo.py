@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from rich.console import Console
 
 from slipstream.cli import demo
 from slipstream.cli.app import run
-from slipstream.cli.demo import ArchiveResult, ClipResult, Run, demo_document, demo_table
+from slipstream.cli.demo import ArchiveResult, ClipResult, demo_document, demo_table
+from slipstream.messages import Caption, CommittedToken
+from slipstream.rpc.gateway_codec import read_summary
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_gateway import make_summary
 
@@ -17,8 +20,13 @@ CAPTION = "A large red circle moves to the left."
 
 
 def result(name: str = "clip-1", plain_ids: tuple[int, ...] = (1, 2)) -> ClipResult:
-    plain = Run(plain_ids, make_summary("autoregressive", generate_s=1.5, text=CAPTION))
-    return ClipResult(name, 3, 4, plain, Run((1, 2), make_summary("parallel", generate_s=0.5, text=CAPTION)))
+    plain = caption("autoregressive", plain_ids, generate_s=1.5)
+    return ClipResult(name, 3, 4, plain, caption("slipstream", (1, 2), generate_s=0.5))
+
+
+def caption(method: str, token_ids: tuple[int, ...], generate_s: float) -> Caption:
+    summary = read_summary(make_summary(method, generate_s=generate_s, text=CAPTION))
+    return replace(summary, tokens=tuple(CommittedToken(token_id, "", False) for token_id in token_ids))
 
 
 def archive_result() -> ArchiveResult:
