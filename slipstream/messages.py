@@ -345,6 +345,12 @@ class Caption:
     tokens: tuple[CommittedToken, ...] = ()
     """Of a caption that was streamed; empty for one that comes from the archive."""
 
+    @property
+    def decoding_rate(self) -> float:
+        """Tokens a second after the first one; 0 when there is no second one."""
+        seconds = self.timings.generate_s
+        return (self.num_tokens - 1) / seconds if self.num_tokens > 1 and seconds > 0 else 0.0
+
     def __str__(self) -> str:
         return self.text
 

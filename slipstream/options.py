@@ -93,7 +93,7 @@ class CaptionOptions:
         "Most tokens of the caption.", "common", default="the gateway's", to=("target",), low=1, high=UINT32_MAX
     )
     method: str = _option(
-        "How to decode: slipstream, autoregressive (the target alone), or a method of the papers.",
+        "How to decode: autoregressive is the target alone.",
         "common",
         default="slipstream, or autoregressive without a draft",
         choices=tuple(METHODS),
@@ -115,7 +115,7 @@ class CaptionOptions:
     sampling_rule: str = _option(
         "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES
     )
-    stop: tuple[str, ...] = _option("End before this text; may be given again.", "sampling", default="none")
+    stop: tuple[str, ...] = _option("End before this text; there may be several.", "sampling", default="none")
     pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
     alpha: float = _option(
         "Share of the video tokens that the draft drops.", default="the gateway's", to=("draft",), low=0, high=1
@@ -139,7 +139,7 @@ class CaptionOptions:
         choices=LOSSY_METHODS,
     )
     lossy_keep: float = _option(
-        "Share of the video tokens that --lossy keeps.", "baselines", default="0.5", low=0, high=1
+        "Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1
     )
 
     def __post_init__(self) -> None:

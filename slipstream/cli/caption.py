@@ -1,82 +1,62 @@
 """`slipstream caption`: captions video files through a gateway, or through a stack of its own."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+import inspect
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.up import DeviceOption, DraftDeviceOption, DraftOption, DtypeOption, TargetOption
 from slipstream.cli.views import View, choose_view
-from slipstream.client.caption_client import CAPTION_TIMEOUT_S, caption_events, check_video
-from slipstream.client.connection import Connection
+from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.errors import SlipstreamError
-from slipstream.options import CaptionOptions
-from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
+from slipstream.options import OPTIONS, CaptionOptions, OptionSpec
+from slipstream.stack.local import POCKET_DIR
 
 # -- caption options --------------------------------------------------------------------------------------------------
 
-# What to ask of a video, as command-line options that `caption` and `archive submit` share.
+# What to ask of a video, as command-line options that `caption` and `archive submit` share: the table's, one flag each.
 
-UINT32_MAX = 2**32 - 1
-UINT64_MAX = 2**64 - 1
+_PANELS = {
+    "common": "What to ask, and how",
+    "sampling": "Sampling",
+    "speculation": "Speculation: changes the speed",
+    "baselines": "Baselines, for comparison: change the text",
+}
+LARGE = 2**31
+"""Limits from here on say nothing to a reader of the help. `CaptionOptions` checks them."""
 
 
-def caption_options(
-    prompt: Annotated[str | None, typer.Option(help="What to ask of the video.")] = None,
-    method: Annotated[str | None, typer.Option(help="slipstream, autoregressive (plain), parallelvlm...")] = None,
-    frames: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Frames to sample.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most tokens.")] = None,
-    pruner: Annotated[str | None, typer.Option(help="Chooses the draft's video tokens: uv, random, uniform...")] = None,
-    alpha: Annotated[float | None, typer.Option(min=0, max=1, help="Share of them that the draft drops.")] = None,
-    policy: Annotated[str | None, typer.Option(help="When the target starts a pass: self_clocked, fixed...")] = None,
-    max_window: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Most draft tokens a pass.")] = None,
-    guidance: Annotated[str | None, typer.Option(help="What the draft prunes by: hidden_states or scores.")] = None,
-    positions: Annotated[str | None, typer.Option(help="Of the kept video tokens: original or compact.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: the likeliest token; above: sample.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, max=UINT32_MAX, help="Sample from the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest that have this probability.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less.")] = None,
-    sampling_rule: Annotated[str | None, typer.Option(help="Judges draft tokens: coupled or rejection.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=UINT64_MAX, help="Of sampling and random pruners.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
-    gamma: Annotated[int | None, typer.Option(min=1, max=UINT32_MAX, help="Window of fixed pacing.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Of a window: chain or tree.")] = None,
-    lossy: Annotated[str | None, typer.Option(help="Prunes the target too, which changes the text: fastv...")] = None,
-    lossy_keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share of the tokens that it keeps.")] = None,
-    gate: Annotated[
-        bool, typer.Option("--gate/--no-gate", help="Decode plainly while that is faster.", show_default=True)
-    ] = True,
-) -> CaptionOptions:
+def caption_options(**values: Any) -> CaptionOptions:
     """The options that were given; the gateway's defaults stand for the others."""
-    values = dict(
-        prompt=prompt,
-        method=method,
-        num_frames=frames,
-        max_new_tokens=max_new_tokens,
-        pruner=pruner,
-        alpha=alpha,
-        policy=policy,
-        max_window=max_window,
-        guidance=guidance,
-        positions=positions,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        sampling_rule=sampling_rule,
-        seed=seed,
-        stop=tuple(stop) if stop else None,
-        gamma=gamma,
-        shape=shape,
-        lossy=lossy,
-        lossy_keep=lossy_keep,
-        gate=None if gate else False,
+    given = {name: value for name, value in values.items() if value is not None and value != []}
+    return CaptionOptions.from_mapping(given)
+
+
+def _parameter(spec: OptionSpec) -> inspect.Parameter:
+    """The flag of one row of the table, for typer."""
+    flag = f"--{spec.flag}/--no-{spec.flag}" if spec.kind is bool else f"--{spec.flag}"
+    told = typer.Option(
+        flag,
+        help=spec.description,
+        show_default=spec.default,
+        rich_help_panel=_PANELS[spec.group],
+        min=spec.low,
+        max=spec.high if spec.high is None or spec.high < LARGE else None,
     )
-    return CaptionOptions.from_mapping({name: value for name, value in values.items() if value is not None})
+    kind: Any = list[spec.kind] if spec.repeated else spec.kind  # type: ignore[name-defined]
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, told]
+    )
+
+
+_PARAMETERS = [_parameter(spec) for spec in OPTIONS if spec.flag]
+caption_options.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[attr-defined]
 
 
 # -- caption ----------------------------------------------------------------------------------------------------------
@@ -99,25 +79,20 @@ def caption_command(
     dtype: DtypeOption = "float32",
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
-    stack_options = StackOptions(
-        target_model=target,
-        draft_model=draft,
-        device=device,
-        draft_device=draft_device,
-        dtype=dtype,
-        stop_grace_s=PRIVATE_GRACE_S,
-    )
     view = choose_view(as_json, len(videos))
 
     async def run() -> int:
         usable, exit_codes = _check_videos(videos, view)
-        if usable:
-            async with (
-                _gateway(gateway, stack_options) as address,
-                open_gateway_channel(address, connection) as channel,
-            ):
-                for video in usable:
-                    exit_codes.append(await _caption_one(channel, video, options, timeout, view))
+        if not usable:
+            return exit_codes[0]
+        if gateway is None:
+            captioner = AsyncCaptioner(target, draft, device=device, draft_device=draft_device, dtype=dtype)
+        else:
+            captioner = AsyncCaptioner(gateway=connection.gateway(gateway))
+        async with AsyncExitStack() as exits:
+            with nullcontext() if gateway else Console(stderr=True).status("loading the models"):
+                await exits.enter_async_context(captioner)
+            exit_codes += [await _caption_one(captioner, video, options, timeout, view) for video in usable]
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
@@ -137,23 +112,13 @@ def _check_videos(videos: Sequence[Path], view: View) -> tuple[list[Path], list[
     return usable, exit_codes
 
 
-@asynccontextmanager
-async def _gateway(address: str | None, options: StackOptions) -> AsyncIterator[str]:
-    """The address of the given gateway, or of one that lives as long as this context."""
-    if address is not None:
-        yield address
-        return
-    async with AsyncExitStack() as exits:
-        with Console(stderr=True).status("loading the models"):
-            stack = await exits.enter_async_context(Stack(options))
-        yield stack.gateway_address
-
-
-async def _caption_one(channel: Connection, video: Path, options: CaptionOptions, timeout_s: float, view: View) -> int:
+async def _caption_one(
+    captioner: AsyncCaptioner, video: Path, options: CaptionOptions, timeout_s: float, view: View
+) -> int:
     """Shows one caption; returns the exit status that this video asks for."""
     try:
         with view.caption(str(video)) as show:
-            async with aclosing(caption_events(channel, video, options, timeout_s=timeout_s)) as events:
+            async with captioner.events(video, options=options, timeout_s=timeout_s) as events:
                 async for event in events:
                     show(event)
     except SlipstreamError as error:

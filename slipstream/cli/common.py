@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from slipstream.client.connection import Connection, GatewayAddress
+from slipstream.client.connection import GatewayAddress
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.tokens import new_token
 
@@ -77,6 +77,10 @@ class ConnectionOptions:
             raise InvalidConfig(f"--token-file: {str(self.token_file)!r} is empty")
         return token
 
+    def gateway(self, address: str) -> GatewayAddress:
+        """How to call the gateway there. Raises `InvalidConfig` when the token's file cannot be used."""
+        return GatewayAddress(address, self.token(os.environ), self.ca, self.cert, self.key, option_prefix="--")
+
 
 def connection_options(
     ca: Annotated[
@@ -93,13 +97,6 @@ def connection_options(
 ) -> ConnectionOptions:
     """For `bundled(connection=connection_options)`."""
     return ConnectionOptions(ca=ca, cert=cert, key=key, token_file=token_file)
-
-
-def open_gateway_channel(address: str, options: ConnectionOptions | None = None) -> Connection:
-    """A connection to a gateway, as its user wants it. Raises `InvalidConfig` naming the option that is wrong."""
-    options = options or ConnectionOptions()
-    token = options.token(os.environ)
-    return GatewayAddress(address, token, options.ca, options.cert, options.key, option_prefix="--").open()
 
 
 def token_command(owner: Annotated[str, typer.Argument(help="Who will use it: a name without spaces.")]) -> None:

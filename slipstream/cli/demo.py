@@ -20,11 +20,9 @@ from rich.text import Text
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job
 from slipstream.cli.archive.batch_view import overall, watch
 from slipstream.cli.common import run_async
-from slipstream.cli.views import decoding_rate
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import caption_events
-from slipstream.client.connection import Connection, GatewayAddress
-from slipstream.errors import InvalidConfig, ProtocolViolation
+from slipstream.client.async_captioner import AsyncCaptioner, connect_async
+from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.stack.local import FRESH, POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
@@ -34,55 +32,49 @@ from slipstream.stack.redis_server import find_server
 
 
 @dataclass(frozen=True)
-class Run:
-    """One caption by one method."""
-
-    token_ids: tuple[int, ...]
-    summary: Caption
-
-
-@dataclass(frozen=True)
 class ClipResult:
     """One clip captioned by both methods."""
 
     name: str
     attributes_right: int
     attributes_total: int
-    plain: Run
-    parallel: Run
+    autoregressive: Caption
+    speculative: Caption
 
     @property
     def identical(self) -> bool:
         """Whether speculation left text and tokens as they are."""
-        same_text = self.plain.summary.text == self.parallel.summary.text
-        return same_text and self.plain.token_ids == self.parallel.token_ids
+        ids, speculative_ids = (
+            [token.token_id for token in one.tokens] for one in (self.autoregressive, self.speculative)
+        )
+        return self.autoregressive.text == self.speculative.text and ids == speculative_ids
 
     @property
     def decode_speedup(self) -> float:
         """Tokens a second after the first token, against plain decoding."""
-        return _ratio(decoding_rate(self.parallel.summary), decoding_rate(self.plain.summary))
+        return _ratio(self.speculative.decoding_rate, self.autoregressive.decoding_rate)
 
     @property
     def end_to_end_speedup(self) -> float:
         """From the request to its last token, against plain decoding."""
-        return _ratio(self.plain.summary.timings.total_s, self.parallel.summary.timings.total_s)
+        return _ratio(self.autoregressive.timings.total_s, self.speculative.timings.total_s)
 
     @property
     def first_token_ratio(self) -> float:
         """Time to the first token, against plain decoding's."""
-        return _ratio(self.parallel.summary.timings.first_token_s, self.plain.summary.timings.first_token_s)
+        return _ratio(self.speculative.timings.first_token_s, self.autoregressive.timings.first_token_s)
 
     def row(self) -> dict[str, Any]:
         """The clip's figures under the names of the JSON document."""
-        speculation = self.parallel.summary.speculation
+        speculation = self.speculative.speculation
         return {
             "clip": self.name,
-            "caption": self.parallel.summary.text,
-            "num_tokens": self.parallel.summary.num_tokens,
+            "caption": self.speculative.text,
+            "num_tokens": self.speculative.num_tokens,
             "attributes_right": self.attributes_right,
             "attributes_total": self.attributes_total,
-            "plain_tokens_per_s": decoding_rate(self.plain.summary),
-            "parallel_tokens_per_s": decoding_rate(self.parallel.summary),
+            "autoregressive_tokens_per_s": self.autoregressive.decoding_rate,
+            "slipstream_tokens_per_s": self.speculative.decoding_rate,
             "decode_speedup": self.decode_speedup,
             "end_to_end_speedup": self.end_to_end_speedup,
             "first_token_ratio": self.first_token_ratio,
@@ -90,14 +82,14 @@ class ClipResult:
             "mean_accepted_length": speculation.mean_accepted_length,
             "c": speculation.speed_ratio,
             "kept_tokens": speculation.kept_tokens,
-            "video_tokens": self.parallel.summary.video.video_tokens,
+            "video_tokens": self.speculative.video.video_tokens,
             "identical": self.identical,
         }
 
 
 MEDIANS = (
-    "plain_tokens_per_s",
-    "parallel_tokens_per_s",
+    "autoregressive_tokens_per_s",
+    "slipstream_tokens_per_s",
     "decode_speedup",
     "end_to_end_speedup",
     "first_token_ratio",
@@ -128,8 +120,8 @@ SHOWN_CAPTION = 120
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "right": lambda row: f"{row['attributes_right']}/{row['attributes_total']}",
-    "plain\ntok/s": lambda row: f"{row['plain_tokens_per_s']:.1f}",
-    "parallel\ntok/s": lambda row: f"{row['parallel_tokens_per_s']:.1f}",
+    "autoreg.\ntok/s": lambda row: f"{row['autoregressive_tokens_per_s']:.1f}",
+    "slipstream\ntok/s": lambda row: f"{row['slipstream_tokens_per_s']:.1f}",
     "decode": lambda row: f"{row['decode_speedup']:.2f}x",
     "end to\nend": lambda row: f"{row['end_to_end_speedup']:.2f}x",
     "tau": lambda row: f"{row['tau']:.2f}",
@@ -213,21 +205,19 @@ def has_queue_server() -> bool:
     return True
 
 
-async def archive_clips(channel: Connection, videos: Sequence[Path], frames: int, max_new_tokens: int) -> ArchiveResult:
+async def archive_clips(
+    captioner: AsyncCaptioner, videos: Sequence[Path], frames: int, max_new_tokens: int
+) -> ArchiveResult:
     """Captions the first clips directly, then hands them to the archive and waits for it."""
     options = CaptionOptions(num_frames=min(frames, MAX_FRAMES), max_new_tokens=max_new_tokens)
     chosen = videos[:MAX_CLIPS]
-    direct = {video.stem: await _text(channel, video, options) for video in chosen}
-    client = ArchiveClient(channel)
+    direct = {video.stem: (await captioner.caption(video, options=options)).text for video in chosen}
+    client = ArchiveClient(await captioner.connection())
     items = [BatchItem(custom_id=video.stem, source=str(video.resolve())) for video in chosen]
     submitted = await client.submit_all(BatchOptions(key=KEY, caption=options.given()), items)
     batch = await watch(client, submitted.batch_id, nullcontext(lambda snapshot: None))
     async with aclosing(client.jobs(submitted.batch_id)) as jobs:
         return ArchiveResult(batch, tuple([job async for job in jobs]), direct)
-
-
-async def _text(channel: Connection, video: Path, options: CaptionOptions) -> str:
-    return (await _run(channel, video, options)).summary.text
 
 
 # -- demo -------------------------------------------------------------------------------------------------------------
@@ -237,7 +227,7 @@ async def _text(channel: Connection, video: Path, options: CaptionOptions) -> st
 CLIP_FOLDER = POCKET_DIR.parents[1] / ".cache" / "demo"
 MAX_NEW_TOKENS = 320
 WARM_UP_TOKENS = 16
-METHODS = ("autoregressive", "parallel")
+METHODS = ("autoregressive", "slipstream")
 PIPE_WIDTH = 140
 """Columns of the table where no terminal gives them."""
 
@@ -294,24 +284,23 @@ async def _caption_clips(videos: list[Path], frames: int, say: Say) -> tuple[lis
         archive=has_queue_server(),
         video_roots=(CLIP_FOLDER,),
     )
-    async with Stack(stack_options) as stack, GatewayAddress(stack.gateway_address).open() as channel:
+    async with Stack(stack_options) as stack, connect_async(stack.gateway_address) as captioner:
         say("warming up")
-        options = CaptionOptions(num_frames=frames, max_new_tokens=WARM_UP_TOKENS)
-        await _run(channel, videos[0], options)
+        await captioner.caption(videos[0], num_frames=frames, max_new_tokens=WARM_UP_TOKENS)
         results = []
         for number, video in enumerate(videos):
-            order = METHODS if number % 2 == 0 else METHODS[::-1]
-            runs = {}
-            for method in order:
+            captions = {}
+            for method in METHODS if number % 2 == 0 else METHODS[::-1]:
                 say(f"clip {number + 1} of {len(videos)}: {method}")
-                options = CaptionOptions(num_frames=frames, max_new_tokens=MAX_NEW_TOKENS, method=method)
-                runs[method] = await _run(channel, video, options)
-            right, total = _score(runs["parallel"].summary.text, video)
-            results.append(ClipResult(video.stem, right, total, runs["autoregressive"], runs["parallel"]))
+                captions[method] = await captioner.caption(
+                    video, num_frames=frames, max_new_tokens=MAX_NEW_TOKENS, method=method
+                )
+            right, total = _score(captions["slipstream"].text, video)
+            results.append(ClipResult(video.stem, right, total, captions["autoregressive"], captions["slipstream"]))
         if not stack_options.archive:
             return results, None
         say("the archive")
-        return results, await archive_clips(channel, videos, frames, MAX_NEW_TOKENS)
+        return results, await archive_clips(captioner, videos, frames, MAX_NEW_TOKENS)
 
 
 def _score(text: str, video: Path) -> tuple[int, int]:
@@ -319,11 +308,3 @@ def _score(text: str, video: Path) -> tuple[int, int]:
     truth = json.loads(video.with_suffix(".json").read_text())
     right, total = _training("captions").score_caption(text, truth["scenes"])
     return right, total
-
-
-async def _run(channel: Connection, video: Path, options: CaptionOptions) -> Run:
-    async with aclosing(caption_events(channel, video, options)) as events:
-        async for event in events:
-            if isinstance(event, Caption):
-                return Run(tuple(token.token_id for token in event.tokens), event)
-    raise ProtocolViolation("the gateway ended the caption without a summary")

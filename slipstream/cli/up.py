@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
-from slipstream.client.caption_client import gateway_info
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
+from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.messages import GatewayInfo
 from slipstream.stack.local import DRAIN_S, POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
 
@@ -113,8 +113,8 @@ def info_command(
 
 
 async def _fetch(address: str, connection: ConnectionOptions) -> GatewayInfo:
-    async with open_gateway_channel(address, connection) as channel:
-        return await gateway_info(channel)
+    async with AsyncCaptioner(gateway=connection.gateway(address)) as captioner:
+        return await captioner.info()
 
 
 def _table(info: GatewayInfo) -> Table:

@@ -15,51 +15,40 @@ from rich.text import Text
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.speculation.acceptance import FinishReason
 
-# -- summary ----------------------------------------------------------------------------------------------------------
-
-# What a caption's summary says: as a dictionary for JSON, as one line, and the rates that follow from it.
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def decoding_rate(summary: Caption) -> float:
-    """Tokens a second after the first one; 0 when there is no second one."""
-    return _rate(summary.num_tokens - 1, summary.timings.generate_s)
-
-
-def closing_line(summary: Caption) -> str:
+def closing_line(caption: Caption) -> str:
     """The caption's figures on one line."""
-    speculation = summary.speculation
+    speculation = caption.speculation
     facts = [
-        f"{summary.num_tokens} tokens",
-        f"{decoding_rate(summary):.1f} tokens/s",
+        f"{caption.num_tokens} tokens",
+        f"{caption.decoding_rate:.1f} tokens/s",
         f"{speculation.passes} passes",
-        f"first token after {summary.timings.first_token_s:.2f} s",
+        f"first token after {caption.timings.first_token_s:.2f} s",
     ]
-    if summary.options.get("lossy"):
-        facts.insert(0, f"lossy: {summary.options['lossy']} keeps {summary.options['lossy_keep']:.0%}")
+    if lossy := caption.options.get("lossy"):
+        facts.insert(0, f"lossy: {lossy} keeps {caption.options['lossy_keep']:.0%}")
     if speculation.judged:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:
         facts.append(f"draft lost {speculation.drafts_lost} time(s)")
     if speculation.gate_closings:
         facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
-    if summary.stop_string:
-        facts.append(f"ended before {summary.stop_string!r}")
-    if summary.finish_reason is FinishReason.LENGTH:
+    if caption.stop_string:
+        facts.append(f"ended before {caption.stop_string!r}")
+    if caption.finish_reason is FinishReason.LENGTH:
         facts.append("cut at the token limit")
-    return ", ".join([*facts, *summary.video.warnings])
+    return ", ".join([*facts, *caption.video.warnings])
 
 
-def summary_dict(caption: Caption) -> dict[str, Any]:
-    """The caption under the names of the contract: without its single tokens, its options among the other fields."""
-    fields: dict[str, Any] = asdict(replace(caption, tokens=()))
+def caption_dict(caption: Caption) -> dict[str, Any]:
+    """All of a caption but its single tokens, for JSON: its options stand beside its text."""
+    fields = asdict(replace(caption, tokens=()))
     del fields["tokens"]
-    reason = caption.finish_reason
+    fields["finish_reason"] = caption.finish_reason.name.lower() if caption.finish_reason else "unspecified"
     options: dict[str, Any] = fields.pop("options")
-    return fields | {"finish_reason": reason.value if reason else "unspecified"} | options
-
-
-def _rate(count: int, seconds: float) -> float:
-    return count / seconds if count > 0 and seconds > 0 else 0.0
+    return fields | options
 
 
 # -- view -------------------------------------------------------------------------------------------------------------
@@ -103,11 +92,11 @@ class JsonView:
 
     @contextmanager
     def caption(self, video: str) -> Iterator[ShowEvent]:
-        """Prints the summary when it comes."""
+        """Prints the caption when it is finished."""
 
         def show(event: CaptionEvent) -> None:
             if isinstance(event, Caption):
-                typer.echo(json.dumps({"file": video} | summary_dict(event)))
+                typer.echo(json.dumps({"file": video} | caption_dict(event)))
 
         yield show
 
@@ -130,10 +119,10 @@ class PlainView:
 
         def show(event: CaptionEvent) -> None:
             nonlocal line_is_open
-            for token in event.tokens if isinstance(event, CommittedText) else ():
-                typer.echo(printable(token.piece), nl=False)
+            if isinstance(event, CommittedText):
+                typer.echo(printable(str(event)), nl=False)
                 line_is_open = True
-            if isinstance(event, Caption):
+            elif isinstance(event, Caption):
                 typer.echo(f"\n[{closing_line(event)}]")
                 line_is_open = False
 
@@ -197,18 +186,18 @@ class _Screen:
         return Group(self._text, self._closing) if self._closing else self._text
 
     def apply(self, event: CaptionEvent) -> None:
-        if isinstance(event, StageChange):
-            self._show_stage(event)
-        if isinstance(event, CommittedText):
-            self._append(event.tokens)
-        if isinstance(event, Caption):
-            self._closing.append(closing_line(event))
+        match event:
+            case StageChange():
+                self._show_stage(event)
+            case CommittedText():
+                self._append(event.tokens)
+            case Caption():
+                self._closing.append(closing_line(event))
 
     def _show_stage(self, change: StageChange) -> None:
-        if change.stage:
-            label = change.stage.replace("_", " ") + (f": {change.detail}" if change.detail else "")
-            total = change.total or None
-            self._progress.update(self._task, description=printable(label), completed=change.done, total=total)
+        label = change.stage.replace("_", " ") + (f": {change.detail}" if change.detail else "")
+        total = change.total or None
+        self._progress.update(self._task, description=printable(label), completed=change.done, total=total)
 
     def _append(self, tokens: Iterable[CommittedToken]) -> None:
         for token in tokens:

@@ -94,7 +94,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
             if self.received == b"hang":
                 await self._hang()
         if self.received != b"no summary":
-            yield CaptionEvent(summary=make_summary(self.options.method or "parallel"))
+            yield CaptionEvent(summary=make_summary(self.options.method or "slipstream"))
 
     async def _hang(self) -> None:
         try:
@@ -111,7 +111,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         )
 
 
-def make_summary(method: str = "parallel", generate_s: float = 0.5, text: str = TEXT) -> Summary:
+def make_summary(method: str = "slipstream", generate_s: float = 0.5, text: str = TEXT) -> Summary:
     """A summary with plausible figures."""
     summary = Summary(request_id="r1", text=text, num_tokens=5, method=method, pruner="uv", alpha=0.9)
     summary.finish_reason = FinishReason.FINISH_REASON_STOP
@@ -120,7 +120,7 @@ def make_summary(method: str = "parallel", generate_s: float = 0.5, text: str = 
     summary.timings.first_token_s = 0.25
     summary.timings.generate_s = generate_s
     summary.timings.total_s = generate_s + 0.5
-    if method == "parallel":
+    if method == "slipstream":
         summary.speculation.passes = 2
         summary.speculation.judged = 3
         summary.speculation.accepted = 2

@@ -15,13 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import caption as caption_module
 from slipstream.cli.app import run
-from slipstream.client.caption_client import caption, gateway_info
+from slipstream.client import async_captioner
+from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
-from slipstream.rpc.channels import open_channel
 from slipstream.rpc.server import ANSWER_S
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.stack import local
 from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
@@ -69,8 +67,8 @@ async def test_serves_until_it_is_left(options: StackOptions) -> None:
         pids = {name: process.pid for name, process in stack.processes.items()}
         assert sorted(pids) == ["draft", "gateway", "target"]
         assert stack.run_dir.stat().st_mode & 0o777 == 0o700
-        async with open_channel(stack.gateway_address) as channel:
-            assert (await gateway_info(channel)).version == "9.9.9"
+        async with connect_async(stack.gateway_address) as captioner:
+            assert (await captioner.info()).version == "9.9.9"
     assert not any(is_alive(pid) for pid in pids.values())
     assert not stack.run_dir.exists()
 
@@ -247,8 +245,8 @@ def test_up_ends_at_a_signal(options: StackOptions, number: int, status: int) ->
 
 async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_path: Path) -> None:
     with Up(options) as up:
-        async with open_channel(up.address) as channel:
-            events = caption(channel, hanging_video(tmp_path / "hang.mp4"), CaptionOptions())
+        async with connect_async(up.address) as captioner:
+            events = captioner.events(hanging_video(tmp_path / "hang.mp4"))
             await anext(events)
             up.process.send_signal(signal.SIGINT)
             with pytest.raises(ServiceUnavailable, match="is stopping and has ended the call"):
@@ -304,7 +302,7 @@ asyncio.run(main())
 def test_caption_runs_a_stack_of_its_own(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(caption_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(async_captioner, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
     video = str(good_video(tmp_path / "a.mp4"))
     folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
     assert run(["caption", video, "--json", *folders]) == 0

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from slipstream.cli.common import ConnectionOptions, open_gateway_channel
+from slipstream.cli.common import ConnectionOptions
 from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.rpc import tokens
-from slipstream.rpc.channels import as_slipstream_error, open_authorized_channel, open_channel
+from slipstream.rpc.channels import as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.tokens import TokenFile, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, make_certificates, served
@@ -41,10 +41,11 @@ async def test_a_token_names_its_owner(keys: tuple[Path, dict[str, str]]) -> Non
     path, known = keys
     async with served(tokens=str(path)) as address:
         for owner, token in known.items():
-            async with open_authorized_channel(address, None, token) as channel:
-                assert await ask(channel) == f"owner={owner}"
-                assert await ask(channel, ("x-request-id", "r")) == f"owner={owner}"
-                assert await pull(channel) == owner.encode()
+            metadata = token_metadata(address, None, token)
+            async with open_channel(address) as channel:
+                assert await ask(channel, *metadata) == f"owner={owner}"
+                assert await ask(channel, ("x-request-id", "r"), *metadata) == f"owner={owner}"
+                assert await pull(channel, *metadata) == owner.encode()
 
 
 async def test_a_stranger_learns_nothing_but_that_health_is_open(keys: tuple[Path, dict[str, str]]) -> None:
@@ -79,19 +80,20 @@ async def test_the_file_is_read_again(keys: tuple[Path, dict[str, str]], monkeyp
     path, known = keys
     monkeypatch.setattr(tokens, "RELOAD_S", 0.0)
     token, line = new_token("carol")
-    async with served(tokens=str(path)) as address, open_authorized_channel(address, None, token) as channel:
+    async with served(tokens=str(path)) as address, open_channel(address) as channel:
+        metadata = token_metadata(address, None, token)
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(channel)
+            await ask(channel, *metadata)
         path.write_text(line)
-        assert await ask(channel) == "owner=carol"
+        assert await ask(channel, *metadata) == "owner=carol"
         for broken in ("carol not-a-digest", "\ud800".encode("utf-16", "surrogatepass")):
             path.write_bytes(broken.encode() if isinstance(broken, str) else broken)
-            assert await ask(channel) == "owner=carol", "what it said last holds"
+            assert await ask(channel, *metadata) == "owner=carol", "what it said last holds"
         path.unlink()
-        assert await ask(channel) == "owner=carol"
+        assert await ask(channel, *metadata) == "owner=carol"
         path.write_text("")
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(channel)
+            await ask(channel, *metadata)
     assert TokenFile(str(path)).owner(known["alice"]) is None
 
 
@@ -121,15 +123,15 @@ async def test_tokens_do_not_travel_in_plaintext(keys: tuple[Path, dict[str, str
         async with served(tokens=str(path), listen="0.0.0.0:0"):
             pass
     with pytest.raises(InvalidConfig, match="plaintext"):
-        open_authorized_channel("gateway.example.org:443", None, known["alice"])
+        token_metadata("gateway.example.org:443", None, known["alice"])
     certificates: Certificates = make_certificates(tmp_path / "ca")
     chain, key = certificates.issue("server")
     async with served(tokens=str(path), listen="0.0.0.0:0", tls_cert=chain, tls_key=key) as address:
         local = f"localhost:{address.rpartition(':')[2]}"
         (tmp_path / "token").write_text(known["bob"] + "\n")
         options = ConnectionOptions(ca=Path(certificates.ca), token_file=tmp_path / "token")
-        async with open_gateway_channel(local, options) as channel:
-            assert await ask(channel) == "owner=bob"
+        async with options.gateway(local).open() as connection:
+            assert await ask(connection.channel, *connection.metadata) == "owner=bob"
 
 
 async def test_a_token_comes_before_a_certificates_name(keys: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
@@ -138,8 +140,8 @@ async def test_a_token_comes_before_a_certificates_name(keys: tuple[Path, dict[s
     chain, key = certificates.issue("server")
     security = certificates.peer("mallory")
     async with served(tokens=str(path), tls_cert=chain, tls_key=key, tls_client_ca=certificates.ca) as address:
-        async with open_authorized_channel(address, security, known["alice"]) as channel:
-            assert await ask(channel) == "owner=alice"
+        async with open_channel(address, security) as channel:
+            assert await ask(channel, *token_metadata(address, security, known["alice"])) == "owner=alice"
         async with open_channel(address, security) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(channel)
@@ -155,4 +157,4 @@ def test_where_the_command_line_takes_its_token_from(tmp_path: Path) -> None:
             ConnectionOptions(token_file=tmp_path / name).token({})
     for token in ("two words", "x" * 1000, "é", "a\nb"):
         with pytest.raises(InvalidConfig, match="token"):
-            open_authorized_channel("127.0.0.1:1", None, token)
+            token_metadata("127.0.0.1:1", None, token)

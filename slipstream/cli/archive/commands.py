@@ -30,7 +30,7 @@ from slipstream.cli.archive.output import (
 )
 from slipstream.cli.archive.sources import Sources, batch_key
 from slipstream.cli.caption import caption_options
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
@@ -59,8 +59,8 @@ def ask(
     """Runs one conversation with the archive behind `gateway`."""
 
     async def run() -> ResultT:
-        async with open_gateway_channel(gateway, connection) as channel:
-            return await question(ArchiveClient(channel))
+        async with connection.gateway(gateway).open() as opened:
+            return await question(ArchiveClient(opened))
 
     return run_async(run())
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from slipstream.archive.messages import Job, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.subtitles import safe_name, to_srt, to_vtt
-from slipstream.cli.views import decoding_rate, summary_dict
+from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption
@@ -61,7 +61,7 @@ def job_record(job: Job) -> dict[str, Any]:
 def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any]:
     made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
     made_of["options"] = {"stop": (), **receipt.options}
-    summary = summary_dict(caption)
+    summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
     run = {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
@@ -91,7 +91,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "kept_digest": caption.speculation.kept_digest,
         "judged": caption.speculation.judged,
         "accepted": caption.speculation.accepted,
-        "tokens_per_s": round(decoding_rate(caption), 3),
+        "tokens_per_s": round(caption.decoding_rate, 3),
     }
 
 
