@@ -153,7 +153,9 @@ class _Received:
             return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
         failure = as_slipstream_error(error, "gateway")
         if isinstance(failure, ServiceUnreachable) and self.num_events:
-            return ServiceUnavailable(f"the gateway was lost after {len(self.tokens)} tokens; ask again when it is up")
+            return ServiceUnavailable(
+                f"the gateway was lost ({len(self.tokens)} tokens were delivered); ask again when it is up"
+            )
         return failure
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.rpc.v1 import target_pb2
+from slipstream.speculation.acceptance import FinishReason
 from tests.support.gateway_client import Captioned, caption
 from tests.support.world import NUM_FRAMES, PROMPT, STOP_AFTER, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_VIDEO_TOKENS = 48
-STOP, LENGTH = target_pb2.FINISH_REASON_STOP, target_pb2.FINISH_REASON_LENGTH
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 async def check(

@@ -17,7 +17,7 @@ PROMPT = "Describe this video in detail."
 NUM_FRAMES, NUM_TOKENS = 8, 48
 
 
-@pytest.mark.parametrize("method", ["parallel"])
+@pytest.mark.parametrize("method", ["slipstream"])
 async def test_the_shipped_pair(tmp_path: Path, method: str) -> None:
     clip = make_colour_clip(5)
     (tmp_path / "clip.mp4").write_bytes(clip)

@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.rpc.v1 import target_pb2
+from slipstream.speculation.acceptance import FinishReason
 from tests.support.clips import sample_frames
 from tests.support.gateway_client import Captioned, caption
 from tests.support.world import NUM_FRAMES, PROMPT, World
@@ -39,12 +39,12 @@ async def test_rejection_sends_proposals_and_accepts_some(gateway: grpc.aio.Chan
         gateway, world, sampling_rule="rejection", temperature=1.5, pruner="none", policy="fixed", max_new_tokens=96
     )
     speculation = captioned.summary.speculation
-    assert captioned.summary.num_tokens == 96 or captioned.summary.finish_reason == target_pb2.FINISH_REASON_STOP
+    assert captioned.summary.num_tokens == 96 or captioned.summary.finish_reason == FinishReason.STOP
     assert speculation.drafts_lost == 0
     assert speculation.windows > 0 < speculation.judged
 
 
-@pytest.mark.parametrize("method", ["autoregressive", "parallel"])
+@pytest.mark.parametrize("method", ["autoregressive", "slipstream"])
 async def test_the_repetition_penalty_is_that_of_transformers(
     gateway: grpc.aio.Channel, world: World, method: str
 ) -> None:
@@ -54,14 +54,14 @@ async def test_the_repetition_penalty_is_that_of_transformers(
     assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
 
 
-@pytest.mark.parametrize("method", ["autoregressive", "parallel"])
+@pytest.mark.parametrize("method", ["autoregressive", "slipstream"])
 async def test_the_text_ends_before_a_stop_string(gateway: grpc.aio.Channel, world: World, method: str) -> None:
     whole = (await run(gateway, world, method="autoregressive")).text
     stop = whole[len(whole) // 2 :][:3]
     captioned = await run(gateway, world, method=method, stop=[stop, "never said \x00"], policy="fixed")
     summary = captioned.summary
     assert captioned.text == summary.text == whole[: whole.index(stop)]
-    assert summary.finish_reason == target_pb2.FINISH_REASON_STOP
+    assert summary.finish_reason == FinishReason.STOP
     assert summary.stop_string == stop
     assert summary.num_tokens == len(captioned.token_ids)
     assert captioned.token_ids == world.answer(0, summary.num_tokens)

@@ -13,7 +13,7 @@ import pytest
 from slipstream.rpc.channels import open_channel
 from slipstream.stack.process import ServiceProcess
 from tests.rpc.secured import make_certificates
-from tests.support.gateway_client import caption
+from tests.support.gateway_client import caption, options_message, send
 from tests.support.processes import STOP_S, eventually, logged, model_flags, new_process, read_log
 from tests.support.world import World
 
@@ -89,6 +89,6 @@ def wrong_options(folder: Path) -> list[dict[str, Any]]:
 async def refused(channel: grpc.aio.Channel, options: dict[str, Any]) -> str:
     """All that is said of a refusal."""
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await caption(channel, **options)
+        await send(channel, [options_message(**options)])
     error = refusal.value
     return f"{error.code()} {error.details()} {error.trailing_metadata()}"

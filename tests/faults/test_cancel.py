@@ -70,7 +70,7 @@ def sessions_are_closed(stack: Stack, request_id: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("method", ["parallel", "autoregressive"])
+@pytest.mark.parametrize("method", ["slipstream", "autoregressive"])
 @pytest.mark.parametrize("stage", ["receive", "decode", "encode", "prefill", "generate", "draft_ready", "text"])
 async def test_cancelled(stack: Stack, channel: grpc.aio.Channel, world: World, stage: str, method: str) -> None:
     if stage == "draft_ready" and method == "autoregressive":
@@ -87,7 +87,7 @@ async def test_cancelled(stack: Stack, channel: grpc.aio.Channel, world: World, 
     await serves_again(channel, world)
     await eventually(lambda: sessions_are_closed(stack, request_id))
     if stage == "text":
-        for name in ("target", *(["draft"] if method == "parallel" else [])):
+        for name in ("target", *(["draft"] if method == "slipstream" else [])):
             assert logged(stack.processes[name].log_path, "session.closed", request_id=request_id)
 
 

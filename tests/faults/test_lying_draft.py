@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, target_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc
+from slipstream.speculation.acceptance import FinishReason
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import Behaviour, Event, FakeDraft, floods, ready, says, silent, tokens, writes
 from tests.support.gateway_client import Captioned, caption
@@ -68,7 +69,7 @@ async def test_a_prophet_and_the_limit(liar: Liar, num_tokens: int, policy: str)
     answer = liar.world.answer(0)
     captioned = await liar.check(writes(lambda at: answer[at % 96]), num_tokens=num_tokens, policy=policy)
     assert captioned.summary.speculation.accepted >= captioned.summary.speculation.judged - 1
-    assert captioned.summary.finish_reason == target_pb2.FINISH_REASON_LENGTH
+    assert captioned.summary.finish_reason == FinishReason.LENGTH
     assert "draft_lost" not in captioned.stage_names
 
 
@@ -78,7 +79,7 @@ async def test_a_prophet_and_the_end_token(liar: Liar, max_window: int, policy: 
     answer = liar.world.answer(2)
     behaviour = writes(lambda at: answer[at] if at < len(answer) else 7)
     captioned = await liar.check(behaviour, clip=2, num_tokens=96, max_window=max_window, policy=policy)
-    assert captioned.summary.finish_reason == target_pb2.FINISH_REASON_STOP
+    assert captioned.summary.finish_reason == FinishReason.STOP
     assert max(cost.window for cost in captioned.summary.speculation.pass_costs) <= max_window
 
 

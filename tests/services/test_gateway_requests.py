@@ -105,7 +105,7 @@ async def test_options(
 async def test_more_than_the_models_context(
     gateway: grpc.aio.Channel, world: World, options: dict[str, Any], complaint: str
 ) -> None:
-    for method in ("autoregressive", "parallel"):
+    for method in ("autoregressive", "slipstream"):
         asked = SMALL | options | {"method": method}
         code, message = await refusal(gateway, [options_message(**asked), *upload_messages(world.clips[0])])
         assert code == OUT_OF_RANGE and complaint in message
@@ -116,7 +116,7 @@ async def test_limits_of_a_stricter_gateway(strict: grpc.aio.Channel, world: Wor
     assert code == OUT_OF_RANGE and "has 41 characters; at most 40 fit" in message
     code, message = await refusal(strict, [options_message(num_frames=5)])
     assert code == OUT_OF_RANGE and "limit of 4" in message
-    code, message = await refusal(strict, [options_message(method="parallel")])
+    code, message = await refusal(strict, [options_message(method="slipstream")])
     assert code == grpc.StatusCode.FAILED_PRECONDITION and "this gateway has none" in message
     code, message = await refusal(strict, [options_message(path="/a.mp4")])
     assert code == NOT_FOUND and "opens no paths" in message
@@ -234,9 +234,9 @@ async def test_options_and_nothing_more(gateway: grpc.aio.Channel) -> None:
 )
 async def test_strange_prompts_are_words_like_any_other(gateway: grpc.aio.Channel, world: World, prompt: str) -> None:
     asked = [
-        options_message(**SMALL | {"prompt": prompt, "method": method}) for method in ("parallel", "autoregressive")
+        options_message(**SMALL | {"prompt": prompt, "method": method}) for method in ("slipstream", "autoregressive")
     ]
-    parallel, plain = [await send(gateway, [first, *upload_messages(world.clips[0])]) for first in asked]
-    assert parallel.token_ids == plain.token_ids and len(plain.token_ids) == 4
+    speculative, plain = [await send(gateway, [first, *upload_messages(world.clips[0])]) for first in asked]
+    assert speculative.token_ids == plain.token_ids and len(plain.token_ids) == 4
     assert plain.summary.video.video_tokens == 2 * 4
-    assert parallel.summary.speculation.drafts_lost == 0
+    assert speculative.summary.speculation.drafts_lost == 0

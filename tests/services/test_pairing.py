@@ -63,7 +63,7 @@ async def test_replaced_by_one_that_does_not_fit_and_back(
         for change, complaint in ((other_tokenizer, "different tokenizers"), (other_frames, "tokens of a frame")):
             assert (await caption(gateway, world.clips[0], **SMALL)).token_ids == world.answer(0, 16)
             change(draft.model)
-            code, message = await refusal(gateway, [options_message(**SMALL, method="parallel"), *video])
+            code, message = await refusal(gateway, [options_message(**SMALL, method="slipstream"), *video])
             assert code == grpc.StatusCode.FAILED_PRECONDITION and complaint in message
             plain = await caption(gateway, world.clips[0], method="autoregressive", **SMALL)
             assert plain.token_ids == world.answer(0, 16)

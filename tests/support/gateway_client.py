@@ -6,6 +6,11 @@ from typing import Any
 
 import grpc
 
+from slipstream.client.caption_client import RemotePath, caption_events
+from slipstream.client.connection import Connection
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
+from slipstream.options import CaptionOptions
+from slipstream.rpc.gateway_codec import read_caption_event
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -18,28 +23,27 @@ OnEvent = Callable[["Captioned"], bool | None]
 class Captioned:
     """All that the gateway has said of one caption so far."""
 
-    stages: list[gateway_pb2.StageChange] = field(default_factory=list)
+    stages: list[StageChange] = field(default_factory=list)
     tokens_at: list[int] = field(default_factory=list)
     """For every stage, the tokens there were before it."""
-    commits: list[list[gateway_pb2.CommittedToken]] = field(default_factory=list)
-    summaries: list[gateway_pb2.Summary] = field(default_factory=list)
-    traces: list[gateway_pb2.Trace] = field(default_factory=list)
+    commits: list[list[CommittedToken]] = field(default_factory=list)
+    summaries: list[Caption] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
 
-    def add(self, event: gateway_pb2.CaptionEvent) -> None:
-        kind = event.WhichOneof("message")
-        if kind == "stage":
-            self.stages.append(event.stage)
-            self.tokens_at.append(len(self.tokens))
-        elif kind == "text":
-            self.commits.append(list(event.text.tokens))
-        elif kind == "trace":
-            self.traces.append(event.trace)
-        else:
-            assert kind == "summary"
-            self.summaries.append(event.summary)
+    def add(self, event: CaptionEvent) -> None:
+        match event:
+            case StageChange():
+                self.stages.append(event)
+                self.tokens_at.append(len(self.tokens))
+            case CommittedText():
+                self.commits.append(list(event.tokens))
+            case Trace():
+                self.traces.append(event)
+            case Caption():
+                self.summaries.append(event)
 
     @property
-    def tokens(self) -> list[gateway_pb2.CommittedToken]:
+    def tokens(self) -> list[CommittedToken]:
         return [token for commit in self.commits for token in commit]
 
     @property
@@ -55,10 +59,37 @@ class Captioned:
         return [stage.stage for stage in self.stages]
 
     @property
-    def summary(self) -> gateway_pb2.Summary:
-        """The one summary that ends every caption."""
+    def summary(self) -> Caption:
+        """The one caption that ends all."""
         (summary,) = self.summaries
         return summary
+
+
+async def caption(
+    channel: grpc.aio.Channel,
+    video: bytes = b"",
+    *,
+    path: str = "",
+    request_id: str = "",
+    on_event: OnEvent | None = None,
+    **options: Any,
+) -> Captioned:
+    """Captions an upload, or a path of the gateway's. Raises our errors."""
+    captioned = Captioned()
+    source = RemotePath(path) if path else video
+    asked = CaptionOptions.from_mapping(options)
+    events = caption_events(Connection(channel), source, asked, request_id=request_id, timeout_s=TIMEOUT_S)
+    try:
+        async for event in events:
+            captioned.add(event)
+            if on_event is not None and on_event(captioned):
+                break
+    finally:
+        await events.aclose()
+    return captioned
+
+
+# -- the wire itself, for what no client of ours would send -----------------------------------------------------------
 
 
 def options_message(**options: Any) -> gateway_pb2.CaptionRequest:
@@ -72,27 +103,16 @@ def upload_messages(video: bytes) -> list[gateway_pb2.CaptionRequest]:
     return [gateway_pb2.CaptionRequest(video=video[start : start + CHUNK_BYTES]) for start in starts]
 
 
-async def send(
-    channel: grpc.aio.Channel, requests: Iterable[gateway_pb2.CaptionRequest], on_event: OnEvent | None = None
-) -> Captioned:
+async def send(channel: grpc.aio.Channel, requests: Iterable[gateway_pb2.CaptionRequest]) -> Captioned:
     """Sends the messages, half-closes and collects the events. Raises AioRpcError."""
     captioned = Captioned()
     call = gateway_pb2_grpc.GatewayStub(channel).Caption(_stream(requests), timeout=TIMEOUT_S)
     try:
-        async for event in call:
-            captioned.add(event)
-            if on_event is not None and on_event(captioned):
-                break
+        async for message in call:
+            captioned.add(read_caption_event(message))
     finally:
         call.cancel()
     return captioned
-
-
-async def caption(
-    channel: grpc.aio.Channel, video: bytes = b"", *, on_event: OnEvent | None = None, **options: Any
-) -> Captioned:
-    """Captions an upload, or the `path` among the options."""
-    return await send(channel, [options_message(**options), *upload_messages(video)], on_event)
 
 
 async def refusal(
