@@ -74,13 +74,14 @@ _HOMES = {
 """The modules of what is not in `slipstream.messages`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "errors":
-        return importlib.import_module("slipstream.errors")
-    return getattr(importlib.import_module(f"slipstream.{_HOMES.get(name, 'messages')}"), name)
+if not TYPE_CHECKING:  # a type checker would believe any name of a module that has `__getattr__`
 
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "errors":
+            return importlib.import_module("slipstream.errors")
+        return getattr(importlib.import_module(f"slipstream.{_HOMES.get(name, 'messages')}"), name)
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
