@@ -12,6 +12,7 @@ from slipstream.cli import demo
 from slipstream.cli.app import run
 from slipstream.cli.demo import ArchiveResult, ClipResult, demo_document, demo_table
 from slipstream.messages import Caption, CommittedToken
+from slipstream.rpc.archive_codec import read_batch, read_job
 from slipstream.rpc.gateway_codec import read_summary
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_gateway import make_summary
@@ -30,8 +31,8 @@ def caption(method: str, token_ids: tuple[int, ...], generate_s: float) -> Capti
 
 
 def archive_result() -> ArchiveResult:
-    batch = pb.Batch(counts=pb.JobCounts(total=1, done=1), created_s=1.0, ended_s=37.0)
-    job = pb.Job(custom_id="clip-1", state=pb.JOB_STATE_DONE, summary=make_summary(text=CAPTION))
+    batch = read_batch(pb.Batch(counts=pb.JobCounts(total=1, done=1), created_s=1.0, ended_s=37.0))
+    job = read_job(pb.Job(custom_id="clip-1", state=pb.JOB_STATE_DONE, summary=make_summary(text=CAPTION)))
     return ArchiveResult(batch, (job,), {"clip-1": CAPTION})
 
 
@@ -40,8 +41,7 @@ def test_the_archives_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert archived.document() == {"jobs": 1, "done": 1, "identical": True, "videos_per_hour": 100.0}
     Console(width=140).print(archived.table())
     assert "clip-1  done" in capsys.readouterr().out
-    archived.jobs[0].ClearField("summary")
-    assert not archived.identical
+    assert not replace(archived, jobs=(replace(archived.jobs[0], caption=None),)).identical
 
 
 def test_document() -> None:
@@ -70,7 +70,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     results = [result()]
-    archived = archive_result()
+    archived: ArchiveResult | None = archive_result()
 
     async def caption_clips(*arguments: object) -> tuple[list[ClipResult], ArchiveResult | None]:
         return results, archived
@@ -84,6 +84,7 @@ def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     results[0] = result(plain_ids=(1, 3))
     assert run(["demo"]) == 1
     results[0] = result()
+    assert archived is not None
     archived.direct["clip-1"] = "Another text."
     assert run(["demo"]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["archive"]["identical"] is False

@@ -6,22 +6,23 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from slipstream.archive.messages import BatchItem, Job
+from slipstream.archive.queue import JobState
+from slipstream.client.batch_handles import AsyncBatchHandle
+from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1 import archive_pb2
 from slipstream.stack.local import gateway_address
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.faults.conftest import FragileStack
-from tests.support.archive_client import ArchiveClient
+from tests.support.archive_client import archive_at, jobs_of
 from tests.support.processes import START_S, logged, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_VIDEOS, NUM_TOKENS = 6, 200
-DONE = archive_pb2.JOB_STATE_DONE
 ARCHIVE = "slipstream.rpc.v1.Archive"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -37,20 +38,17 @@ async def test_deaths_around_an_archive(fragile: FragileStack, tmp_path: Path) -
             running("gateway", tmp_path, *flags, *paced, listen=gateway_address(None)) as gateway,
             open_channel(gateway.address) as channel,
         ):
-            archive, health = ArchiveClient(channel), health_pb2_grpc.HealthStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
             await _wait_health(health, ARCHIVE, SERVING)
-            items = [
-                archive_pb2.BatchItem(custom_id=str(seed), source=str(video), caption={"prompt": f"What is {seed}?"})
-                for seed in range(NUM_VIDEOS)
-            ]
-            batch = (await archive.submit(items, key="k", num_frames=6, max_new_tokens=NUM_TOKENS)).batch_id
+            items = [BatchItem(str(seed), str(video), {"prompt": f"What is {seed}?"}) for seed in range(NUM_VIDEOS)]
+            batch = await archive_at(channel).submit(items, key="k", num_frames=6, max_new_tokens=NUM_TOKENS)
 
-            await _wait(archive, batch, lambda jobs: any(job.progress.startswith("generate") for job in jobs))
+            await _wait(batch, lambda jobs: any(job.progress.startswith("generate") for job in jobs))
             os.kill(target.pid, signal.SIGKILL)
             await _wait_health(health, "", NOT_SERVING)
             await _wait_health(health, "", SERVING)
 
-            await _wait(archive, batch, lambda jobs: any(job.state == DONE for job in jobs))
+            await _wait(batch, lambda jobs: any(job.state is JobState.DONE for job in jobs))
             os.kill(gateway.pid, signal.SIGTERM)
             assert await asyncio.wait_for(gateway.wait_exit(), START_S) == 0
             await gateway.start()
@@ -58,28 +56,27 @@ async def test_deaths_around_an_archive(fragile: FragileStack, tmp_path: Path) -
 
             await redis.kill()
             await _wait_health(health, ARCHIVE, NOT_SERVING)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await archive.get(batch)
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(ServiceUnavailable):
+                await batch.status()
             await redis.start()
             await _wait_health(health, ARCHIVE, SERVING)
 
-            *_, ended = await archive.watch(batch)
+            ended = await batch.wait()
             assert ended.counts.done == NUM_VIDEOS
-            jobs = (await archive.jobs(batch)).values()
+            jobs = (await jobs_of(batch)).values()
             assert 1 <= sum(job.crashes for job in jobs) <= 2 and not any(job.attempts for job in jobs)
-            assert any(job.receipt.runs > 1 for job in jobs)
+            assert any(job.receipt and job.receipt.runs > 1 for job in jobs)
             log = gateway.log_path
             assert logged(log, "job.crashed") and len(logged(log, "archive.started")) == 2
             assert len(logged(log, "job.committed", state="done")) == NUM_VIDEOS
 
 
-async def _wait(archive: ArchiveClient, batch: str, is_reached: Callable[[list[archive_pb2.Job]], bool]) -> None:
-    jobs: list[archive_pb2.Job] = []
+async def _wait(batch: AsyncBatchHandle, is_reached: Callable[[list[Job]], bool]) -> None:
+    jobs: list[Job] = []
     async with asyncio.timeout(START_S):
         while not is_reached(jobs):
             await asyncio.sleep(0.1)
-            jobs = list((await archive.jobs(batch)).values())
+            jobs = list((await jobs_of(batch)).values())
 
 
 async def _wait_health(health: health_pb2_grpc.HealthStub, service: str, wanted: int) -> None:

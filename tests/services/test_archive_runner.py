@@ -24,6 +24,7 @@ from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable
 from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.video.sampled import SampledVideo
+from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=1, archive_ahead=2, decode_workers=4)
@@ -105,7 +106,7 @@ def lease_of(source: str = "/a", **changes: Any) -> Lease:
     options = write_batch(BatchPayload("", {"prompt": "What?"}))
     payload = write_job(JobPayload(source, {}, ""))
     name = hashlib.sha256(source.encode()).hexdigest()[:32]
-    lease = Lease(name, "batch", source, "worker", 1, payload, options, "", 0, 0, is_suspect=False, entry="")
+    lease = Lease(name, "batch", source, "worker", 1, payload, options, 0, 0, is_suspect=False, entry="")
     return replace(lease, **changes)
 
 
@@ -168,7 +169,7 @@ async def test_another_model_makes_another_result(world: World) -> None:
 
 
 async def test_a_store_that_is_away_does_not_stop_captions(world: World) -> None:
-    async def away(key: str) -> str | None:
+    async def away(content_key: str) -> str | None:
         raise QueueUnavailable("gone")
 
     world.queue.find_result = away  # type: ignore[method-assign]
@@ -268,8 +269,8 @@ async def test_a_caption_that_takes_too_long_is_counted() -> None:
     assert not isinstance(late.value, ServiceUnavailable), "that would be retried for ever"
 
 
-def _found(outcome: Outcome) -> Callable[[str], Any]:
-    async def find_result(key: str) -> str | None:
-        return outcome.result if key == outcome.content_key else None
+def _found(outcome: Outcome) -> Any:
+    async def find_result(content_key: str) -> str | None:
+        return outcome.result if content_key == outcome.content_key else None
 
     return find_result

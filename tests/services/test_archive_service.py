@@ -7,7 +7,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2
 
-from slipstream.archive import service as service_module
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
 from slipstream.archive.service import HEALTH_NAME, Archive, make_queue
 from slipstream.archive.worker import Worker
@@ -95,7 +94,7 @@ async def test_a_worker_that_fails_ends_the_process(monkeypatch: pytest.MonkeyPa
     async def fail(worker: Worker) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(service_module.Worker, "run", fail)
+    monkeypatch.setattr(Worker, "run", fail)
     gateway = Gateway()
     gateway.archive.start()
     await asyncio.wait_for(gateway.lifecycle.failed.wait(), 60)

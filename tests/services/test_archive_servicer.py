@@ -234,7 +234,7 @@ async def test_pages(served: Served) -> None:
     for token in ("-1", "x", "9" * 20, "\u0661"):
         request = archive_pb2.ListJobsRequest(batch="k", page_token=token)
         assert (await refused(served.stub.ListJobs(request)))[0] == INVALID
-    request = archive_pb2.ListJobsRequest(batch="k", states=[0])
+    request = archive_pb2.ListJobsRequest(batch="k", states=[archive_pb2.JOB_STATE_UNSPECIFIED])
     assert (await refused(served.stub.ListJobs(request)))[0] == INVALID
 
 
