@@ -9,13 +9,20 @@ import grpc
 import typer
 from rich.console import Console
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, open_gateway_channel, run_async
-from slipstream.cli.up import DeviceOption, DraftDeviceOption, DraftOption, DtypeOption, TargetOption
+from slipstream.cli.common import (
+    CONNECTION_PANEL,
+    ConnectionOptions,
+    bundled,
+    connection_options,
+    open_gateway_channel,
+    run_async,
+)
+from slipstream.cli.up import model_options, tell_models
 from slipstream.cli.views import View, choose_view
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, caption, check_video
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
-from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 
 # -- caption options --------------------------------------------------------------------------------------------------
 
@@ -81,31 +88,23 @@ def caption_options(
 # -- caption ----------------------------------------------------------------------------------------------------------
 
 
-@bundled(options=caption_options, connection=connection_options)
+@bundled(stack_options=model_options, options=caption_options, connection=connection_options)
 def caption_command(
-    options: CaptionOptions,
-    connection: ConnectionOptions,
+    *,
     videos: Annotated[list[Path], typer.Argument(help="Video files.", show_default=False)],
+    options: CaptionOptions,
+    stack_options: StackOptions,
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one caption may take.")] = CAPTION_TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video.")] = False,
-    target: TargetOption = POCKET_DIR / "target",
-    draft: DraftOption = POCKET_DIR / "draft",
-    device: DeviceOption = "cpu",
-    draft_device: DraftDeviceOption = None,
-    dtype: DtypeOption = "float32",
+    connection: ConnectionOptions,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds that one caption may take.", rich_help_panel=CONNECTION_PANEL),
+    ] = CAPTION_TIMEOUT_S,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
-    stack_options = StackOptions(
-        target_model=target,
-        draft_model=draft,
-        device=device,
-        draft_device=draft_device,
-        dtype=dtype,
-        stop_grace_s=PRIVATE_GRACE_S,
-    )
     view = choose_view(as_json, len(videos))
 
     async def run() -> int:
@@ -142,6 +141,7 @@ async def _gateway(address: str | None, options: StackOptions) -> AsyncIterator[
     if address is not None:
         yield address
         return
+    tell_models(options)
     async with AsyncExitStack() as exits:
         with Console(stderr=True).status("loading the models"):
             stack = await exits.enter_async_context(Stack(options))
