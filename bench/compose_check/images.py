@@ -14,7 +14,7 @@ from bench.compose_check.packages import RELEASE, mirror
 from bench.compose_check.steps import CheckFailed, Steps, run, works
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT = ("Dockerfile", ".dockerignore", "constraints.txt", "pyproject.toml", "README.md")
+CONTEXT = ("Dockerfile", ".dockerignore", "LICENSE", "constraints.txt", "pyproject.toml", "README.md")
 CONTEXT_FOLDERS = ("models", "services", "slipstream", "training")
 PYTHON_BASE = "python:3.11-slim"
 REDIS_BASE = "redis:7-bookworm"

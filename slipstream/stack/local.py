@@ -22,7 +22,8 @@ from slipstream.stack.redis_server import QueueServer
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
-POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
+POCKET_DIR = (Path(__file__).resolve().parents[1] / "checkpoints" / "pocket").resolve()
+"""The pair that comes with the package: its data in a wheel, `models/` in a checkout."""
 TLS_FLAG = "--tls-cert"
 LOAD_S, DOWNLOAD_S = 300.0, 7200.0
 """Seconds for a service to be ready: with its model on this machine, and with one to be fetched from the hub first."""
