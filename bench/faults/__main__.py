@@ -6,6 +6,7 @@ Parts, each on processes of its own:
 - `poison`: a job whose gateway dies whenever it runs.
 - `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
 - `overload`: three times the captions that the stack can make.
+- `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: mutated messages to the services, mutated videos to the decoder.
 
 Exit status 1 if a promise was broken.
@@ -25,10 +26,11 @@ from bench.faults.mutated_requests import run_mutated_requests
 from bench.faults.overload import run_overload
 from bench.faults.poison import run_poison
 from bench.faults.redis_faults import run_redis_faults
+from bench.faults.stop import run_stop
 from bench.machine import machine_facts
 from bench.running import run_to_end, say
 
-PARTS = ("drain", "poison", "redis", "overload", "requests", "files")
+PARTS = ("drain", "poison", "redis", "overload", "stop", "requests", "files")
 Part = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -38,6 +40,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "poison": run_poison,
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
+        "stop": run_stop,
         "requests": lambda: run_mutated_requests(given.requests, given.seed),
         "files": lambda: mutated_files(given.files, given.seed),
     }
