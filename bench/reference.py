@@ -26,7 +26,7 @@ from slipstream.engine.loading import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.messages import Frames
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits, SampledVideo
+from slipstream.video.messages import DecodeLimits, SampledVideo
 
 PROMPT_LOOKUP_TOKENS = 10
 """Of a looked-up window; transformers' documentation uses this number."""

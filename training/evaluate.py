@@ -12,7 +12,7 @@ import torch
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits
+from slipstream.video.messages import DecodeLimits
 from training.captions import ALL_ATTRIBUTES, DEFAULT_PROMPT, SCORED_ATTRIBUTES, score_caption
 from training.data import render_folder
 from training.families import FAMILIES

@@ -18,7 +18,7 @@ from bench.methods.agreement import early_guidance
 from slipstream.engine import PromptPlan, VideoLM, load_model
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits
+from slipstream.video.messages import DecodeLimits
 from training.world import FULL_SCENES
 
 PAIRS: dict[str, tuple[str, tuple[int, int]]] = {

@@ -10,7 +10,7 @@ from bench.common import CLIP_FOLDER
 from bench.report.figures import new_figure, panels
 from bench.tables import Row
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits
+from slipstream.video.messages import DecodeLimits
 
 PRUNERS = ("uv", "uv_spread", "attention", "specvlm")
 NUM_FRAMES = 8

@@ -33,7 +33,7 @@ from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 
 ELSEWHERE_S = 30.0
 """Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""

@@ -20,7 +20,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, ModelInfo, Speculation
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.archive_codec import read_result_bytes, result_bytes
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 
 # -- JSON in the queue ------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from slipstream.speculation.gate import Gate
 from slipstream.speculation.methods import SPARSE_GAMMA, Shape
 from slipstream.speculation.pacing import CostModel, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
 """What a draft may claim of its speed: pacing divides by it."""

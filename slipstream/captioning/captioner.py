@@ -19,7 +19,7 @@ from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.speculation.pacing import CostModel, DecayedMean
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
 """A draft that is frozen delays a caption by no more."""

@@ -11,9 +11,9 @@ from typing import BinaryIO, cast
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.errors import LimitExceeded, Overloaded, VideoNotFound
+from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool
-from slipstream.video.sampled import DecodeLimits, SampledVideo
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from slipstream.messages import (
     VideoFacts,
 )
 from slipstream.speculation.pipeline import Pipeline
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 
 # -- trace ------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """`python -m slipstream.cli` is the command `slipstream`."""
 
-from slipstream.cli.main import main
+from slipstream.cli import main
 
 main()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from slipstream.client.connection import GatewayAddress
+from slipstream.client.caption_client import GatewayAddress
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.tokens import new_token
 

@@ -14,7 +14,7 @@ import grpc
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, Submitted
 from slipstream.archive.queue import JobState, UnknownBatch
-from slipstream.client.connection import Connection, FirstStatus
+from slipstream.client.caption_client import Connection, FirstStatus
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,

@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from slipstream.client.caption_client import CAPTION_TIMEOUT_S, Video, caption_events, check_video, gateway_info
-from slipstream.client.connection import Connection, FilePath, GatewayAddress
+from slipstream.client.caption_client import (
+    CAPTION_TIMEOUT_S,
+    Connection,
+    FilePath,
+    GatewayAddress,
+    Video,
+    caption_events,
+    check_video,
+    gateway_info,
+)
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
 from slipstream.options import OPTIONS, CaptionOptions

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Submitted
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.connection import Connection
+from slipstream.client.caption_client import Connection
 from slipstream.errors import InvalidRequest
 from slipstream.options import OPTIONS, CaptionOptions
 

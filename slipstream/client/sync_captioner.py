@@ -19,8 +19,7 @@ from slipstream.client.async_captioner import (
     text_only,
     with_keywords,
 )
-from slipstream.client.caption_client import Video
-from slipstream.client.connection import FilePath, GatewayAddress
+from slipstream.client.caption_client import FilePath, GatewayAddress, Video
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
 
 # -- background loop --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.frame_times import PacketTimes
-from slipstream.video.sampled import DecodeLimits
+from slipstream.video.messages import DecodeLimits
 
 # -- deadline ---------------------------------------------------------------------------------------------------------
 

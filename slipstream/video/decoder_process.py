@@ -28,10 +28,10 @@ from slipstream.video.messages import (
     Ready,
     Refused,
     Sampled,
+    SampledVideo,
     parse_answer,
     printable,
 )
-from slipstream.video.sampled import SampledVideo
 
 # -- output -----------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from typing import BinaryIO
 from slipstream.errors import InvalidRequest, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
-from slipstream.video.messages import DecodeRequest
-from slipstream.video.sampled import DecodeLimits, SampledVideo
+from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
 
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 DEFAULT_MAX_JOBS = 500

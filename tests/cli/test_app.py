@@ -96,7 +96,7 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
     script = (
         "from functools import partial\n"
         "from slipstream.cli import up\n"
-        "from slipstream.cli.main import main\n"
+        "from slipstream.cli import main\n"
         "names = ('target', 'draft', 'gateway')\n"
         "up.StackOptions = partial(up.StackOptions, modules=dict.fromkeys(names, 'tests.cli.fake_service'))\n"
         "main()\n"

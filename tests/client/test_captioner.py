@@ -281,7 +281,7 @@ def test_a_lost_gateway_leaves_what_was_delivered(proxy: Proxy) -> None:
 
 
 def test_a_gateway_that_runs_has_its_own_models(tmp_path: Path) -> None:
-    from slipstream.client.connection import GatewayAddress
+    from slipstream.client.caption_client import GatewayAddress
 
     with pytest.raises(InvalidConfig, match="its own target"):
         Captioner("big", gateway=GatewayAddress("a:1"))

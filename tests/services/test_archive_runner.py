@@ -22,7 +22,7 @@ from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
-from slipstream.video.sampled import SampledVideo
+from slipstream.video.messages import SampledVideo
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
 

@@ -10,7 +10,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits
+from slipstream.video.messages import DecodeLimits
 
 WIDTH, HEIGHT, CELLS = 64, 48, 4
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.client.caption_client import RemotePath, caption_events
-from slipstream.client.connection import Connection
+from slipstream.client.caption_client import Connection, RemotePath, caption_events
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
 from slipstream.options import CaptionOptions
 from slipstream.rpc.gateway_codec import read_caption_event

@@ -16,7 +16,7 @@ import pytest
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.decode import sample_video
-from slipstream.video.sampled import DecodeLimits, SampledVideo
+from slipstream.video.messages import DecodeLimits, SampledVideo
 from tests.support.media import (
     ClipSpec,
     even_times_ms,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slipstream.errors import SlipstreamError
 from slipstream.video.messages import (
     BadAnswer,
+    DecodeLimits,
     DecodeRequest,
     Progress,
     Ready,
@@ -20,7 +21,6 @@ from slipstream.video.messages import (
     encode_answer,
     parse_answer,
 )
-from slipstream.video.sampled import DecodeLimits
 
 REQUEST = DecodeRequest(4, DecodeLimits(max_frame_pixels=100, max_pixels_source=1000, max_bytes=5000))
 DIGESTED = replace(REQUEST, with_digest=True)

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.messages import DecodeLimits
 from slipstream.video.pool import DecodePool
-from slipstream.video.sampled import DecodeLimits
 from tests.support.fuzzing import fuzzing, report_findings
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 

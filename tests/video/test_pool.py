@@ -20,8 +20,8 @@ import structlog
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, UnreadableVideo
 from slipstream.video.decode import sample_video
+from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool
-from slipstream.video.sampled import DecodeLimits, SampledVideo
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually
 

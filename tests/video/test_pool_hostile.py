@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.decode import sample_video
+from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool
-from slipstream.video.sampled import DecodeLimits, SampledVideo
 from tests.support.clip_kinds import CLIPS
 from tests.support.media import ClipSpec, even_times_ms, flipped_bytes, make_bomb, make_clip, make_sound
 
