@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pytest
-from slipstream.archive.memory_queue import MemoryQueue
 
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
