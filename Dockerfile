@@ -1,4 +1,4 @@
-# One image for all services: `python -m services.target|draft|gateway`, and the `slipstream` command line.
+# One image for all services: `python -m slipstream.services.target|draft|gateway`, and the `slipstream` command line.
 #
 #   docker build -t slipstream .
 #   docker build -t slipstream --build-arg TORCH_INDEX=URL .      # another build of torch, from an index of your choice
@@ -18,9 +18,9 @@ COPY constraints.txt wheels* /wheels/
 RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch "setuptools>=77"
 # The dependencies make a layer of their own, which a change of the sources leaves in place.
-COPY pyproject.toml README.md ./
-RUN mkdir slipstream && touch slipstream/__init__.py \
-    && pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
+COPY pyproject.toml README.md LICENSE ./
+COPY slipstream/__init__.py slipstream/
+RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
         --no-build-isolation --editable .
 COPY services services
 COPY slipstream slipstream

@@ -9,7 +9,7 @@ What this module offers is loaded when it is first used: the services and the de
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from slipstream import errors

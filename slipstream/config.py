@@ -71,7 +71,7 @@ def _flag(name: str) -> str:
 
 
 def _parse_flags(fields: Mapping[str, Any], service: str, argv: Sequence[str]) -> dict[str, str]:
-    parser = _Parser(prog=f"python -m services.{service}", allow_abbrev=False)
+    parser = _Parser(prog=f"python -m slipstream.services.{service}", allow_abbrev=False)
     for name, field in fields.items():
         shown = "needed" if field.default is dataclasses.MISSING else f"default: {field.default!r}"
         help_text = f"{field.metadata['help']} ({shown})".replace("%", "%%")

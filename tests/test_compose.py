@@ -39,7 +39,7 @@ def with_defaults(text: str) -> str:
 
 def config_of(service: str, environment: Mapping[str, str]) -> Any:
     module, *flags = STACK[service]["command"][2:]
-    assert module == f"services.{service}"
+    assert module == f"slipstream.services.{service}"
     environ = {name: with_defaults(str(value)) for name, value in environment.items()}
     return parse_config(CONFIGS[service], service, [with_defaults(flag) for flag in flags], environ)
 
@@ -122,7 +122,8 @@ def test_the_build_context_has_what_the_dockerfile_copies() -> None:
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
         for source in line.split()[:-1]:
-            assert source.removesuffix("*").removesuffix("/") in sent, source
+            source = source.removesuffix("*").removesuffix("/")
+            assert source in sent or source.partition("/")[0] in sent, source
 
 
 @pytest.mark.parametrize("name", ["", *OVERRIDES])

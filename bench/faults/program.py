@@ -6,6 +6,7 @@ Parts, each on processes of its own:
 - `poison`: a job whose gateway dies whenever it runs.
 - `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
 - `overload`: three times the captions that the stack can make.
+- `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 """
 
@@ -24,10 +25,11 @@ from bench.common import ROOT, machine_facts, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
+from bench.faults.stop import run_stop
 from bench.output import finish
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, REPORT_VARIABLE, found_in
 
-PARTS = ("drain", "poison", "redis", "overload", "requests", "files")
+PARTS = ("drain", "poison", "redis", "overload", "stop", "requests", "files")
 TESTS = {"requests": "tests/faults/test_mutated_requests.py", "files": "tests/video/test_mutated_files.py"}
 FUZZING_TIMEOUT_S = 3600
 Part = Callable[[], Awaitable[dict[str, Any]]]
@@ -39,6 +41,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "poison": run_poison,
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
+        "stop": run_stop,
         "requests": lambda: run_test("requests", -(-given.requests // CALLS), given.seed),
         "files": lambda: run_test("files", given.files, given.seed),
     }

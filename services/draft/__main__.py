@@ -1,4 +1,4 @@
-"""Starts the draft service: `python -m services.draft --model DIR --listen ADDRESS`."""
+"""Starts the draft service: `python -m slipstream.services.draft --model DIR --listen ADDRESS`."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Starts the gateway: `python -m services.gateway --listen ADDRESS --target ADDRESS [--draft ADDRESS]`."""
+"""Starts the gateway: `python -m slipstream.services.gateway --listen ADDRESS --target ADDRESS [--draft ADDRESS]`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Starts the target service: `python -m services.target --model DIR --listen ADDRESS`."""
+"""Starts the target service: `python -m slipstream.services.target --model DIR --listen ADDRESS`."""
 
 import socket
 from collections.abc import Awaitable, Callable

@@ -1,22 +1,28 @@
 """`slipstream caption`: captions video files through a gateway, or through a stack of its own."""
 
 import inspect
-from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
-from slipstream.cli.up import DeviceOption, DraftDeviceOption, DraftOption, DtypeOption, TargetOption
+from slipstream.cli.common import (
+    CONNECTION_PANEL,
+    ConnectionOptions,
+    bundled,
+    connection_options,
+    run_async,
+)
+from slipstream.cli.up import model_options, tell_models
 from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.errors import SlipstreamError
 from slipstream.options import OPTIONS, CaptionOptions, OptionSpec
-from slipstream.stack.local import POCKET_DIR
+from slipstream.stack.local import Stack, StackOptions
 
 # -- caption options --------------------------------------------------------------------------------------------------
 
@@ -62,37 +68,33 @@ caption_options.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[a
 # -- caption ----------------------------------------------------------------------------------------------------------
 
 
-@bundled(options=caption_options, connection=connection_options)
+@bundled(stack_options=model_options, options=caption_options, connection=connection_options)
 def caption_command(
-    options: CaptionOptions,
-    connection: ConnectionOptions,
+    *,
     videos: Annotated[list[Path], typer.Argument(help="Video files.", show_default=False)],
+    options: CaptionOptions,
+    stack_options: StackOptions,
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one caption may take.")] = CAPTION_TIMEOUT_S,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video.")] = False,
-    target: TargetOption = POCKET_DIR / "target",
-    draft: DraftOption = POCKET_DIR / "draft",
-    device: DeviceOption = "cpu",
-    draft_device: DraftDeviceOption = None,
-    dtype: DtypeOption = "float32",
+    connection: ConnectionOptions,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds that one caption may take.", rich_help_panel=CONNECTION_PANEL),
+    ] = CAPTION_TIMEOUT_S,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
     view = choose_view(as_json, len(videos))
 
     async def run() -> int:
         usable, exit_codes = _check_videos(videos, view)
-        if not usable:
-            return exit_codes[0]
-        if gateway is None:
-            captioner = AsyncCaptioner(target, draft, device=device, draft_device=draft_device, dtype=dtype)
-        else:
-            captioner = AsyncCaptioner(gateway=connection.gateway(gateway))
-        async with AsyncExitStack() as exits:
-            with nullcontext() if gateway else Console(stderr=True).status("loading the models"):
-                await exits.enter_async_context(captioner)
-            exit_codes += [await _caption_one(captioner, video, options, timeout, view) for video in usable]
+        if usable:
+            async with (
+                _gateway(gateway, stack_options) as address,
+                AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
+            ):
+                exit_codes += [await _caption_one(captioner, video, options, timeout, view) for video in usable]
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
@@ -110,6 +112,19 @@ def _check_videos(videos: Sequence[Path], view: View) -> tuple[list[Path], list[
         else:
             usable.append(video)
     return usable, exit_codes
+
+
+@asynccontextmanager
+async def _gateway(address: str | None, options: StackOptions) -> AsyncIterator[str]:
+    """The address of the given gateway, or of one that lives as long as this context."""
+    if address is not None:
+        yield address
+        return
+    tell_models(options)
+    async with AsyncExitStack() as exits:
+        with Console(stderr=True).status("loading the models"):
+            stack = await exits.enter_async_context(Stack(options))
+        yield stack.gateway_address
 
 
 async def _caption_one(

@@ -31,8 +31,9 @@ def bundled(**bundles: Callable[..., Any]) -> Callable[[Callable[..., ResultT]],
 
     def decorate(command: Callable[..., ResultT]) -> Callable[..., ResultT]:
         parameters = {name: inspect.signature(bundle).parameters for name, bundle in bundles.items()}
-        own = [item for name, item in inspect.signature(command).parameters.items() if name not in bundles]
-        every = [*own, *(item for shared in parameters.values() for item in shared.values())]
+        every: list[inspect.Parameter] = []
+        for name, item in inspect.signature(command).parameters.items():  # --help keeps their order
+            every += parameters[name].values() if name in bundles else [item]
 
         @functools.wraps(command)
         def run(**values: Any) -> ResultT:
@@ -50,6 +51,7 @@ def bundled(**bundles: Callable[..., Any]) -> Callable[[Callable[..., ResultT]],
 
 # -- connection -------------------------------------------------------------------------------------------------------
 
+CONNECTION_PANEL = "Connection"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
 MAX_TOKEN_FILE_BYTES = 4096
 
@@ -84,15 +86,26 @@ class ConnectionOptions:
 
 def connection_options(
     ca: Annotated[
-        Path | None, typer.Option("--ca", help="PEM file of the authority of the gateway's certificate: use TLS.")
+        Path | None,
+        typer.Option(
+            help="PEM file of the authority of the gateway's certificate: use TLS.", rich_help_panel=CONNECTION_PANEL
+        ),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option("--cert", help="PEM file of the certificate to show, where one is asked for.")
+        Path | None,
+        typer.Option(
+            help="PEM file of the certificate to show, where one is asked for.", rich_help_panel=CONNECTION_PANEL
+        ),
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="PEM file of that certificate's private key.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of that certificate's private key.", rich_help_panel=CONNECTION_PANEL),
+    ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", help="File with the token to send.", show_default=f"${TOKEN_VARIABLE}"),
+        typer.Option(
+            help="File with the token to send.", show_default=f"${TOKEN_VARIABLE}", rich_help_panel=CONNECTION_PANEL
+        ),
     ] = None,
 ) -> ConnectionOptions:
     """For `bundled(connection=connection_options)`."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,56 +15,118 @@ from rich.text import Text
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.messages import GatewayInfo
-from slipstream.stack.local import DRAIN_S, POCKET_DIR, REDIS_VARIABLE, Stack, StackOptions
+from slipstream.stack.local import (
+    DOWNLOAD_S,
+    DRAIN_S,
+    GATEWAY_GRACE_S,
+    LOAD_S,
+    POCKET_DIR,
+    PRIVATE_GRACE_S,
+    REDIS_VARIABLE,
+    Stack,
+    StackOptions,
+)
 
 # -- up ---------------------------------------------------------------------------------------------------------------
 
-TargetOption = Annotated[
-    Path, typer.Option("--target", help="Folder of the target's checkpoint.", show_default="the pocket target")
-]
-DraftOption = Annotated[
-    Path, typer.Option("--draft", help="Folder of the draft's checkpoint.", show_default="the pocket draft")
-]
-DeviceOption = Annotated[str, typer.Option("--device", help="Torch device of both models, such as cpu or cuda:0.")]
-DraftDeviceOption = Annotated[
-    str | None, typer.Option("--draft-device", help="Torch device of the draft, if it is another.")
-]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="Torch dtype of the weights.")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="Torch threads of each model.")]
-PinOption = Annotated[bool, typer.Option("--pin/--no-pin", help="Give each model one core of its own.")]
+MODELS_PANEL, ARCHIVE_PANEL = "Models", "Archive"
+NO_DRAFT = "none"
+POCKET_NOTICE = (
+    "these are the pocket models, which know only moving shapes. For real videos name real models, each a folder or "
+    "OWNER/NAME on the hub: --target llava-hf/llava-onevision-qwen2-7b-ov-hf "
+    "--draft llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+)
 
 
+def model_options(
+    target: Annotated[
+        str,
+        typer.Option(help="The target: a folder, or OWNER/NAME on the hub.", show_default="the pocket target"),
+    ] = str(POCKET_DIR / "target"),
+    draft: Annotated[
+        str,
+        typer.Option(help=f"The draft, likewise; `{NO_DRAFT}`: decode without one.", show_default="the pocket draft"),
+    ] = str(POCKET_DIR / "draft"),
+    device: Annotated[str, typer.Option(help="Torch device of both models, such as cpu or cuda:0.")] = "cpu",
+    draft_device: Annotated[
+        str | None, typer.Option(help="Torch device of the draft, if it is another.", rich_help_panel=MODELS_PANEL)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Torch dtype of the weights.", rich_help_panel=MODELS_PANEL)] = "float32",
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds in which each model has to be ready.",
+            show_default=f"{LOAD_S:g}; {DOWNLOAD_S:g} with one on the hub",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = None,
+) -> StackOptions:
+    """For `bundled(stack_options=model_options)`: a stack of these models, private to its user."""
+    return StackOptions(
+        target_model=target,
+        draft_model=None if draft == NO_DRAFT else draft,
+        device=device,
+        draft_device=draft_device,
+        dtype=dtype,
+        start_timeout_s=start_timeout,
+        stop_grace_s=PRIVATE_GRACE_S,
+    )
+
+
+def tell_models(options: StackOptions) -> None:
+    """Says on stderr what a user of this pair should know before it is loaded."""
+    if options.is_pocket:
+        typer.echo(f"slipstream: {POCKET_NOTICE}", err=True)
+    if options.needs_hub:
+        typer.echo("slipstream: models of the hub that are not on this machine are downloaded first", err=True)
+
+
+@bundled(stack_options=model_options)
 def up_command(
-    target: TargetOption = POCKET_DIR / "target",
-    draft: DraftOption = POCKET_DIR / "draft",
-    device: DeviceOption = "cpu",
-    draft_device: DraftDeviceOption = None,
-    dtype: DtypeOption = "float32",
+    stack_options: StackOptions,
     listen: Annotated[
         str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
     ] = None,
     video_root: Annotated[
         list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
     ] = None,
-    archive: Annotated[bool, typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.")] = True,
+    archive: Annotated[
+        bool,
+        typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.", rich_help_panel=ARCHIVE_PANEL),
+    ] = True,
     redis: Annotated[
         str,
-        typer.Option(envvar=REDIS_VARIABLE, help="URL of a Redis for the queue.", show_default="one of its own"),
+        typer.Option(
+            envvar=REDIS_VARIABLE,
+            help="URL of a Redis for the queue.",
+            show_default="one of its own",
+            rich_help_panel=ARCHIVE_PANEL,
+        ),
     ] = "",
-    archive_slots: Annotated[int | None, typer.Option(min=0, help="Archive captions at once; 0: only hand in.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder for the queue of its own Redis.", show_default="the user's data folder")
+    archive_slots: Annotated[
+        int | None,
+        typer.Option(min=0, help="Archive captions at once; 0: only hand in.", rich_help_panel=ARCHIVE_PANEL),
     ] = None,
-    threads: ThreadsOption = None,
-    pin: PinOption = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the queue of its own Redis.",
+            show_default="the user's data folder",
+            rich_help_panel=ARCHIVE_PANEL,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Torch threads of each model.", rich_help_panel=MODELS_PANEL)
+    ] = None,
+    pin: Annotated[
+        bool, typer.Option("--pin/--no-pin", help="Give each model one core of its own.", rich_help_panel=MODELS_PANEL)
+    ] = False,
 ) -> None:
     """Run target, draft, gateway and the archive's queue on this machine until Ctrl-C."""
-    options = StackOptions(
-        target_model=target,
-        draft_model=draft,
-        device=device,
-        draft_device=draft_device,
-        dtype=dtype,
+    options = replace(
+        stack_options,
+        stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
         archive=archive,
@@ -83,7 +146,8 @@ def data_folder(environ: Mapping[str, str]) -> Path:
 
 
 async def _serve(options: StackOptions) -> None:
-    typer.echo("starting target, draft and gateway...", err=True)
+    tell_models(options)
+    typer.echo("starting the models and the gateway...", err=True)
     async with Stack(options, report=lambda line: typer.echo(f"slipstream: {line}", err=True)) as stack:
         typer.echo(f"gateway: {stack.gateway_address}")
         typer.echo(f"logs: {stack.run_dir}", err=True)
@@ -105,8 +169,9 @@ async def _serve(options: StackOptions) -> None:
 
 @bundled(connection=connection_options)
 def info_command(
-    connection: ConnectionOptions,
+    *,
     gateway: Annotated[str, typer.Option(help="Address of the gateway: host:port, or unix:PATH.")],
+    connection: ConnectionOptions,
 ) -> None:
     """Show what a gateway serves and its limits."""
     Console().print(_table(run_async(_fetch(gateway, connection))))

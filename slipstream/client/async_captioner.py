@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -158,8 +158,8 @@ class AsyncCaptioner:
             target, draft = POCKET_DIR / "target", draft or POCKET_DIR / "draft"
         self._gateway = gateway
         self._stack_options = StackOptions(
-            target_model=Path(target),
-            draft_model=None if draft is None else Path(draft),
+            target_model=os.fspath(target),
+            draft_model=None if draft is None else os.fspath(draft),
             device=device,
             draft_device=draft_device,
             dtype=dtype,

@@ -9,7 +9,7 @@ _DECISIVE = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 
 
 def is_hub_id(ref: str) -> bool:
-    """Whether `ref` has the form OWNER/NAME of a model on the hub. A relative folder may have it too: look first."""
+    """Whether `ref` has the form OWNER/NAME of a model on the hub. So may a relative folder: look for that first."""
     return ref.count("/") == 1 and all(ref.split("/")) and not ref.startswith((".", "~"))
 
 

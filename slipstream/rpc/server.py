@@ -69,8 +69,8 @@ Setup = Callable[[grpc.aio.Server, ConfigT, Lifecycle], Coroutine[Any, Any, Call
 
 
 def run_service(name: str, config_type: type[ConfigT], setup: Setup[ConfigT], serves: Sequence[str] = ()) -> None:
-    """The body of `python -m services.<name>`: exits 0 after SIGTERM, 2 on a configuration that cannot work. `serves`:
-    full names of its gRPC services, for reflection."""
+    """The body of `python -m slipstream.services.<name>`: exits 0 after SIGTERM, 2 on a configuration that cannot work.
+    `serves`: full names of its gRPC services, for reflection."""
     log_all_output()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
     status = _run(name, config_type, setup, sys.argv[1:], os.environ, serves)

@@ -22,7 +22,8 @@ from slipstream.stack.redis_server import QueueServer
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
-POCKET_DIR = Path(__file__).resolve().parents[2] / "models" / "pocket"
+POCKET_DIR = (Path(__file__).resolve().parents[1] / "checkpoints" / "pocket").resolve()
+"""The pair that comes with the package: its data in a wheel, `models/` in a checkout."""
 TLS_FLAG = "--tls-cert"
 LOAD_S, DOWNLOAD_S = 300.0, 7200.0
 """Seconds for a service to be ready: with its model on this machine, and with one to be fetched from the hub first."""
@@ -96,8 +97,12 @@ class StackOptions:
         """Seconds in which each service has to be ready."""
         if self.start_timeout_s is not None:
             return self.start_timeout_s
-        models = [model for model in (self.target_model, self.draft_model) if model is not None]
-        return LOAD_S if all(Path(model).expanduser().exists() for model in models) else DOWNLOAD_S
+        return DOWNLOAD_S if self.needs_hub else LOAD_S
+
+    @property
+    def needs_hub(self) -> bool:
+        """Whether a model is named as one of the hub."""
+        return any(model is not None and _is_on_hub(model) for model in (self.target_model, self.draft_model))
 
 
 def make_run_dir() -> Path:
@@ -192,13 +197,17 @@ def _free_socket_path(listen: str) -> str:
     raise InvalidConfig(f"cannot listen at {listen}: the socket is in use")
 
 
+def _is_on_hub(ref: Path | str) -> bool:
+    return isinstance(ref, str) and is_hub_id(ref) and not Path(ref).exists()
+
+
 def _folder_of(ref: Path | str) -> Path | None:
     """The folder of a checkpoint on this machine; None for a hub id, which the service itself looks up."""
+    if _is_on_hub(ref):
+        return None
     folder = Path(ref).expanduser()
     if (folder / "config.json").is_file():
         return folder
-    if isinstance(ref, str) and is_hub_id(ref) and not folder.exists():
-        return None
     raise ModelNotUsable(
         f"no checkpoint at {ref}: it must be a folder with a config.json, or OWNER/NAME of a model on the hub"
     )

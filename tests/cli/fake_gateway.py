@@ -43,10 +43,10 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         self.received = b""
         self.cancelled = threading.Event()
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
         self._thread.start()
         assert self._ready.wait(10)
         return self

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cli import up as up_module
 from slipstream.cli.app import run
-from slipstream.client import async_captioner
 from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
 from slipstream.rpc.server import ANSWER_S
@@ -302,10 +302,24 @@ asyncio.run(main())
 def test_caption_runs_a_stack_of_its_own(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(async_captioner, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(up_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
     video = str(good_video(tmp_path / "a.mp4"))
     folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
     assert run(["caption", video, "--json", *folders]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] == TEXT
+    output = capsys.readouterr()
+    assert json.loads(output.out)["text"] == TEXT
+    assert "pocket" not in output.err
     assert run(["caption", video, "--target", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("slipstream: no checkpoint at")
+
+
+def test_who_captions_with_the_pocket_models_is_told_once(
+    options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local, "POCKET_DIR", tmp_path / "pocket")
+    monkeypatch.setattr(up_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    videos = [str(good_video(tmp_path / name)) for name in ("a.mp4", "b.mp4")]
+    assert run(["caption", *videos, "--json", "--target", str(options.target_model), "--draft", "none"]) == 0
+    output = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in output.out.splitlines()] == [TEXT, TEXT]
+    assert output.err.count("know only moving shapes") == 1 and "--target llava-hf/" in output.err

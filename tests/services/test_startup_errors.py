@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FORKS = """
 import json, os, runpy, sys
-import services.draft.engine, services.target.engine
+import slipstream.engine.draft_engine, slipstream.engine.target_engine
 for name, log, flags, env in json.loads(sys.argv[1]):
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -28,7 +28,7 @@ for name, log, flags, env in json.loads(sys.argv[1]):
     os.dup2(out, 2)
     os.environ.update(env)
     sys.argv = [name, *flags]
-    runpy.run_module(f"services.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(f"slipstream.services.{name}", run_name="__main__", alter_sys=True)
     os._exit(99)
 """
 

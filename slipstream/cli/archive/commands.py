@@ -47,6 +47,7 @@ ResultT = TypeVar("ResultT")
 
 GatewayOption = Annotated[str, typer.Option("--gateway", help="Address of a gateway: host:port, or unix:PATH.")]
 BatchArgument = Annotated[str, typer.Argument(help="Id of the batch, or its key.", show_default=False)]
+BATCH_PANEL = "Batch"
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FormatOption = Annotated[
     Format | None, typer.Option("--format", help="How results are written.", show_default="by the extension, or jsonl")
@@ -59,8 +60,8 @@ def ask(
     """Runs one conversation with the archive behind `gateway`."""
 
     async def run() -> ResultT:
-        async with connection.gateway(gateway).open() as opened:
-            return await question(ArchiveClient(opened))
+        async with connection.gateway(gateway).open() as channel:
+            return await question(ArchiveClient(channel))
 
     return run_async(run())
 
@@ -212,8 +213,7 @@ class _Request:
 
 @bundled(options=caption_options, connection=connection_options)
 def submit_command(
-    options: CaptionOptions,
-    connection: ConnectionOptions,
+    *,
     sources: Annotated[
         list[str],
         typer.Argument(help="Folders, quoted patterns, files, or MANIFEST.jsonl (`-`: stdin).", show_default=False),
@@ -224,17 +224,34 @@ def submit_command(
     ] = None,
     form: FormatOption = None,
     name: Annotated[
-        str | None, typer.Option(help="Names the batch.", show_default="a digest of output or sources, and options")
+        str | None,
+        typer.Option(
+            help="Names the batch.",
+            show_default="a digest of output or sources, and options",
+            rich_help_panel=BATCH_PANEL,
+        ),
     ] = None,
-    priority: Annotated[Priority, typer.Option(help="Against other batches.")] = Priority.NORMAL,
-    meta: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of your own; may be repeated.")] = None,
+    priority: Annotated[
+        Priority, typer.Option(help="Against other batches.", rich_help_panel=BATCH_PANEL)
+    ] = Priority.NORMAL,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE of your own; may be repeated.", rich_help_panel=BATCH_PANEL),
+    ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Items are named relative to this folder.", show_default="each source's own")
+        Path | None,
+        typer.Option(
+            help="Items are named relative to this folder.",
+            show_default="each source's own",
+            rich_help_panel=BATCH_PANEL,
+        ),
     ] = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Until the batch ends.", show_default="with --output")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    options: CaptionOptions,
+    connection: ConnectionOptions,
 ) -> None:
     """Hand in videos to be captioned in the background. Repeating the command adds what is new and goes on."""
     destination = None if output is None else _destination(output, form, as_json)
