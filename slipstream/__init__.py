@@ -13,7 +13,10 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from slipstream import errors
+    from slipstream.archive.messages import Batch, BatchItem, Job, Receipt
+    from slipstream.archive.queue import JobState, Priority
     from slipstream.client.async_captioner import AsyncCaptioner, AsyncCaptionStream, connect_async
+    from slipstream.client.batch_handles import Archive, AsyncArchive, AsyncBatchHandle, BatchHandle
     from slipstream.client.caption_client import RemotePath, Video
     from slipstream.client.sync_captioner import Captioner, CaptionStream, connect
     from slipstream.engine.loading import load_model
@@ -33,8 +36,14 @@ if TYPE_CHECKING:
     from slipstream.speculation.acceptance import FinishReason
 
 __all__ = [
+    "Archive",
+    "AsyncArchive",
+    "AsyncBatchHandle",
     "AsyncCaptionStream",
     "AsyncCaptioner",
+    "Batch",
+    "BatchHandle",
+    "BatchItem",
     "Caption",
     "CaptionEvent",
     "CaptionOptions",
@@ -44,6 +53,10 @@ __all__ = [
     "CommittedToken",
     "FinishReason",
     "GatewayInfo",
+    "Job",
+    "JobState",
+    "Priority",
+    "Receipt",
     "RemotePath",
     "Speculation",
     "StageChange",
@@ -59,12 +72,22 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Archive": "client.batch_handles",
+    "AsyncArchive": "client.batch_handles",
+    "AsyncBatchHandle": "client.batch_handles",
     "AsyncCaptionStream": "client.async_captioner",
     "AsyncCaptioner": "client.async_captioner",
+    "Batch": "archive.messages",
+    "BatchHandle": "client.batch_handles",
+    "BatchItem": "archive.messages",
     "CaptionOptions": "options",
     "CaptionStream": "client.sync_captioner",
     "Captioner": "client.sync_captioner",
     "FinishReason": "speculation.acceptance",
+    "Job": "archive.messages",
+    "JobState": "archive.queue",
+    "Priority": "archive.queue",
+    "Receipt": "archive.messages",
     "RemotePath": "client.caption_client",
     "Video": "client.caption_client",
     "connect": "client.sync_captioner",

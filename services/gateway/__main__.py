@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from slipstream.archive.service import Archive, make_queue
+from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
@@ -35,7 +35,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     captioner = Captioner(config, peers, media, GatewayMetrics(REGISTRY))
     GatewayServicer(config, captioner).register(server)
     watch = watch_target(peers, lifecycle)
-    archive = Archive(config, captioner, watch, lifecycle, make_queue(config))
+    archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())

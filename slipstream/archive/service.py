@@ -25,7 +25,7 @@ DEPTH_S = 5.0
 """Between two looks at the queue's depth, for the metrics."""
 
 
-class Archive:
+class ArchiveService:
     """One gateway's part in the archive. Without a queue it does nothing."""
 
     def __init__(

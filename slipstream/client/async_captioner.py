@@ -1,16 +1,15 @@
 """`AsyncCaptioner`: captions for programs with an event loop, from a private stack or from a running gateway."""
 
 import asyncio
-import functools
-import inspect
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
     Connection,
@@ -21,69 +20,32 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
+from slipstream.client.keywords import CallOptions, keywords_of
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
-from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.options import CaptionOptions
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
 _LOGGER = logging.getLogger("slipstream.client")
 
 # -- keywords ---------------------------------------------------------------------------------------------------------
 
-KeywordsP = ParamSpec("KeywordsP")
-CaptionerT = TypeVar("CaptionerT")
-ResultT = TypeVar("ResultT")
-
 
 @dataclass(frozen=True)
-class CaptionCall(CaptionOptions):
+class CaptionCall(CallOptions):
     """What a caller says of one caption: the options of the table, and how to ask for them."""
 
-    options: CaptionOptions | None = field(default=None, kw_only=True)
-    """For what the keywords do not say."""
     request_id: str = field(default="", kw_only=True)
     timeout_s: float = field(default=CAPTION_TIMEOUT_S, kw_only=True)
 
-    def asked(self) -> CaptionOptions:
-        """The options, of both."""
-        return self.over(self.options or CaptionOptions())
 
-
-def _keywords_of(
-    make_call: Callable[KeywordsP, CaptionCall],
-) -> Callable[
-    [Callable[[CaptionerT, Video, CaptionCall], ResultT]],
-    Callable[Concatenate[CaptionerT, Video, KeywordsP], ResultT],
-]:
-    """Gives a method that takes a `CaptionCall` its keywords, for readers, type checkers and `help`."""
-
-    def decorate(
-        method: Callable[[CaptionerT, Video, CaptionCall], ResultT],
-    ) -> Callable[Concatenate[CaptionerT, Video, KeywordsP], ResultT]:
-        @functools.wraps(method)
-        def called(self: CaptionerT, video: Video, /, *args: KeywordsP.args, **kwargs: KeywordsP.kwargs) -> ResultT:
-            return method(self, video, make_call(*args, **kwargs))
-
-        plain = inspect.signature(method)
-        ours = [one.replace(kind=one.POSITIONAL_ONLY) for one in plain.parameters.values()][:2]
-        theirs = inspect.signature(make_call).parameters.values()
-        called.__signature__ = plain.replace(parameters=[*ours, *theirs])  # type: ignore[attr-defined]
-        called.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{_KEYWORDS_HELP}"
-        return called
-
-    return decorate
-
-
-_KEYWORDS_HELP = "\n".join(
-    [
-        "Keywords; what is not given is the gateway's default:",
-        *(f"    {spec.name}: {spec.description} Default: {spec.default}." for spec in OPTIONS),
-        "    options: `CaptionOptions` for what the keywords do not say.",
-        "    request_id: names the caption in every log and in the result; made by the gateway when empty.",
-        "    timeout_s: seconds that the caption may take in all.",
-    ]
+with_keywords = keywords_of(
+    CaptionCall,
+    {
+        "request_id": "names the caption in every log and in the result; made by the gateway when empty.",
+        "timeout_s": "seconds that the caption may take in all.",
+    },
 )
-with_keywords = _keywords_of(CaptionCall)
 
 # -- streams ----------------------------------------------------------------------------------------------------------
 
@@ -247,6 +209,12 @@ class AsyncCaptioner:
         for, and the `Caption` at the end. Raises what `caption` raises.
         """
         return AsyncCaptionStream(self.start(video, call), any_event)
+
+    @property
+    def archive(self) -> AsyncArchive:
+        """The gateway's archive, which captions videos in the background: a gateway with a queue has one, as that of
+        `slipstream up`; a private stack has none."""
+        return AsyncArchive(self.connection)
 
     async def info(self) -> GatewayInfo:
         """What the gateway serves, and its limits. Raises `ServiceUnavailable`."""

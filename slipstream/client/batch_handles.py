@@ -5,21 +5,19 @@ for job in batch.results():
     print(job.source, job.caption or job.error)
 """
 
-import functools
 import hashlib
-import inspect
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Submitted
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
+from slipstream.client.keywords import CallOptions, keywords_of
 from slipstream.errors import InvalidRequest
-from slipstream.options import OPTIONS, CaptionOptions
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
 
@@ -27,12 +25,12 @@ LONGEST_NAME = 256
 """Characters of a custom id; they are printable."""
 DIGEST_CHARS = 12
 
-Video = str | os.PathLike[str] | BatchItem
+BatchVideo = str | os.PathLike[str] | BatchItem
 """A file by its path, an https address, or an item with a name and options of its own."""
 
 
 @dataclass(frozen=True)
-class SubmitKeywords(CaptionOptions):
+class SubmitKeywords(CallOptions):
     """What `submit` takes besides the videos: options of all captions, and of the batch itself."""
 
     key: str = field(default="", kw_only=True)
@@ -46,10 +44,10 @@ class SubmitKeywords(CaptionOptions):
         """The batch to open. Raises `InvalidRequest` for a priority that there is not."""
         if self.priority not in list(Priority):
             raise InvalidRequest(f"priority {self.priority!r} is unknown; choose one of {', '.join(Priority)}")
-        return BatchOptions(self.key, self.given(), self.metadata, Priority(self.priority))
+        return BatchOptions(self.key, self.asked().given(), self.metadata, Priority(self.priority))
 
 
-def make_item(video: Video) -> BatchItem:
+def make_item(video: BatchVideo) -> BatchItem:
     """The item of a video, named by its path or address as it was given. A path becomes absolute: the gateway opens it
     itself, below one of its roots, so whether it exists is not looked at here.
 
@@ -86,44 +84,15 @@ def is_sendable(text: str) -> bool:
     return "\0" not in text
 
 
-_KEYWORDS_HELP = "\n".join(
-    [
-        "Keywords; what is not given is the gateway's default:",
-        *(f"    {spec.name}: {spec.help} Default: {spec.default}." for spec in OPTIONS),
-        "    key: names the batch: the same key is the same batch, to which only new videos are added.",
-        "    metadata: at most 16 texts of the caller's own, kept with the batch.",
-        "    priority: against other batches: high, normal or low.",
-    ]
+Videos = Iterable[BatchVideo]
+_with_keywords = keywords_of(
+    SubmitKeywords,
+    {
+        "key": "names the batch: the same key is the same batch, to which new videos are added. Default: a new one.",
+        "metadata": "at most 16 texts of the caller's own, kept with the batch.",
+        "priority": "against other batches: high, normal or low. Default: normal.",
+    },
 )
-
-P = ParamSpec("P")
-ArchiveT = TypeVar("ArchiveT")
-ResultT = TypeVar("ResultT")
-Videos = Iterable[Video]
-
-
-def _with_keywords(
-    keywords: Callable[P, SubmitKeywords],
-) -> Callable[
-    [Callable[[ArchiveT, Videos, SubmitKeywords], ResultT]], Callable[Concatenate[ArchiveT, Videos, P], ResultT]
-]:
-    """Gives a method `keywords` one by one, typed and shown by `help`, without a second list of the options."""
-
-    def decorate(
-        method: Callable[[ArchiveT, Videos, SubmitKeywords], ResultT],
-    ) -> Callable[Concatenate[ArchiveT, Videos, P], ResultT]:
-        @functools.wraps(method)
-        def submit(archive: ArchiveT, videos: Videos, /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-            return method(archive, videos, keywords(*args, **kwargs))
-
-        given = list(inspect.signature(method).parameters.values())[:2]
-        every = [*given, *inspect.signature(keywords).parameters.values()]
-        submit.__signature__ = inspect.signature(method).replace(parameters=every)  # type: ignore[attr-defined]
-        submit.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{_KEYWORDS_HELP}"
-        return submit
-
-    return decorate
-
 
 # -- asynchronous -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +200,7 @@ class AsyncArchive:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
 
-    @_with_keywords(SubmitKeywords)
+    @_with_keywords
     async def submit(self, videos: Videos, keywords: SubmitKeywords) -> AsyncBatchHandle:
         """Hands in videos to be captioned, and returns as soon as all of them are durably queued.
 
@@ -358,7 +327,7 @@ class Archive:
         self._run = run
         self._archive = archive
 
-    @_with_keywords(SubmitKeywords)
+    @_with_keywords
     def submit(self, videos: Videos, keywords: SubmitKeywords) -> BatchHandle:
         """Hands in videos to be captioned, and returns as soon as all of them are durably queued.
 

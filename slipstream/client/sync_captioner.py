@@ -19,6 +19,7 @@ from slipstream.client.async_captioner import (
     text_only,
     with_keywords,
 )
+from slipstream.client.batch_handles import Archive
 from slipstream.client.caption_client import FilePath, GatewayAddress, Video
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
 
@@ -211,9 +212,19 @@ class Captioner:
         """
         return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), any_event))
 
+    @property
+    def archive(self) -> Archive:
+        """The gateway's archive, which captions videos in the background: a gateway with a queue has one, as that of
+        `slipstream up`; a private stack has none."""
+        return Archive(self._run, self._async.archive)
+
     def info(self) -> GatewayInfo:
         """What the gateway serves, and its limits. Raises `ServiceUnavailable`."""
         return run_in_background(self._async.info())
+
+    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """For handles, which hold this captioner open by it."""
+        return run_in_background(work)
 
     def close(self) -> None:
         """Ends what runs, and the private stack."""

@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2
 
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
-from slipstream.archive.service import HEALTH_NAME, Archive, make_queue
+from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
@@ -31,7 +31,7 @@ class Gateway:
         self.queue, self.models = MemoryQueue(), FakeCaptioner()
         self.target = HealthWatch("target", "", self.models.target.ask, self.lifecycle)
         captioner = cast(Captioner, self.models)
-        self.archive = Archive(config, captioner, self.target, self.lifecycle, self.queue)
+        self.archive = ArchiveService(config, captioner, self.target, self.lifecycle, self.queue)
 
     async def submit(self, number: int) -> None:
         lease = lease_of()

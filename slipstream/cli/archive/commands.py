@@ -117,7 +117,7 @@ def retry_command(
     failed: Annotated[bool, typer.Option("--failed", help="Also jobs whose video or options were at fault.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Give the jobs that were given up another chance."""
+    """Queue the dead jobs of a batch again: those that were given up."""
     retried = ask(gateway, connection, lambda client: client.retry(batch, failed))
     typer.echo(json.dumps({"retried": retried}) if as_json else f"{retried:,} jobs are queued again")
 
@@ -253,7 +253,7 @@ def submit_command(
     options: CaptionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Hand in videos to be captioned in the background. Repeating the command adds what is new and goes on."""
+    """Hand in videos as a batch, to be captioned in the background. Repeating it adds what is new and goes on."""
     destination = None if output is None else _destination(output, form, as_json)
     wait = output is not None if wait is None else wait
     with Sources(sources, root, complain) as found:
