@@ -184,8 +184,9 @@ class AsyncCaptioner:
         """The caption of a video: a path, bytes, an open binary file, or a `RemotePath` of the gateway's.
 
         Raises:
-            InvalidRequest: an option that is out of range or unknown.
-            VideoNotFound, UnreadableVideo: there is no such file, or it is no video.
+            InvalidRequest: an option that is out of range or unknown, or bytes that the gateway finds to be no video.
+            VideoNotFound: there is no such file.
+            UnreadableVideo: a file that is empty, or cannot be read here.
             LimitExceeded: more than this gateway serves.
             Overloaded: no room now; try again later.
             ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s`.

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import slipstream
-from slipstream.errors import UnreadableVideo
+from slipstream.errors import InvalidRequest
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.processes import eventually, logged, running
@@ -65,7 +65,7 @@ async def test_the_targets_text(stack: Stack, world: World, tmp_path: Path) -> N
             assert caption.options["method"] == "slipstream" and caption.video.num_frames == NUM_FRAMES
         stream = captioner.stream(path, max_new_tokens=24, **ASKED)
         assert "".join([str(piece) async for piece in stream]) == captions[0].text
-        with pytest.raises(UnreadableVideo):
+        with pytest.raises(InvalidRequest, match="the file is no video"):
             await captioner.caption(b"no video at all", **ASKED)
 
 

@@ -1,0 +1,86 @@
+"""Every example is short and runs, the ones that caption with the pocket pair behind one gateway."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import slipstream
+from slipstream.stack.local import Stack, StackOptions
+from tests.support.clips import make_colour_clip
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples"
+MAX_LINES = 30
+HAS_ARCHIVE = hasattr(slipstream.Captioner, "archive")
+
+
+@dataclass(frozen=True)
+class Pocket:
+    """A gateway before the pocket pair, and a folder below its roots with one clip."""
+
+    gateway: str
+    folder: Path
+    clip: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pocket(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pocket]:
+    folder = tmp_path_factory.mktemp("clips")
+    (folder / "clip.mp4").write_bytes(make_colour_clip(5))
+    async with Stack(StackOptions(threads=1, archive=HAS_ARCHIVE, video_roots=(folder,))) as stack:
+        yield Pocket(stack.gateway_address, folder, folder / "clip.mp4")
+
+
+async def run(name: str, *arguments: object) -> str:
+    """What the example prints. It must say nothing on stderr."""
+    argv = [sys.executable, str(FOLDER / name), *map(str, arguments)]
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await asyncio.wait_for(process.communicate(), 240)
+    assert (process.returncode, errors.decode()) == (0, "")
+    return output.decode()
+
+
+def tested() -> set[str]:
+    return {name.removeprefix("test_") + ".py" for name in globals() if name.startswith("test_")}
+
+
+async def test_every_example_is_short_and_has_a_test() -> None:
+    examples = {path.name: path for path in FOLDER.glob("*.py")}
+    assert examples and set(examples) <= tested()
+    assert all(len(path.read_text().splitlines()) <= MAX_LINES for path in examples.values())
+
+
+async def test_caption_file(pocket: Pocket) -> None:
+    text, speed, passes = (await run("caption_file.py", pocket.clip, pocket.gateway)).splitlines()
+    assert text and speed.startswith("64 tokens") and "target passes" in passes
+
+
+async def test_stream_live(pocket: Pocket) -> None:
+    text, closing = (await run("stream_live.py", pocket.clip, pocket.gateway)).rsplit("\n", 2)[:2]
+    assert "[" in text and closing.startswith("64 tokens in ")
+
+
+async def test_compare_methods(pocket: Pocket) -> None:
+    *rows, texts = (await run("compare_methods.py", pocket.clip, pocket.gateway)).splitlines()
+    assert [row.split()[0] for row in rows] == ["autoregressive", "sd", "parallelvlm", "slipstream"]
+    assert texts == "different texts: 1"
+
+
+@pytest.mark.skipif(not HAS_ARCHIVE, reason="the client has no archive yet")
+async def test_submit_folder(pocket: Pocket) -> None:
+    (line,) = (await run("submit_folder.py", pocket.folder, pocket.gateway)).splitlines()
+    assert line.startswith(str(pocket.clip)) and len(line) > len(str(pocket.clip)) + 20
+
+
+async def test_use_pieces() -> None:
+    pruned, decoded = (await run("use_pieces.py")).splitlines()
+    assert pruned.startswith("39 of 392 video tokens kept")
+    assert decoded == "60 tokens in 18 target passes, 43 of them the draft's"
