@@ -120,7 +120,7 @@ async def harm_batch(
 
 
 NUM_NEIGHBOURS = 16
-LEASE_S = 3.0
+POISON_LEASE_S = 3.0
 MAX_CRASHES = 3
 POLL_S = 0.03
 TIMEOUT_S = 300.0
@@ -134,7 +134,7 @@ async def run_poison() -> dict[str, Any]:
         workload = make_workload(Path(folder) / "work", NUM_NEIGHBOURS + 1)
         flags = {"gateway": ("--max-crashes", str(MAX_CRASHES))}
         options = ClusterOptions(
-            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, flags=flags
+            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=POISON_LEASE_S, flags=flags
         )
         items = list(workload.items)
         items[NUM_NEIGHBOURS // 2] = _poisonous(items[NUM_NEIGHBOURS // 2])
