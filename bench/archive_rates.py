@@ -1,4 +1,4 @@
-"""Videos an hour of an archive with 1, 2 and 4 workers, plain against parallel.
+"""Videos an hour of an archive with 1, 2 and 4 workers, plain against Slipstream.
 
 A worker is a gateway that runs one archive caption at a time; all share one target, one draft and one queue. Each
 round starts every number of workers once and drains one batch by each method on them, so that a machine whose speed
@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import CLIP_FOLDER, held_out_clips, machine_facts, run_to_end, say
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.output import finish
 from bench.tables import Cell, make_console, make_table, number
-from slipstream.rpc.v1 import archive_pb2
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Timings
+from slipstream import AsyncCaptioner, Caption, CaptionOptions, Timings
+from slipstream.archive.messages import BatchItem, Job
+from slipstream.archive.queue import JobState
 from slipstream.stack.local import FRESH, POCKET_DIR
 from tests.support.cluster import Cluster, ClusterOptions
-from tests.support.workload import WorkItem
 
 WORKERS = (1, 2, 4)
-METHODS = ("autoregressive", "parallel")
+METHODS = ("autoregressive", "slipstream")
 BATCH_TIMEOUT_S = 1800.0
 STAGES = {name: name for name in ("decode_s", "generate_s")} | {
     name: f"target_{name}" for name in ("encode_s", "prefill_s")
@@ -42,7 +40,7 @@ class Drained:
     workers: int
     method: str
     wall_s: float
-    jobs: Sequence[archive_pb2.Job]
+    jobs: Sequence[Job]
 
     @property
     def videos_per_h(self) -> float:
@@ -50,7 +48,11 @@ class Drained:
 
     @property
     def tokens_per_s(self) -> float:
-        return sum(job.summary.num_tokens for job in self.jobs) / self.wall_s
+        return sum(caption.num_tokens for caption in self.captions) / self.wall_s
+
+    @property
+    def captions(self) -> list[Caption]:
+        return [job.caption for job in self.jobs if job.caption is not None]
 
 
 COLUMNS: dict[str, Cell] = {
@@ -73,7 +75,7 @@ async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]
         options = ClusterOptions(
             given.target, given.draft, CLIP_FOLDER, gateways=workers, slots=1, ahead=1, lease_s=15.0, flags=FRESH
         )
-        async with Cluster(options, say) as cluster, cluster.channel() as channel:
+        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
             for method in METHODS if number_ % 2 == 0 else reversed(METHODS):
                 caption = CaptionOptions(
                     method=method,
@@ -81,21 +83,21 @@ async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]
                     max_new_tokens=given.max_new_tokens,
                     seed=next(seeds),  # greedy, so the text does not depend on it; but no result is taken over
                 )
-                drained.append(await _drain(channel, workers, method, clips, caption))
+                drained.append(await _drain(captioner, workers, method, clips, caption))
                 say(f"{workers} workers, {method}: {drained[-1].videos_per_h:.0f} videos/h")
     return drained
 
 
 async def _drain(
-    channel: grpc.aio.Channel, workers: int, method: str, clips: Sequence[Path], caption: CaptionOptions
+    captioner: AsyncCaptioner, workers: int, method: str, clips: Sequence[Path], caption: CaptionOptions
 ) -> Drained:
-    items = [WorkItem(clip.stem, str(clip), caption) for clip in clips]
-    batch = (await submit(channel, f"{method}-{caption.seed}", items)).batch_id
-    await wait_ended([channel], batch, BATCH_TIMEOUT_S)
-    jobs = await list_jobs(channel, batch)
-    bad = [job for job in jobs if job.state != archive_pb2.JOB_STATE_DONE]
+    items = [BatchItem(clip.stem, str(clip), caption.given()) for clip in clips]
+    batch = await submit(captioner, f"{method}-{caption.seed}", items)
+    await wait_ended([captioner], batch, BATCH_TIMEOUT_S)
+    jobs = await list_jobs(captioner, batch)
+    bad = [job for job in jobs if job.state is not JobState.DONE]
     if bad:
-        raise SystemExit(f"{bad[0].custom_id}: {bad[0].error or archive_pb2.JobState.Name(bad[0].state)}")
+        raise SystemExit(f"{bad[0].custom_id}: {bad[0].error or bad[0].state}")
     wall_s = max(job.ended_s for job in jobs) - min(job.started_s for job in jobs)
     return Drained(workers, method, wall_s, jobs)
 
@@ -105,6 +107,7 @@ def _rows(drained: Sequence[Drained]) -> list[dict[str, Any]]:
     for method, workers in itertools.product(METHODS, WORKERS):
         own, plain = ([b for b in drained if (b.method, b.workers) == (name, workers)] for name in (method, METHODS[0]))
         jobs = [job for batch in own for job in batch.jobs]
+        captions = [caption for batch in own for caption in batch.captions]
         rate = statistics.median(batch.videos_per_h for batch in own)
         rows.append(
             {
@@ -114,9 +117,9 @@ def _rows(drained: Sequence[Drained]) -> list[dict[str, Any]]:
                 "speedup": rate / statistics.median(batch.videos_per_h for batch in plain),
                 "rounds": [round(batch.videos_per_h, 1) for batch in own],
                 "tokens_per_s": statistics.median(batch.tokens_per_s for batch in own),
-                "tokens": statistics.mean(job.summary.num_tokens for job in jobs),
-                "runs": statistics.mean(job.receipt.runs for job in jobs),
-                **_stages([job.summary.timings for job in jobs]),
+                "tokens": statistics.mean(caption.num_tokens for caption in captions),
+                "runs": statistics.mean(job.receipt.runs for job in jobs if job.receipt),
+                **_stages([caption.timings for caption in captions]),
             }
         )
     return rows
@@ -142,7 +145,7 @@ def main(argv: Sequence[str]) -> None:
     drained = run_to_end(run(given, held_out_clips(given.videos)))
     rows = _rows(drained)
     make_console().print(make_table("an archive on one target and one draft (medians over rounds)", COLUMNS, rows))
-    texts = {(job.custom_id, job.summary.text) for batch in drained for job in batch.jobs}
+    texts = {(job.custom_id, str(job.caption)) for batch in drained for job in batch.jobs}
     identical = len(texts) == len({clip for clip, _ in texts})
     finish("archive", {"identical": identical, "rows": rows, "machine": machine_facts()})
     sys.exit(0 if identical else 1)

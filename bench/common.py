@@ -8,19 +8,15 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
 import typer
 
+from slipstream import AsyncCaptioner, Caption, CaptionOptions, CommittedText, StageChange, Trace
 from slipstream.cli.common import run_async
-from slipstream.client.caption_client import caption
-from slipstream.errors import ProtocolViolation
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions, Summary, Trace
 from training.data import render_clip
 from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
@@ -61,16 +57,18 @@ class Event:
 class Captioned:
     """One caption as its client saw it."""
 
-    token_ids: tuple[int, ...]
-    from_draft: tuple[bool, ...]
-    """Per token, whether the draft wrote it."""
-    ready_at: tuple[int, ...]
+    caption: Caption
+    ready_at: tuple[int, ...] = ()
     """How many tokens there were at each moment when a draft became ready."""
-    lost_at: tuple[int, ...]
+    lost_at: tuple[int, ...] = ()
     """The same for drafts that were lost."""
-    summary: Summary
     events: tuple[Event, ...] = ()
     trace: tuple[Trace, ...] = ()
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the whole text."""
+        return tuple(token.token_id for token in self.caption.tokens)
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ class Budget:
 
 
 async def run_caption(
-    channel: grpc.aio.Channel,
+    captioner: AsyncCaptioner,
     video: Path,
     options: CaptionOptions,
     on_tokens: Callable[[int, bool], None] = lambda num_tokens, has_draft: None,
@@ -113,30 +111,25 @@ async def run_caption(
 
     `on_tokens` hears how many tokens there are whenever there are more, and whether a draft has joined.
     """
-    token_ids: list[int] = []
-    from_draft: list[bool] = []
+    num_tokens = 0
     moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
     seen: list[Event] = []
     traced: list[Trace] = []
-    async with aclosing(caption(channel, video, options)) as events:
+    async with captioner.events(video, options=options) as events:
         async for event in events:
-            match event.WhichOneof("message"):
-                case "summary":
-                    ready_at, lost_at = (tuple(counts) for counts in moments.values())
-                    texts = tuple(token_ids), tuple(from_draft)
-                    return Captioned(*texts, ready_at, lost_at, event.summary, tuple(seen), tuple(traced))
-                case "trace":
-                    traced.append(event.trace)
-                case "stage":
-                    seen.append(Event(time.monotonic(), event.stage.stage))
-                    moments.get(event.stage.stage, []).append(len(token_ids))
-                case "text":
-                    written = [token.from_draft for token in event.text.tokens]
+            match event:
+                case Trace():
+                    traced.append(event)
+                case StageChange():
+                    seen.append(Event(time.monotonic(), event.stage))
+                    moments.get(event.stage, []).append(num_tokens)
+                case CommittedText():
+                    written = [token.from_draft for token in event.tokens]
                     seen.append(Event(time.monotonic(), "", len(written), sum(written)))
-                    token_ids += [token.token_id for token in event.text.tokens]
-                    from_draft += written
-                    on_tokens(len(token_ids), bool(moments["draft_ready"]))
-    raise ProtocolViolation("the gateway ended the caption without a summary")
+                    num_tokens += len(written)
+                    on_tokens(num_tokens, bool(moments["draft_ready"]))
+    ready_at, lost_at = (tuple(counts) for counts in moments.values())
+    return Captioned(events.caption, ready_at, lost_at, tuple(seen), tuple(traced))
 
 
 def first_difference(got: tuple[int, ...], expected: tuple[int, ...]) -> int | None:

@@ -12,7 +12,6 @@ from bench.common import SHORT_SCENES, held_out_clips
 from bench.compose_check.stack import PROJECT, SERVICES, CheckFailed, Stack, Steps, run, wait_until
 from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import archive_pb2_grpc
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 
 MOUNT = "/videos"
 CALL_TIMEOUT_S = 20
@@ -89,7 +88,7 @@ class Batch:
         self._channel.close()
 
     def _messages(self) -> Iterator[pb.SubmitBatchRequest]:
-        caption = CaptionOptions(num_frames=NUM_FRAMES, max_new_tokens=self._max_new_tokens)
+        caption = {"num_frames": NUM_FRAMES, "max_new_tokens": self._max_new_tokens}
         yield pb.SubmitBatchRequest(batch=pb.BatchOptions(key=self._key, caption=caption))
         for name in self._names:
             yield pb.SubmitBatchRequest(item=pb.BatchItem(custom_id=name, source=f"{MOUNT}/{name}"))

@@ -10,16 +10,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import say
-from bench.faults.batches import caption_text, list_jobs, submit, wait_ended
+from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.faults.checker import Verdict, check
 from bench.faults.history import History, Kind, count_events, read_entries
 from bench.faults.injector import FaultInjector, plan_strikes
-from slipstream.rpc.v1 import archive_pb2
+from slipstream import AsyncCaptioner, CaptionOptions, RemotePath
+from slipstream.archive.messages import BatchItem, Job
+from slipstream.archive.queue import JobState
 from tests.support.cluster import Cluster, ClusterOptions
-from tests.support.workload import WorkItem, make_workload
+from tests.support.workload import make_workload
 
 LEASE_S = 5.0
 NUM_TOKENS = 100
@@ -36,7 +36,7 @@ class Harmed:
 
     verdict: Verdict
     history: History
-    jobs: Sequence[archive_pb2.Job]
+    jobs: Sequence[Job]
 
 
 async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
@@ -73,45 +73,46 @@ async def run_drain(num_jobs: int, seed: int) -> dict[str, Any]:
         }
 
 
-async def undisturbed_texts(cluster: Cluster, items: Sequence[WorkItem]) -> dict[str, str]:
+async def undisturbed_texts(cluster: Cluster, items: Sequence[BatchItem]) -> dict[str, str]:
     """The text of every item, by custom id, from plain calls."""
     texts: dict[str, str] = {}
     places = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(channel: grpc.aio.Channel, item: WorkItem) -> None:
+    async def one(captioner: AsyncCaptioner, item: BatchItem) -> None:
         async with places:
-            texts[item.custom_id] = await caption_text(channel, item)
+            options = CaptionOptions.from_mapping(item.caption)
+            texts[item.custom_id] = (await captioner.caption(RemotePath(item.source), options=options)).text
 
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
+        captioners = [await stack.enter_async_context(cluster.captioner(name)) for name in cluster.gateways]
         async with asyncio.TaskGroup() as group:
-            for channel, item in zip(cycle(channels), items, strict=False):
-                group.create_task(one(channel, item))
+            for captioner, item in zip(cycle(captioners), items, strict=False):
+                group.create_task(one(captioner, item))
     return texts
 
 
 async def harm_batch(
     cluster: Cluster,
     key: str,
-    items: Sequence[WorkItem],
+    items: Sequence[BatchItem],
     expected: Mapping[str, str],
     harm: Callable[[FaultInjector], Coroutine[Any, Any, None]],
 ) -> Harmed:
     """Hands a batch in, lets the injector do its harm, waits until the batch has ended, and checks what came of it."""
     injector = FaultInjector(cluster, say)
     async with AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(cluster.channel(name)) for name in cluster.gateways]
-        batch_id = (await submit(channels[0], key, items)).batch_id
+        captioners = [await stack.enter_async_context(cluster.captioner(name)) for name in cluster.gateways]
+        batch_id = await submit(captioners[0], key, items)
         harming = asyncio.create_task(harm(injector))
         try:
-            await wait_ended(channels, batch_id, DRAIN_TIMEOUT_S)
+            await wait_ended(captioners, batch_id, DRAIN_TIMEOUT_S)
             await asyncio.wait({harming}, timeout=HARM_GRACE_S)
         finally:
             harming.cancel()
             await asyncio.wait({harming})
         if not harming.cancelled():
             harming.result()
-        jobs = await list_jobs(channels[0], batch_id)
+        jobs = await list_jobs(captioners[0], batch_id)
         entries = await read_entries(cluster.redis_url, batch_id, jobs)
     ids = {entry.job_id for entry in entries}
     events = [event for event in injector.events() if event.job_id in ids]
@@ -120,7 +121,7 @@ async def harm_batch(
 
 
 NUM_NEIGHBOURS = 16
-LEASE_S = 3.0
+POISON_LEASE_S = 3.0
 MAX_CRASHES = 3
 POLL_S = 0.03
 TIMEOUT_S = 300.0
@@ -134,31 +135,31 @@ async def run_poison() -> dict[str, Any]:
         workload = make_workload(Path(folder) / "work", NUM_NEIGHBOURS + 1)
         flags = {"gateway": ("--max-crashes", str(MAX_CRASHES))}
         options = ClusterOptions(
-            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=LEASE_S, flags=flags
+            workload.pair.target, workload.pair.draft, workload.video_root, lease_s=POISON_LEASE_S, flags=flags
         )
         items = list(workload.items)
         items[NUM_NEIGHBOURS // 2] = _poisonous(items[NUM_NEIGHBOURS // 2])
-        async with Cluster(options, say) as cluster, cluster.channel() as channel:
+        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
             began = time.monotonic()
-            batch = (await submit(channel, "poison", items)).batch_id
-            ids = {job.custom_id: job.job_id for job in await list_jobs(channel, batch)}
+            batch = await submit(captioner, "poison", items)
+            ids = {job.custom_id: job.job_id for job in await list_jobs(captioner, batch)}
             injector = FaultInjector(cluster, say)
             killing = asyncio.create_task(_kill_whoever_runs(ids["poison"], injector, cluster))
             try:
-                async with cluster.channel("gateway-1") as other:
-                    await wait_ended([channel, other], batch, TIMEOUT_S)
+                async with cluster.captioner("gateway-1") as other:
+                    await wait_ended([captioner, other], batch, TIMEOUT_S)
             finally:
                 killing.cancel()
             await cluster.wait_serving("gateway-0")
-            jobs = {job.custom_id: job for job in await list_jobs(channel, batch)}
+            jobs = {job.custom_id: job for job in await list_jobs(captioner, batch)}
             taken = [event for event in injector.events() if event.kind is Kind.TAKEN]
         poison, neighbours = jobs.pop("poison"), list(jobs.values())
-        done = sum(job.state == archive_pb2.JOB_STATE_DONE for job in neighbours)
-        dead = poison.state == archive_pb2.JOB_STATE_DEAD
+        done = sum(job.state is JobState.DONE for job in neighbours)
+        dead = poison.state is JobState.DEAD
         runs = sum(event.job_id == poison.job_id for event in taken)
         return {
             "passed": dead and bool(poison.error) and runs == MAX_CRASHES and done == NUM_NEIGHBOURS,
-            "poison_state": archive_pb2.JobState.Name(poison.state),
+            "poison_state": poison.state,
             "poison_error": poison.error,
             "poison_runs": runs,
             "neighbours": NUM_NEIGHBOURS,
@@ -168,9 +169,8 @@ async def run_poison() -> dict[str, Any]:
         }
 
 
-def _poisonous(item: WorkItem) -> WorkItem:
-    item.caption.max_new_tokens = POISON_TOKENS
-    return WorkItem("poison", item.source, item.caption)
+def _poisonous(item: BatchItem) -> BatchItem:
+    return BatchItem("poison", item.source, {**item.caption, "max_new_tokens": POISON_TOKENS})
 
 
 async def _kill_whoever_runs(job_id: str, injector: FaultInjector, cluster: Cluster) -> None:

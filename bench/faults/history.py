@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from slipstream.archive.messages import Job
 from slipstream.archive.queue import JobRecord, JobState
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.rpc.v1 import archive_pb2
 
 
 class Kind(StrEnum):
@@ -142,9 +142,9 @@ def _parse(line: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[archive_pb2.Job]) -> list[Entry]:
+async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[Job]) -> list[Entry]:
     """One entry a job of the store, joined to what the archive says of it."""
-    texts = {job.job_id: job.summary.text for job in jobs}
+    texts = {job.job_id: job.caption.text for job in jobs if job.caption}
     return [
         Entry(job.custom_id, job.job_id, job.state, job.worker, job.epoch, texts.get(job.job_id, ""), job.error)
         for job in await _read_records(redis_url, batch_id)

@@ -15,16 +15,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import say
-from bench.faults.batches import CAPTION_TIMEOUT_S, caption_requests
-from slipstream.rpc.v1 import gateway_pb2_grpc
+from slipstream import AsyncCaptioner, CaptionOptions, RemotePath
+from slipstream.archive.messages import BatchItem
+from slipstream.errors import SlipstreamError
 from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
-from tests.support.workload import WorkItem, make_workload
+from tests.support.workload import make_workload
 
 MAX_CAPTIONS = 8
+CAPTION_TIMEOUT_S = 120.0
 ROUNDS = 3
 NUM_ITEMS = 100
 WARM_UP_S, RAMP_S, PEAK_S, LOAD_S = 8.0, 4.0, 19.0, 19.0
@@ -92,16 +92,16 @@ async def run_overload(seed: int) -> dict[str, Any]:
         options = ClusterOptions(
             workload.pair.target, workload.pair.draft, workload.video_root, gateways=1, slots=0, flags=flags
         )
-        async with Cluster(options, say) as cluster, cluster.channel() as channel:
-            return await _Load(cluster, channel, workload.items, seed).run()
+        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
+            return await _Load(cluster, captioner, workload.items, seed).run()
 
 
 class _Load:
     """Phases of one run against one gateway."""
 
-    def __init__(self, cluster: Cluster, channel: grpc.aio.Channel, items: Sequence[WorkItem], seed: int) -> None:
+    def __init__(self, cluster: Cluster, captioner: AsyncCaptioner, items: Sequence[BatchItem], seed: int) -> None:
         self._cluster = cluster
-        self._gateway = gateway_pb2_grpc.GatewayStub(channel)
+        self._captioner = captioner
         self._items = items
         self._rng = random.Random(seed)
         self._numbers = count()
@@ -165,14 +165,17 @@ class _Load:
 
     async def _ask(self) -> Answer:
         item = self._items[next(self._numbers) % len(self._items)]
+        options = CaptionOptions.from_mapping(item.caption)
         began = time.monotonic()
         decided = 0.0
         status, details = "OK", ""
         try:
-            async for _ in self._gateway.Caption(caption_requests(item), timeout=CAPTION_TIMEOUT_S):
+            async for _ in self._captioner.events(
+                RemotePath(item.source), options=options, timeout_s=CAPTION_TIMEOUT_S
+            ):
                 decided = decided or time.monotonic()
-        except grpc.aio.AioRpcError as error:
-            status, details = error.code().name, error.details() or ""
+        except SlipstreamError as error:
+            status, details = error.status, str(error)
         ended = time.monotonic()
         return Answer(status, details, (decided or ended) - began, ended)
 

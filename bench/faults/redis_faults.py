@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.faults.history import Kind
 from bench.faults.injector import FaultInjector
-from slipstream.rpc.v1 import archive_pb2
+from slipstream import AsyncCaptioner
+from slipstream.archive.messages import Batch, BatchItem, Job
+from slipstream.archive.queue import UnknownBatch
+from slipstream.errors import SlipstreamError
 from tests.support.cluster import Cluster, ClusterOptions
-from tests.support.workload import WorkItem, make_workload
+from tests.support.workload import make_workload
 
 FAULTS = ("disk_full", "kill", "freeze")
 FREEZE_S, DISK_FULL_S, KILL_DOWN_S = 20.0, 12.0, 4.0
@@ -75,7 +76,7 @@ async def run_redis_faults() -> dict[str, Any]:
 class _FaultRun:
     """One fault: a batch in work, submissions meanwhile, and what is left of both."""
 
-    def __init__(self, cluster: Cluster, fault: str, items: Sequence[WorkItem], disk: Path) -> None:
+    def __init__(self, cluster: Cluster, fault: str, items: Sequence[BatchItem], disk: Path) -> None:
         self._cluster = cluster
         self._fault = fault
         self._items = items
@@ -84,26 +85,24 @@ class _FaultRun:
         self._submissions: list[Submission] = []
 
     async def run(self) -> dict[str, Any]:
-        async with self._cluster.channel() as channel:
-            batch = (await submit(channel, f"{self._fault}-running", self._items)).batch_id
-            ids = {job.job_id for job in await list_jobs(channel, batch)}
+        async with self._cluster.captioner() as captioner:
+            batch = await submit(captioner, f"{self._fault}-running", self._items)
+            ids = {job.job_id for job in await list_jobs(captioner, batch)}
             await self._wait_taken(ids)
             async with self._fault_lasting():
-                submitting = asyncio.create_task(self._keep_submitting(channel))
+                submitting = asyncio.create_task(self._keep_submitting(captioner))
                 await asyncio.sleep({"disk_full": DISK_FULL_S, "kill": KILL_DOWN_S, "freeze": FREEZE_S}[self._fault])
             submitting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await submitting
             healed = time.monotonic()
-            ended = await wait_ended([channel], batch, TIMEOUT_S)
+            ended = await wait_ended([captioner], batch, TIMEOUT_S)
             ended_after_s = time.monotonic() - healed
-            lost = [s.key for s in self._submissions if s.status == "OK" and not await _is_kept(channel, s.key)]
-            jobs = await list_jobs(channel, batch)
+            lost = [s.key for s in self._submissions if s.status == "OK" and not await _is_kept(captioner, s.key)]
+            jobs = await list_jobs(captioner, batch)
         return self._verdict(ended, jobs, ids, lost) | {"batch_ended_after_s": round(ended_after_s, 1)}
 
-    def _verdict(
-        self, ended: archive_pb2.Batch, jobs: Sequence[archive_pb2.Job], ids: set[str], lost: Sequence[str]
-    ) -> dict[str, Any]:
+    def _verdict(self, ended: Batch, jobs: Sequence[Job], ids: set[str], lost: Sequence[str]) -> dict[str, Any]:
         refused = [submission for submission in self._submissions if submission.status != "OK"]
         slowest = max((submission.took_s for submission in refused), default=0.0)
         events = [event for event in self._injector.events() if event.job_id in ids]
@@ -154,24 +153,29 @@ class _FaultRun:
                 free(self._disk)
             await cluster.wait_serving("redis", cluster.processes["redis"].starts)
 
-    async def _keep_submitting(self, channel: grpc.aio.Channel) -> None:
+    async def _keep_submitting(self, captioner: AsyncCaptioner) -> None:
         for number in itertools.count():
-            self._submissions.append(await _submission(channel, f"{self._fault}-{number}", self._items[:1]))
+            self._submissions.append(await _submission(captioner, f"{self._fault}-{number}", self._items[:1]))
             await asyncio.sleep(SUBMIT_EVERY_S)
 
 
-async def _submission(channel: grpc.aio.Channel, key: str, items: Sequence[WorkItem]) -> Submission:
+async def _submission(captioner: AsyncCaptioner, key: str, items: Sequence[BatchItem]) -> Submission:
     began = time.monotonic()
     status, details = "OK", ""
     try:
-        await submit(channel, key, items, SUBMIT_TIMEOUT_S)
-    except grpc.aio.AioRpcError as error:
-        status, details = error.code().name, error.details() or ""
+        await submit(captioner, key, items, SUBMIT_TIMEOUT_S)
+    except SlipstreamError as error:
+        status, details = error.status, str(error)
+    except TimeoutError:
+        status, details = "DEADLINE_EXCEEDED", ""
     return Submission(key, status, details, time.monotonic() - began)
 
 
-async def _is_kept(channel: grpc.aio.Channel, key: str) -> bool:
-    return len(await list_jobs(channel, key)) == 1
+async def _is_kept(captioner: AsyncCaptioner, key: str) -> bool:
+    try:
+        return len(await list_jobs(captioner, key)) == 1
+    except UnknownBatch:
+        return False
 
 
 # -- a disk that can be filled up --------------------------------------------------------------------------------------

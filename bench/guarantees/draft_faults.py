@@ -24,8 +24,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import (
     CLIP_FOLDER,
     SHORT_SCENES,
@@ -40,9 +38,8 @@ from bench.guarantees.identity import VARIED, coverage, plan_settings
 from bench.methods.samples import Spread
 from bench.output import finish
 from bench.tables import Cell, make_console, make_table, number, text
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.cli.views import decoding_rate
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 
@@ -164,13 +161,13 @@ class FaultRuns:
     def __init__(
         self,
         stack: Stack,
-        channel: grpc.aio.Channel,
+        captioner: AsyncCaptioner,
         clips: Sequence[Path],
         samplings: Sequence[Mapping[str, Any]],
         **shared: Any,
     ) -> None:
         self._stack = stack
-        self._channel = channel
+        self._captioner = captioner
         self._clips = clips
         self._samplings = samplings
         self._shared = shared
@@ -183,7 +180,7 @@ class FaultRuns:
         starts = self._draft.starts
         strike = Strike(fault, self._draft, at_token=max(1, round(fault.at_share * len(expected))))
         try:
-            captioned = await self._caption(fault.clip, strike, method="parallel", **fault.options)
+            captioned = await self._caption(fault.clip, strike, method="slipstream", **fault.options)
         finally:
             strike.thaw()
         if strike.struck_at and fault.kind in ("kill", "restart"):
@@ -194,8 +191,8 @@ class FaultRuns:
             drafts_lost=len(captioned.lost_at),
             struck_at=strike.struck_at,
             rejoined=0 < strike.struck_at <= max(captioned.ready_at, default=0),
-            longest_gap_s=captioned.summary.timings.longest_gap_s,
-            tokens_per_s=decoding_rate(captioned.summary),
+            longest_gap_s=captioned.caption.timings.longest_gap_s,
+            tokens_per_s=decoding_rate(captioned.caption),
         )
 
     async def _plain_text(self, clip: int) -> tuple[int, ...]:
@@ -206,7 +203,7 @@ class FaultRuns:
 
     async def _caption(self, clip: int, on_tokens: Callable[[int, bool], None], **options: Any) -> Captioned:
         asked = CaptionOptions(gate=False, **self._shared, **self._samplings[clip], **options)
-        return await run_caption(self._channel, self._clips[clip], asked, on_tokens)
+        return await run_caption(self._captioner, self._clips[clip], asked, on_tokens)
 
 
 async def run_faults(
@@ -219,8 +216,8 @@ async def run_faults(
     """All runs on one stack."""
     outcomes = []
     say("starting the stack")
-    async with Stack(options, report=say) as stack, open_channel(stack.gateway_address) as channel:
-        runs = FaultRuns(stack, channel, clips, samplings, **shared)
+    async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
+        runs = FaultRuns(stack, captioner, clips, samplings, **shared)
         for number_, fault in enumerate(faults, 1):
             outcome = await runs.run(fault)
             outcomes.append(outcome)

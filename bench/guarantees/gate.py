@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import Captioned, held_out_clips, run_caption, say
 from bench.simulate import bad_drafts, simulate
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import FRESH, POCKET_DIR, Stack, StackOptions
 
 BAD = ("nonsense", "slow", "turns bad")
@@ -81,32 +78,31 @@ async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> di
     )
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
     samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}
-    async with Stack(options, report=say) as stack, open_channel(stack.gateway_address) as channel:
-        await _caption(channel, plan, clips[0], method="autoregressive", max_new_tokens=WARM_UP_TOKENS)
+    async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
+        await _caption(captioner, plan, clips[0], method="autoregressive", max_new_tokens=WARM_UP_TOKENS)
         for clip in clips:
-            before = await _caption(channel, plan, clip, method="autoregressive")
+            before = await _caption(captioner, plan, clip, method="autoregressive")
             for kind, gate in kinds.items():
-                caption = await _caption(channel, plan, clip, method="parallel", gate=gate)
-                after = await _caption(channel, plan, clip, method="autoregressive")
-                samples[kind].append(_sample(caption, before, after))
+                drafted = await _caption(captioner, plan, clip, method="slipstream", gate=gate)
+                after = await _caption(captioner, plan, clip, method="autoregressive")
+                samples[kind].append(_sample(drafted, before, after))
                 say(f"  {kind}: {samples[kind][-1]}")
                 before = after
     return samples
 
 
-async def _caption(channel: grpc.aio.Channel, plan: GatePlan, clip: Path, **given: Any) -> Captioned:
-    options = CaptionOptions(num_frames=plan.num_frames, max_new_tokens=plan.max_new_tokens)
-    options.MergeFrom(CaptionOptions(**given))
-    return await run_caption(channel, clip, options)
+async def _caption(captioner: AsyncCaptioner, plan: GatePlan, clip: Path, **given: Any) -> Captioned:
+    common = {"num_frames": plan.num_frames, "max_new_tokens": plan.max_new_tokens}
+    return await run_caption(captioner, clip, CaptionOptions(**common | given))
 
 
-def _sample(caption: Captioned, before: Captioned, after: Captioned) -> GateSample:
-    plain_s = (before.summary.timings.generate_s + after.summary.timings.generate_s) / 2
-    speculation = caption.summary.speculation
+def _sample(drafted: Captioned, before: Captioned, after: Captioned) -> GateSample:
+    plain_s = (before.caption.timings.generate_s + after.caption.timings.generate_s) / 2
+    speculation = drafted.caption.speculation
     return GateSample(
-        ratio=caption.summary.timings.generate_s / plain_s,
-        identical=caption.token_ids == before.token_ids == after.token_ids,
-        num_tokens=len(caption.token_ids),
+        ratio=drafted.caption.timings.generate_s / plain_s,
+        identical=drafted.token_ids == before.token_ids == after.token_ids,
+        num_tokens=len(drafted.token_ids),
         closings=speculation.gate_closings,
         gated_tokens=speculation.gated_tokens,
     )

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 from rich.table import Table
 
 from bench.common import (
@@ -33,10 +32,7 @@ from bench.common import (
 from bench.output import finish
 from bench.reference import Generated, generate, start_reference, top_two_margin
 from bench.tables import make_console
-from slipstream.client.caption_client import gateway_info
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
-from slipstream.rpc.v1.target_pb2 import FinishReason
+from slipstream import AsyncCaptioner, CaptionOptions, FinishReason, connect_async
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from training.world import FULL_SCENES
 
@@ -95,7 +91,7 @@ def plan_settings(per_clip: Sequence[int], seed: int) -> list[list[Setting]]:
 
     def speculative(pruner: str, alpha: float) -> Setting:
         chosen = {name: next(levels) for name, levels in drawn.items()}
-        return Setting("parallel", pruner, alpha, seed=rng.randrange(2**32), cut_share=rng.random(), **chosen)
+        return Setting("slipstream", pruner, alpha, seed=rng.randrange(2**32), cut_share=rng.random(), **chosen)
 
     plan = []
     for count in per_clip:
@@ -115,7 +111,7 @@ def _balanced(levels: Sequence[Any], rng: random.Random) -> Iterator[Any]:
 def coverage(settings: Iterable[Setting]) -> dict[str, dict[str, int]]:
     """How often each level of each setting occurs."""
     chosen = list(settings)
-    speculative = [setting for setting in chosen if setting.method == "parallel"]
+    speculative = [setting for setting in chosen if setting.method == "slipstream"]
     counted = dict.fromkeys(("method", "cut"), chosen) | dict.fromkeys((*VARIED, "guidance"), speculative)
     counts = {name: Counter(getattr(setting, name) for setting in among) for name, among in counted.items()}
     return {name: {str(level): count for level, count in sorted(found.items())} for name, found in counts.items()}
@@ -138,13 +134,14 @@ class Comparison:
     @property
     def ending(self) -> str:
         """Why the text ended, and whether that was at a draft's token, inside its window, or at the target's own."""
-        stopped = self.captioned.summary.finish_reason == FinishReason.FINISH_REASON_STOP
-        inside = self.captioned.from_draft[-1:] == (True,)
+        stopped = self.captioned.caption.finish_reason is FinishReason.STOP
+        last = self.captioned.caption.tokens[-1:]
+        inside = bool(last) and last[0].from_draft
         return f"{'end of text' if stopped else 'limit'} {'inside a window' if inside else 'at an own token'}"
 
 
 async def compare(
-    channel: grpc.aio.Channel, outside: Executor, tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]
+    captioner: AsyncCaptioner, outside: Executor, tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]
 ) -> list[Comparison]:
     """Captions every clip under its settings, while the reference already works on the next clip."""
     loop = asyncio.get_running_loop()
@@ -153,13 +150,13 @@ async def compare(
     for number, (task, settings) in enumerate(zip(tasks, plan, strict=True), 1):
         reference = await answers[number - 1]
         for setting in settings:
-            comparisons.append(await _compare(channel, task, setting, reference))
+            comparisons.append(await _compare(captioner, task, setting, reference))
         differing = sum(comparison.position is not None for comparison in comparisons)
         say(f"clip {number} of {len(tasks)}: {len(reference.token_ids)} tokens; {differing} differences so far")
     return comparisons
 
 
-async def _compare(channel: grpc.aio.Channel, task: Task, setting: Setting, reference: Generated) -> Comparison:
+async def _compare(captioner: AsyncCaptioner, task: Task, setting: Setting, reference: Generated) -> Comparison:
     limit = setting.limit(len(reference.token_ids), task.max_new_tokens)
     options = CaptionOptions(
         prompt=task.prompt,
@@ -168,7 +165,7 @@ async def _compare(channel: grpc.aio.Channel, task: Task, setting: Setting, refe
         **{name: getattr(setting, name) for name in ("method", *VARIED, "guidance", "seed")},
         gate=False,
     )
-    captioned = await run_caption(channel, task.video, options)
+    captioned = await run_caption(captioner, task.video, options)
     return Comparison(task.video.stem, setting, reference.token_ids[:limit], captioned)
 
 
@@ -199,13 +196,13 @@ def guidance_facts(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     digests: dict[tuple[str, str, float], dict[str, set[str]]] = {}
     weights: dict[str, dict[int, int]] = {}
     for comparison in comparisons:
-        setting, summary = comparison.setting, comparison.captioned.summary
-        speculation = summary.speculation
-        if setting.method != "parallel" or setting.pruner not in GUIDED_PRUNERS or not speculation.kept_digest:
+        setting, caption = comparison.setting, comparison.captioned.caption
+        speculation = caption.speculation
+        if setting.method != "slipstream" or setting.pruner not in GUIDED_PRUNERS or not speculation.kept_digest:
             continue
         kinds = digests.setdefault((comparison.clip, setting.pruner, setting.alpha), {})
         kinds.setdefault(setting.guidance, set()).add(speculation.kept_digest)
-        weights.setdefault(setting.guidance, {})[summary.video.video_tokens] = speculation.guidance_bytes
+        weights.setdefault(setting.guidance, {})[caption.video.video_tokens] = speculation.guidance_bytes
     pairs = [set.union(*kinds.values()) for kinds in digests.values() if len(kinds) > 1]
     return {
         "pairs_compared": len(pairs),
@@ -239,10 +236,10 @@ async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[
     options = StackOptions(tasks[0].target, tasks[0].draft, threads=1)
     with start_reference() as outside:
         say("starting the stack")
-        async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
-            prompt = (await gateway_info(channel)).default_prompt
+        async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
+            prompt = (await captioner.info()).default_prompt
             tasks = [replace(task, prompt=prompt) for task in tasks]
-            comparisons = await compare(channel, outside, tasks, plan)
+            comparisons = await compare(captioner, outside, tasks, plan)
         differences = describe_differences(comparisons, tasks, outside)
     return make_document(comparisons, differences, time.monotonic() - started)
 

@@ -14,14 +14,11 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-import grpc
-
 from bench.common import cpu_s, forget_peak, held_out_clips, peak_bytes, run_caption, say
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
-METHODS = {"plain": "autoregressive", "parallel": "parallel"}
+METHODS = ("autoregressive", "slipstream")
 CLIENTS = (1, 2, 4, 8)
 SECOND_PROMPT = "What happens in this video?"
 
@@ -57,7 +54,7 @@ class Clients:
     """Clients that share the clips among themselves."""
 
     stack: Stack
-    channel: grpc.aio.Channel
+    captioner: AsyncCaptioner
     clips: Sequence[Path]
 
     async def run(self, num_clients: int, **options: Any) -> Run:
@@ -79,7 +76,7 @@ class Clients:
         while waiting:
             clip = waiting.pop(0)
             watch = _token_watch(run.token_times_s)
-            run.captions[clip] = (await run_caption(self.channel, clip, options, watch)).token_ids
+            run.captions[clip] = (await run_caption(self.captioner, clip, options, watch)).token_ids
 
 
 def _token_watch(token_times_s: list[float]) -> Callable[[int, bool], None]:
@@ -101,26 +98,26 @@ async def measure_sessions(num_clips: int = 8, num_frames: int = 64, num_rounds:
     not hit one number of clients only; `rises` says that four are faster than one and none slower."""
     clips, asked = held_out_clips(num_clips), {"num_frames": num_frames, "max_new_tokens": 200}
     rows: dict[str, Any] = {}
-    async with _stack(prefix_cache_mb=2048) as stack, open_channel(stack.gateway_address) as channel:
-        shared = Clients(stack, channel, clips)
-        await shared.run(2, **{**asked, "method": "parallel", "max_new_tokens": 16})
-        for name, method in METHODS.items():
+    async with _stack(prefix_cache_mb=2048) as stack, connect_async(stack.gateway_address) as captioner:
+        shared = Clients(stack, captioner, clips)
+        await shared.run(2, **{**asked, "method": "slipstream", "max_new_tokens": 16})
+        for method in METHODS:
             runs: dict[int, list[Run]] = {num_clients: [] for num_clients in CLIENTS}
             for num_clients in CLIENTS * num_rounds:
                 runs[num_clients].append(await shared.run(num_clients, method=method, **asked))
-                say(f"sessions: {name}: {json.dumps(runs[num_clients][-1].row(runs[1][0]))}")
-            rows[name] = [min(own, key=lambda run: run.seconds).row(runs[1][0]) for own in runs.values()]
-    async with _stack(prefix_cache_mb=0) as stack, open_channel(stack.gateway_address) as channel:
-        cold = Clients(stack, channel, clips[: max(1, num_clips // 2)])
-        await cold.run(2, **{**asked, "method": "parallel", "max_new_tokens": 2})
-        for name, method in METHODS.items():
+                say(f"sessions: {method}: {json.dumps(runs[num_clients][-1].row(runs[1][0]))}")
+            rows[method] = [min(own, key=lambda run: run.seconds).row(runs[1][0]) for own in runs.values()]
+    async with _stack(prefix_cache_mb=0) as stack, connect_async(stack.gateway_address) as captioner:
+        cold = Clients(stack, captioner, clips[: max(1, num_clips // 2)])
+        await cold.run(2, **{**asked, "method": "slipstream", "max_new_tokens": 2})
+        for method in METHODS:
             alone, together = [await cold.run(num_clients, method=method, **asked) for num_clients in (1, 4)]
-            rows[f"{name}_cold"] = [run.row(alone) for run in (alone, together)]
+            rows[f"{method}_cold"] = [run.row(alone) for run in (alone, together)]
     return {
         "clips": num_clips,
         **asked,
         **rows,
-        "rises": all(_rises(rows[name]) for name in METHODS),
+        "rises": all(_rises(rows[method]) for method in METHODS),
         "all_identical": all(_is_whole(row["identical"]) for name in rows for row in rows[name]),
     }
 
@@ -130,20 +127,19 @@ async def measure_prefix_reuse(num_frames: int = 128, max_new_tokens: int = 64) 
     without reuse."""
     (clip,) = held_out_clips(1)
     first = CaptionOptions(num_frames=num_frames, max_new_tokens=max_new_tokens, method="autoregressive")
-    second = CaptionOptions(prompt=SECOND_PROMPT)
-    second.MergeFrom(first)
+    second = CaptionOptions(SECOND_PROMPT).over(first)
     say("prefix reuse: two prompts about one video")
     captions = {}
     for cache_mb, asked in ((512, {"first": first, "second": second}), (0, {"fresh": second})):
-        async with _stack(prefix_cache_mb=cache_mb) as stack, open_channel(stack.gateway_address) as channel:
+        async with _stack(prefix_cache_mb=cache_mb) as stack, connect_async(stack.gateway_address) as captioner:
             for name, options in asked.items():
-                captions[name] = await run_caption(channel, clip, options)
+                captions[name] = await run_caption(captioner, clip, options)
     found: dict[str, Any] = {"frames": num_frames}
-    for name, caption in captions.items():
-        timings = caption.summary.timings
+    for name, captioned in captions.items():
+        timings = captioned.caption.timings
         found[f"{name}_prefill_s"] = round(timings.target_encode_s + timings.target_prefill_s, 4)
         found[f"{name}_first_token_s"] = round(timings.first_token_s, 4)
-    video = captions["second"].summary.video
+    video = captions["second"].caption.video
     return found | {
         "prompt_tokens": video.prompt_tokens,
         "reused_tokens": video.reused_tokens,

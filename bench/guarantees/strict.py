@@ -8,11 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import first_difference, held_out_clips, run_caption, say
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
 MAX_WINDOW = 16
@@ -32,33 +29,33 @@ async def measure_strict(
         say(f"strict mode: {name}")
         async with (
             Stack(replace(options, extra_flags=flags), report=say) as stack,
-            open_channel(stack.gateway_address) as channel,
+            connect_async(stack.gateway_address) as captioner,
         ):
-            rows[name] = await _compare(channel, clips, num_frames)
+            rows[name] = await _compare(captioner, clips, num_frames)
             say(f"strict mode: {name}: {rows[name]}")
     return {"dtype": dtype, "device": device, "clips": num_clips, "frames": num_frames, **rows}
 
 
-async def _compare(channel: grpc.aio.Channel, clips: list[Path], num_frames: int) -> dict[str, Any]:
-    first_differences, num_captions, plain_s, parallel_s = [], 0, 0.0, 0.0
+async def _compare(captioner: AsyncCaptioner, clips: list[Path], num_frames: int) -> dict[str, Any]:
+    first_differences, num_captions, plain_s, drafted_s = [], 0, 0.0, 0.0
     for clip in clips:
         for sampling in SAMPLINGS:
-            plain, parallel = [
+            plain, drafted = [
                 await run_caption(
-                    channel,
+                    captioner,
                     clip,
                     CaptionOptions(method=method, num_frames=num_frames, max_window=MAX_WINDOW, gate=False, **sampling),
                 )
-                for method in ("autoregressive", "parallel")
+                for method in ("autoregressive", "slipstream")
             ]
             num_captions += 1
-            plain_s += plain.summary.timings.generate_s
-            parallel_s += parallel.summary.timings.generate_s
-            position = first_difference(plain.token_ids, parallel.token_ids)
+            plain_s += plain.caption.timings.generate_s
+            drafted_s += drafted.caption.timings.generate_s
+            position = first_difference(plain.token_ids, drafted.token_ids)
             first_differences += [] if position is None else [position]
     return {
         "differ": f"{len(first_differences)}/{num_captions}",
         "first_differences": first_differences,
         "plain_s": round(plain_s, 2),
-        "speedup": round(plain_s / parallel_s, 2),
+        "speedup": round(plain_s / drafted_s, 2),
     }

@@ -12,8 +12,8 @@ from bench.methods.agreement import Agreement, accepted_shares, draft_agreements
 from bench.methods.listing import ALPHA, ENGINE_PLAIN, BenchMethod, Place, caption_options
 from bench.methods.samples import Sample, median, reference_sample, stack_sample
 from bench.methods.stacks import OUTSIDE, Processes
+from slipstream import CaptionOptions
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
 from slipstream.speculation.methods import Drafter, get_method
 
 WARM_UP_TOKENS = 32
@@ -148,12 +148,13 @@ class Comparison:
         return await self._caption(method.name, method.place, clip, options)
 
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
-        asked = caption_options(
-            prompt=self._template.prompt,
-            num_frames=self._template.num_frames,
-            max_new_tokens=self._template.max_new_tokens,
+        asked = options.over(
+            CaptionOptions(
+                self._template.prompt,
+                num_frames=self._template.num_frames,
+                max_new_tokens=self._template.max_new_tokens,
+            )
         )
-        asked.MergeFrom(options)
         return stack_sample(name, str(clip), *await self._processes.stacks[place].caption(clip, asked))
 
 
@@ -162,5 +163,5 @@ def recorded_pruner(method: BenchMethod) -> str | None:
     if method.place is not Place.PAIR or method.lossy:
         return None
     built = get_method(method.options.method)
-    pruner = method.options.pruner or built.pruner
+    pruner = method.options.get("pruner", built.pruner)
     return pruner if built.drafter is Drafter.DRAFT and pruner in RECORDED_PRUNERS else None

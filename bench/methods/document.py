@@ -191,10 +191,7 @@ def _predictions(findings: Findings, methods: Sequence[BenchMethod]) -> dict[str
 def _as_run(method: BenchMethod) -> Method:
     """With the parts that its options change."""
     options = method.options
-    parts = [
-        getattr(options, name) if options.HasField(name) else None
-        for name in ("pruner", "policy", "shape", "gate", "gamma")
-    ]
+    parts = [options.get(name, None) for name in ("pruner", "policy", "shape", "gate", "gamma")]
     return get_method(options.method).changed(*parts)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from google.protobuf.json_format import ParseDict, ParseError
-
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import CaptionOptions
+from slipstream.errors import InvalidRequest
 from slipstream.speculation.methods import LOSSY_METHODS
 
 ENGINE_PLAIN = "autoregressive"
@@ -75,7 +74,7 @@ class BenchMethod:
 
 
 def _ask(method: str, **options: object) -> CaptionOptions:
-    return CaptionOptions(method=method, **options)  # type: ignore[arg-type]
+    return CaptionOptions.from_mapping({"method": method, **options})
 
 
 def _sequential(name: str, title: str, options: CaptionOptions) -> BenchMethod:
@@ -145,8 +144,8 @@ def variations(asked: Sequence[str], side_clips: int) -> list[BenchMethod]:
     for name, value in [(name, value) for name, values in words for value in values]:
         title = f"Slipstream, {name} {value}"
         try:
-            options = ParseDict({name: _parsed(value)}, _ask(SLIPSTREAM))
-        except ParseError as error:
+            options = CaptionOptions.from_mapping({"method": SLIPSTREAM, name: _parsed(value)})
+        except InvalidRequest as error:
             raise ValueError(f"{name}={value}: {error}") from None
         rows.append(
             BenchMethod(f"{SLIPSTREAM} {name}={value}", title, Family.PARALLEL, options=options, max_clips=side_clips)
@@ -164,7 +163,7 @@ def _parsed(value: str) -> object:
 
 def caption_options(*parts: CaptionOptions, **others: object) -> CaptionOptions:
     """The defaults of this benchmark, changed by `others` and then by `parts`."""
-    options = CaptionOptions(**{"alpha": ALPHA, "max_window": MAX_WINDOW, **others})  # type: ignore[arg-type]
+    options = CaptionOptions.from_mapping({"alpha": ALPHA, "max_window": MAX_WINDOW, **others})
     for part in parts:
-        options.MergeFrom(part)
+        options = part.over(options)
     return options

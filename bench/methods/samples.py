@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.common import Captioned, Event, Usage
 from bench.reference import Generated
+from slipstream import Trace
 from slipstream.cli.views import decoding_rate
-from slipstream.rpc.v1.gateway_pb2 import Trace
 
 LATENCIES = tuple(
     f"{part}_s"
@@ -103,21 +103,21 @@ def stack_sample(
     method: str, clip: str, captioned: Captioned, usage: Mapping[str, Usage] = MappingProxyType({})
 ) -> Sample:
     """From what a client of the stack saw, and what the services used while they decoded."""
-    summary = captioned.summary
-    speculation, timings = summary.speculation, summary.timings
+    caption = captioned.caption
+    speculation, timings = caption.speculation, caption.timings
     figures: dict[str, float] = {
         **{name: getattr(timings, name) for name in LATENCIES},
         "longest_gap_s": timings.longest_gap_s,
         "target_pass_s": speculation.target_pass_s,
         "passes": speculation.passes,
-        "video_tokens": summary.video.video_tokens,
+        "video_tokens": caption.video.video_tokens,
         **_idle_shares(usage, timings.generate_s, ("target", "draft") if captioned.ready_at else ("target",)),
     }
     if speculation.plain_pass_s:
         figures["plain_pass_s"] = speculation.plain_pass_s
     if speculation.passes:
-        figures["mean_tokens_per_pass"] = (summary.num_tokens - 1) / speculation.passes
-    if summary.method != "autoregressive":
+        figures["mean_tokens_per_pass"] = (caption.num_tokens - 1) / speculation.passes
+    if caption.options["method"] != "autoregressive":
         figures |= {name: getattr(speculation, name) for name in COUNTS} | {
             "mean_accepted_length": speculation.mean_accepted_length,
             "tau": speculation.tau,
@@ -132,7 +132,7 @@ def stack_sample(
         method,
         clip,
         captioned.token_ids,
-        decoding_rate(summary),
+        decoding_rate(caption),
         timings.first_token_s,
         timings.total_s,
         figures,
@@ -140,7 +140,7 @@ def stack_sample(
         usage,
         captioned.events,
         captioned.trace,
-        summary.text,
+        caption.text,
     )
 
 
@@ -173,7 +173,7 @@ def _idle_shares(usage: Mapping[str, Usage], generate_s: float, services: Iterab
 
 def _mean_window(captioned: Captioned) -> float:
     """Draft tokens a pass, passes without a window included."""
-    costs = captioned.summary.speculation.pass_costs
+    costs = captioned.caption.speculation.pass_costs
     return sum(cost.window * cost.count for cost in costs) / max(sum(cost.count for cost in costs), 1)
 
 

@@ -13,15 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench import reference
 from bench.common import Captioned, Task, Usage, cpu_s, forget_peak, peak_bytes, run_caption, say
 from bench.methods.listing import Place
 from bench.reference import Generated, start_reference
-from slipstream.client.caption_client import gateway_info
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
 OUTSIDE: Mapping[str, Callable[[Task], Generated]] = {
@@ -36,7 +32,7 @@ OUTSIDE: Mapping[str, Callable[[Task], Generated]] = {
 class MeasuredStack:
     """A running stack whose captions are measured one at a time."""
 
-    channel: grpc.aio.Channel
+    captioner: AsyncCaptioner
     pids: Mapping[str, int]
     cores: int
     """That each model may run on at a time."""
@@ -44,7 +40,7 @@ class MeasuredStack:
     async def caption(self, clip: Path, options: CaptionOptions) -> tuple[Captioned, dict[str, Usage]]:
         """The caption; seconds of processor time from its first token to its last, and memory peaks over all of it."""
         meter = _Meter(self.pids, self.cores)
-        captioned = await run_caption(self.channel, clip, options, meter.on_tokens)
+        captioned = await run_caption(self.captioner, clip, options, meter.on_tokens)
         return captioned, meter.usage()
 
 
@@ -89,10 +85,10 @@ async def start_processes(target: Path, draft: Path, device: str) -> AsyncIterat
         for place, options in _settings(target, draft, device).items():
             say(f"starting the stack: {place}")
             stack = await running.enter_async_context(Stack(options))
-            channel = await running.enter_async_context(open_channel(stack.gateway_address))
+            captioner = await running.enter_async_context(connect_async(stack.gateway_address))
             pids = {name: process.pid for name, process in stack.processes.items()}
-            stacks[place] = MeasuredStack(channel, pids, options.threads or 1)
-        info = await gateway_info(stacks[Place.PAIR].channel)
+            stacks[place] = MeasuredStack(captioner, pids, options.threads or 1)
+        info = await stacks[Place.PAIR].captioner.info()
         yield Processes(stacks, outside, info.default_prompt)
 
 

@@ -11,17 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from bench.common import held_out_clips, machine_facts, run_caption, run_to_end, say
 from bench.methods.prediction import predictions
 from bench.methods.samples import Sample, stack_sample
 from bench.output import finish
 from bench.replay.rows import PLAIN, TABLES, Replay, open_replay, replay_rows, replaying
 from bench.tables import Cell, make_console, make_table, number, share, text
-from slipstream.client.caption_client import gateway_info
-from slipstream.rpc.channels import open_channel
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.speculation.methods import get_method
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
@@ -83,26 +79,25 @@ async def _run_table(replay: Replay, plan: Plan) -> dict[str, Any]:
     say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
     samples: list[Sample] = []
     options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
-    async with Stack(options) as stack, open_channel(stack.gateway_address) as channel:
-        prompt = (await gateway_info(channel)).default_prompt
+    async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
+        prompt = (await captioner.info()).default_prompt
         template = CaptionOptions(prompt=prompt, num_frames=plan.num_frames, alpha=ALPHA, max_window=MAX_WINDOW)
         for method in METHODS:
-            await _caption(channel, plan.clips[0], method, template, WARM_UP_TOKENS)
+            await _caption(captioner, plan.clips[0], method, template, WARM_UP_TOKENS)
         names = list(METHODS)
         for clip_number, clip in enumerate(plan.clips):
             turn = clip_number % len(names)
             for method in names[turn:] + names[:turn]:
                 say(f"REPLAY of {replay.name}: {method} on {clip.name}")
-                samples.append(await _caption(channel, clip, method, template, plan.num_tokens))
+                samples.append(await _caption(captioner, clip, method, template, plan.num_tokens))
     return _document(replay, samples)
 
 
 async def _caption(
-    channel: grpc.aio.Channel, clip: Path, method: str, template: CaptionOptions, num_tokens: int
+    captioner: AsyncCaptioner, clip: Path, method: str, template: CaptionOptions, num_tokens: int
 ) -> Sample:
-    options = CaptionOptions(method=METHODS[method].name, pruner=METHODS[method].pruner, max_new_tokens=num_tokens)
-    options.MergeFrom(template)
-    return stack_sample(method, str(clip), await run_caption(channel, clip, options))
+    asked = CaptionOptions(method=METHODS[method].name, pruner=METHODS[method].pruner, max_new_tokens=num_tokens)
+    return stack_sample(method, str(clip), await run_caption(captioner, clip, asked.over(template)))
 
 
 def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:

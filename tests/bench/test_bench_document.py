@@ -10,7 +10,7 @@ from bench.methods.comparison import Findings, recorded_pruner
 from bench.methods.document import make_document
 from bench.methods.listing import methods
 from bench.methods.samples import Sample, WindowCost, timeline
-from slipstream.rpc.v1.gateway_pb2 import Trace
+from slipstream import Trace
 
 TABLE = methods(side_clips=1)
 FIGURES = {

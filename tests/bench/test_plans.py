@@ -23,7 +23,7 @@ def test_every_level_of_every_setting_is_covered_several_times() -> None:
     assert set(counts["max_window"]) == {str(window) for window in WINDOWS}
     assert set(counts["pruner"]) == set(PRUNERS)
     assert set(counts["alpha"]) == {str(alpha) for alpha in ALPHAS}
-    assert set(counts["method"]) == {"parallel", "autoregressive"}
+    assert set(counts["method"]) == {"slipstream", "autoregressive"}
     assert set(counts["cut"]) == {"none", "first token", "inside", "at the end"}
     assert min(count for levels in counts.values() for count in levels.values()) >= 5
 
@@ -55,11 +55,11 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     ],
 )
 def test_limits_cut_where_they_say(cut: str, share: float, limit: int) -> None:
-    assert Setting("parallel", cut=cut, cut_share=share).limit(100, 320) == limit
+    assert Setting("slipstream", cut=cut, cut_share=share).limit(100, 320) == limit
 
 
 def test_a_cut_inside_one_token_is_that_token() -> None:
-    assert Setting("parallel", cut="inside", cut_share=1.0).limit(1, 320) == 1
+    assert Setting("slipstream", cut="inside", cut_share=1.0).limit(1, 320) == 1
 
 
 def test_faults_are_spread_over_clips_policies_and_the_text() -> None:

@@ -2,18 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bench.methods.samples import Sample, WindowCost
 from bench.replay.device_times import load_device_times
 from bench.replay.rows import TABLES, open_replay, replay_rows, replaying
+from slipstream import connect_async
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.v1.common_pb2 import GetModelRequest
 from slipstream.rpc.v1.target_pb2_grpc import TargetStub
 from slipstream.stack.local import FRESH, Stack, StackOptions
-from tests.support.gateway_client import caption
 from tests.support.processes import logged
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
@@ -73,14 +72,15 @@ async def test_a_stack_takes_as_long_as_it_is_told_and_says_so(world: World, tmp
     times = {"target": {"pass_s": {"1": 0.2}}, "draft": {"pass_s": {"0": 0.1}}}
     table.write_text(json.dumps({"name": "slow device"} | times))
     async with Stack(replaying(world.stack_options(), table, 4.0)) as stack:
-        async with open_channel(stack.gateway_address) as channel:
-            asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 12}
-            captioned = await caption(channel, world.clips[0], **asked, method="sd", gamma=3)
+        async with connect_async(stack.gateway_address) as captioner:
+            caption = await captioner.caption(
+                world.clips[0], PROMPT, num_frames=NUM_FRAMES, max_new_tokens=12, method="sd", gamma=3
+            )
         for service in ("target", "draft"):
             assert logged(stack.processes[service].log_path, "replay.on", level="warning", table="slow device")
         async with open_channel(stack.processes["target"].address) as channel:
             model = await TargetStub(channel).GetModel(GetModelRequest(), timeout=60)
-    assert captioned.token_ids == world.answer(0, 12)
+    assert [token.token_id for token in caption.tokens] == world.answer(0, 12)
     assert model.device == "replay:slow device"
-    assert all(cost.pass_s >= 0.05 for cost in captioned.summary.speculation.pass_costs)
-    assert captioned.summary.speculation.draft_pass_s >= 0.02  # the first token of a line needs no pass
+    assert all(cost.pass_s >= 0.05 for cost in caption.speculation.pass_costs)
+    assert caption.speculation.draft_pass_s >= 0.02  # the first token of a line needs no pass

@@ -15,7 +15,8 @@ from bench.methods.listing import (
 )
 from bench.methods.samples import Sample, Spread, reference_sample, stack_sample
 from bench.reference import Generated
-from slipstream.rpc.v1 import gateway_pb2
+from slipstream import Caption, CommittedToken, Speculation, Timings
+from slipstream.messages import PassCost
 
 TABLE = {method.name: method for method in methods(side_clips=2)}
 
@@ -24,19 +25,15 @@ def sample(method: str, clip: str, rate: float, **others: object) -> Sample:
     return Sample(method, clip, (1, 2), rate, first_token_s=2.0, **others)  # type: ignore[arg-type]
 
 
-def summary(method: str = "slipstream") -> gateway_pb2.Summary:
-    costs = [
-        gateway_pb2.PassCost(window=0, count=2, pass_s=0.020, round_s=0.022),
-        gateway_pb2.PassCost(window=4, count=6, pass_s=0.030, round_s=0.033),
-    ]
-    return gateway_pb2.Summary(
-        method=method,
-        num_tokens=21,
-        timings=gateway_pb2.Timings(first_token_s=1.5, generate_s=0.5, total_s=2.5, draft_ready_s=1.0),
-        speculation=gateway_pb2.Speculation(
-            passes=8, windows=6, tau=0.9, plain_pass_s=0.02, draft_pass_s=0.002, held_s=0.1, pass_costs=costs
-        ),
+def captioned(method: str = "slipstream", ready_at: tuple[int, ...] = ()) -> Captioned:
+    costs = (PassCost(0, 2, 0.020, 0.022), PassCost(4, 6, 0.030, 0.033))
+    speculation = Speculation(
+        passes=8, windows=6, tau=0.9, plain_pass_s=0.02, draft_pass_s=0.002, held_s=0.1, pass_costs=costs
     )
+    timings = Timings(first_token_s=1.5, generate_s=0.5, total_s=2.5, draft_ready_s=1.0)
+    tokens = (CommittedToken(1, "a", True),) * 21
+    caption = Caption("", 21, None, options={"method": method}, timings=timings, speculation=speculation, tokens=tokens)
+    return Captioned(caption, ready_at)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def test_a_spread_is_the_median_and_the_quartiles(values: list[float], expected:
 
 def test_a_stack_sample_holds_rates_and_shares_of_its_summary() -> None:
     usage = {"target": Usage(0.4, 1000), "draft": Usage(0.1, 500), "gateway": Usage(0.2, 100)}
-    result = stack_sample("parallelvlm", "clip", Captioned((1,) * 21, (True,) * 21, (0,), (), summary()), usage)
+    result = stack_sample("parallelvlm", "clip", captioned(ready_at=(0,)), usage)
     assert result.tokens_per_s == pytest.approx(40.0)
     assert result.figures["held_share"] == pytest.approx(0.2)
     assert result.figures["mean_window"] == pytest.approx(3.0)
@@ -66,16 +63,13 @@ def test_a_stack_sample_holds_rates_and_shares_of_its_summary() -> None:
 
 
 def test_a_draft_that_took_no_part_is_not_idle() -> None:
-    captioned = Captioned((1,) * 21, (False,) * 21, (), (), summary("autoregressive"))
-    figures = stack_sample(
-        "autoregressive", "clip", captioned, {name: Usage(0.1, 0) for name in ("target", "draft")}
-    ).figures
+    usage = {name: Usage(0.1, 0) for name in ("target", "draft")}
+    figures = stack_sample("autoregressive", "clip", captioned("autoregressive"), usage).figures
     assert "target_idle" in figures and "draft_idle" not in figures
 
 
 def test_a_process_with_two_cores_is_idle_while_one_of_them_is() -> None:
-    captioned = Captioned((1,) * 21, (True,) * 21, (), (), summary("autoregressive"))
-    result = stack_sample("plain_both_cores", "clip", captioned, {"target": Usage(0.5, 0, cores=2)})
+    result = stack_sample("plain_both_cores", "clip", captioned("autoregressive"), {"target": Usage(0.5, 0, cores=2)})
     assert result.figures["target_idle"] == pytest.approx(0.5)
 
 
@@ -83,13 +77,12 @@ def test_a_process_with_two_cores_is_idle_while_one_of_them_is() -> None:
 def test_a_draft_that_joins_after_the_first_token_was_not_ready_before_it(
     ready_at: tuple[int, ...], share: float
 ) -> None:
-    result = stack_sample("parallelvlm", "clip", Captioned((1,), (True,), ready_at, (), summary()))
+    result = stack_sample("parallelvlm", "clip", captioned(ready_at=ready_at))
     assert result.figures["draft_ready_before_first_token"] == share
 
 
 def test_plain_decoding_has_no_figures_of_a_draft() -> None:
-    captioned = Captioned((1,), (False,), (), (), summary("autoregressive"))
-    figures = stack_sample("autoregressive", "clip", captioned).figures
+    figures = stack_sample("autoregressive", "clip", captioned("autoregressive")).figures
     assert "tau" not in figures
     assert figures["plain_pass_s"] == 0.02
 
@@ -167,7 +160,7 @@ def test_methods_have_names_of_their_own_and_the_processes_that_they_need() -> N
     compared = methods(side_clips=2)
     assert len({method.name for method in compared}) == len(compared)
     assert all((method.place is Place.OUTSIDE) == (method.family is Family.OUTSIDE) for method in compared)
-    assert all(method.options.HasField("lossy") == method.lossy for method in compared)
+    assert all(("lossy" in method.options.given()) == method.lossy for method in compared)
     assert BenchMethod("", "", Family.SELF).m_kind == TOKENS_A_VERIFICATION
 
 

@@ -18,6 +18,7 @@ from typing import Self
 import grpc
 import psutil  # type: ignore[import-untyped]
 
+from slipstream import AsyncCaptioner, connect_async
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.channels import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
@@ -143,6 +144,10 @@ class Cluster:
         """A channel to one gateway."""
         async with open_channel(self.processes[gateway].address) as channel:
             yield channel
+
+    def captioner(self, gateway: str = "gateway-0") -> AsyncCaptioner:
+        """A client of one gateway, to be entered or closed."""
+        return connect_async(self.processes[gateway].address)
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:

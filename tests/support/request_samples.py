@@ -75,7 +75,7 @@ class Samples:
             prompt="What happens?",
             num_frames=2,
             max_new_tokens=4,
-            method=self._one_of(("parallel", "autoregressive")),
+            method=self._one_of(("slipstream", "autoregressive")),
             alpha=0.5,
             temperature=self._one_of((0.0, 0.7)),
             top_k=5,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_lowercase
 
-from slipstream.rpc.v1.gateway_pb2 import CaptionOptions
+from slipstream.archive.messages import BatchItem
 from tests.support.clips import make_colour_clip
 from tests.support.tiny_pair import TinyPair, write_tiny_pair
 
@@ -19,21 +19,12 @@ NO_TOKEN = 100_000
 
 
 @dataclass(frozen=True)
-class WorkItem:
-    """One job: a clip below the video root and what is asked of it."""
-
-    custom_id: str
-    source: str
-    caption: CaptionOptions
-
-
-@dataclass(frozen=True)
 class Workload:
     """Models, clips and jobs, all below `folder`."""
 
     folder: Path
     pair: TinyPair
-    items: tuple[WorkItem, ...]
+    items: tuple[BatchItem, ...]
     clips: tuple[Path, ...] = field(default=())
 
     @property
@@ -67,15 +58,15 @@ def _words(number: int) -> str:
     return " ".join("".join(rng.choices(ascii_lowercase, k=4)) for _ in range(NUM_WORDS))
 
 
-def _make_item(number: int, clips: list[Path], num_tokens: int) -> WorkItem:
+def _make_item(number: int, clips: list[Path], num_tokens: int) -> BatchItem:
     clip, prompt = clips[number % len(clips)], number // len(clips)
     sampled = number % 2 == 1
-    caption = CaptionOptions(
-        prompt=f"Describe the video. {_words(number)}",
-        num_frames=NUM_FRAMES,
-        max_new_tokens=num_tokens,
-        temperature=0.8 if sampled else 0.0,
-        seed=number,
-        gate=False,
-    )
-    return WorkItem(f"{clip.stem}/prompt-{prompt}", str(clip), caption)
+    caption = {
+        "prompt": f"Describe the video. {_words(number)}",
+        "num_frames": NUM_FRAMES,
+        "max_new_tokens": num_tokens,
+        "temperature": 0.8 if sampled else 0.0,
+        "seed": number,
+        "gate": False,
+    }
+    return BatchItem(f"{clip.stem}/prompt-{prompt}", str(clip), caption)
