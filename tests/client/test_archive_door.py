@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -27,7 +26,6 @@ from tests.cli.fake_gateway import FakeGateway
 from tests.support.world import PROMPT, World
 
 OPTIONS: dict[str, Any] = {"num_frames": 6, "max_new_tokens": 24}
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "submit_folder.py"
 
 # -- a real archive ---------------------------------------------------------------------------------------------------
 
@@ -118,18 +116,6 @@ def _use_synchronously(address: str, folder: Path) -> None:
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_synchronous_twin(stack: Stack, folder: Path) -> None:
     await asyncio.to_thread(_use_synchronously, stack.gateway_address, folder)
-
-
-@pytest.mark.asyncio(loop_scope="session")
-async def test_the_example(stack: Stack, folder: Path) -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 30
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(EXAMPLE), str(folder), stack.gateway_address), stdout=asyncio.subprocess.PIPE
-    )
-    told, _ = await process.communicate()
-    lines = told.decode().splitlines()
-    assert process.returncode == 0 and lines[-1] == "3 of 4 captioned"
-    assert sorted(line.split(":")[0] for line in lines if ".mp4: " in line) == ["0.mp4", "1.mp4", "2.mp4", "bad.mp4"]
 
 
 # -- without one ------------------------------------------------------------------------------------------------------
