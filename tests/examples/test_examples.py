@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-import slipstream
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.clips import make_colour_clip
 
@@ -17,7 +16,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 MAX_LINES = 30
-HAS_ARCHIVE = hasattr(slipstream.Captioner, "archive")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Pocket:
 async def pocket(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pocket]:
     folder = tmp_path_factory.mktemp("clips")
     (folder / "clip.mp4").write_bytes(make_colour_clip(5))
-    async with Stack(StackOptions(threads=1, archive=HAS_ARCHIVE, video_roots=(folder,))) as stack:
+    async with Stack(StackOptions(threads=1, archive=True, video_roots=(folder,))) as stack:
         yield Pocket(stack.gateway_address, folder, folder / "clip.mp4")
 
 
@@ -72,12 +70,6 @@ async def test_compare_methods(pocket: Pocket) -> None:
     *rows, texts = (await run("compare_methods.py", pocket.clip, pocket.gateway)).splitlines()
     assert [row.split()[0] for row in rows] == ["autoregressive", "sd", "parallelvlm", "slipstream"]
     assert texts == "different texts: 1"
-
-
-@pytest.mark.skipif(not HAS_ARCHIVE, reason="the client has no archive yet")
-async def test_submit_folder(pocket: Pocket) -> None:
-    (line,) = (await run("submit_folder.py", pocket.folder, pocket.gateway)).splitlines()
-    assert line.startswith(str(pocket.clip)) and len(line) > len(str(pocket.clip)) + 20
 
 
 async def test_use_pieces() -> None:
