@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_observe import eager_llava, expected_attention
+from tests.engine.test_text_attention import eager_llava, expected_attention
 from torch import Tensor
 
 from slipstream.engine import VideoLM, load_model
