@@ -1,7 +1,6 @@
-"""`python -m bench.house`: size and shape of the code, counted; with `--walk` also the files that one caption crosses.
+"""Size and shape of the code, counted; with `--walk` also the files that one caption crosses.
 
-Reads source, and imports nothing of the checkout that it counts; so the same program measures an older one. The last
-line is one JSON document.
+Reads source, and imports nothing of the checkout that it counts; so the same program measures an older one.
 """
 
 import argparse
@@ -9,14 +8,16 @@ import ast
 import json
 import os
 import re
-import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
+
+from bench.output import last_line
 
 TREE = Path(__file__).resolve().parents[1]
 PRODUCT = ("slipstream", "services")
@@ -118,9 +119,13 @@ class House:
         return graph
 
     @property
-    def cycles(self) -> list[list[str]]:
-        """Groups of files that import each other, in the end."""
-        return [sorted(map(str, group)) for group in components(self.graph) if len(group) > 1]
+    def cycle(self) -> list[str]:
+        """Some files that import each other in a circle, from one of them to itself; empty where there are none."""
+        try:
+            TopologicalSorter(self.graph).prepare()
+        except CycleError as error:
+            return list(map(str, error.args[1]))
+        return []
 
     @property
     def one_importer(self) -> list[str]:
@@ -185,26 +190,6 @@ def spread(values: Sequence[int]) -> dict[str, int]:
     return {"p50": round(deciles[4]), "p90": round(deciles[8]), "max": max(values)}
 
 
-def components(graph: Mapping[Path, Iterable[Path]]) -> list[list[Path]]:
-    """Strongly connected components: nodes that reach each other."""
-    reached = {node: _reach(graph, node) for node in graph}
-    groups: dict[Path, list[Path]] = defaultdict(list)
-    for node in graph:
-        first = min(other for other in reached[node] | {node} if other == node or node in reached[other])
-        groups[first].append(node)
-    return list(groups.values())
-
-
-def _reach(graph: Mapping[Path, Iterable[Path]], start: Path) -> set[Path]:
-    reached: set[Path] = set()
-    waiting = [start]
-    while waiting:
-        new = set(graph[waiting.pop()]) - reached
-        reached |= new
-        waiting.extend(new)
-    return reached
-
-
 def _nodes(tree: ast.AST, at_run_time: bool = True) -> Iterator[tuple[ast.AST, bool]]:
     """All nodes, and whether they are run or only read by type checkers."""
     yield tree, at_run_time
@@ -231,41 +216,36 @@ def _repeated(names: Iterable[str]) -> dict[str, int]:
 def make_document(tree: Path) -> dict[str, Any]:
     """All that can be counted without running anything."""
     house = read_house(tree)
-    one_importer = house.one_importer
-    by_folder: dict[str, int] = defaultdict(int)
-    for path in one_importer:
-        by_folder[str(Path(path).parent)] += 1
     return {
         "areas": {area: sizes(read_modules(tree, folders)) for area, folders in AREAS.items()},
         "imports_pb2": len(house.importing(WIRE_TYPE)),
         "imports_grpc": len(house.importing(GRPC)),
         "imports_wire": len({*house.importing(WIRE_TYPE), *house.importing(GRPC)}),
-        "cycles": house.cycles,
+        "cycle": house.cycle,
         "repeated_files": house.repeated_files,
         "ambiguous_classes": house.ambiguous_classes,
-        "one_importer": len(one_importer),
-        "one_importer_by_folder": dict(by_folder),
+        "one_importer": len(house.one_importer),
     }
 
 
-def show(document: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
+def show(document: Mapping[str, Any]) -> None:
     """The same for people."""
-    say(f"{'':10}{'modules':>8}{'+init':>7}{'lines':>8}   {'file p50/p90/max':<18}{'function p50/p90/max':<21}")
+    print(f"{'':10}{'modules':>8}{'+init':>7}{'lines':>8}   {'file p50/p90/max':<18}{'function p50/p90/max':<21}")
     for area, found in document["areas"].items():
         files, functions = ("/".join(map(str, found[key].values())) for key in ("file_lines", "function_lines"))
-        say(f"{area:10}{found['modules']:>8}{found['with_init']:>7}{found['lines']:>8}   {files:<18}{functions:<21}")
+        print(f"{area:10}{found['modules']:>8}{found['with_init']:>7}{found['lines']:>8}   {files:<18}{functions:<21}")
     for area, found in document["areas"].items():
         for key, limit in (("long_files", LONG_FILE), ("long_functions", LONG_FUNCTION)):
             if found[key]:
-                say(f"{area}: {len(found[key])} {key.replace('_', ' ')} (> {limit} lines): {_some(found[key])}")
-    say(f"files that import _pb2: {document['imports_pb2']}, grpc: {document['imports_grpc']}")
-    say(f"files that import either: {document['imports_wire']}")
-    say(f"import cycles: {document['cycles'] or 'none'}")
+                print(f"{area}: {len(found[key])} {key.replace('_', ' ')} (> {limit} lines): {_some(found[key])}")
+    print(f"files that import _pb2: {document['imports_pb2']}, grpc: {document['imports_grpc']}")
+    print(f"files that import either: {document['imports_wire']}")
+    print(f"import cycle: {document['cycle'] or 'none'}")
     for key in ("repeated_files", "ambiguous_classes"):
-        say(f"{key.replace('_', ' ')}: {len(document[key])}: {_some(document[key])}")
-    say(f"modules with one importer: {document['one_importer']}")
+        print(f"{key.replace('_', ' ')}: {len(document[key])}: {_some(document[key])}")
+    print(f"modules with one importer: {document['one_importer']}")
     for name, files in document.get("walk", {}).get("files", {}).items():
-        say("\n  ".join([f"{name.replace('_', ' ')}: {len(files)} files", *files]))
+        print("\n  ".join([f"{name.replace('_', ' ')}: {len(files)} files", *files]))
 
 
 def _some(names: Iterable[str]) -> str:
@@ -284,9 +264,8 @@ def walk_document(tree: Path) -> dict[str, Any]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Counts, shows, and prints the document."""
-    parser = argparse.ArgumentParser(prog="python -m bench.house", description="The code's size and shape, counted.")
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench house", description="The code's size and shape, counted.")
     parser.add_argument("--tree", type=Path, default=TREE, help="checkout to measure")
     parser.add_argument("--walk", action="store_true", help="caption a clip and list the files that this crosses")
     parser.add_argument("--output", type=Path, help="write the document with all lists into this file, too")
@@ -299,9 +278,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.output.write_text(json.dumps(document, indent=1) + "\n")
     if given.walk:
         document["walk"] = document["walk"]["counts"]  # the lists are too long for one line
-    print(json.dumps(document))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(last_line(document))

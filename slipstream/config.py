@@ -1,4 +1,4 @@
-"""Frozen process configuration from flags and environment, validated once at start. Knows no particular service.
+"""Frozen process configuration from flags and environment, validated once at start.
 
 A configuration is a frozen dataclass whose fields carry `option(...)` metadata. The field `max_sessions` of the
 service `target` is the flag `--max-sessions` and the variable `SLIPSTREAM_TARGET_MAX_SESSIONS`; a flag wins.

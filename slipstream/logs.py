@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr, with a bound request id. Knows no service."""
+"""Structured logs: one JSON object a line on stderr, with a bound request id."""
 
 import io
 import logging

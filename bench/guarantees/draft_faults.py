@@ -39,7 +39,6 @@ from bench.methods.samples import Spread
 from bench.output import finish
 from bench.tables import Cell, make_console, make_table, number, text
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
-from slipstream.cli.views import decoding_rate
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 
@@ -192,7 +191,7 @@ class FaultRuns:
             struck_at=strike.struck_at,
             rejoined=0 < strike.struck_at <= max(captioned.ready_at, default=0),
             longest_gap_s=captioned.caption.timings.longest_gap_s,
-            tokens_per_s=decoding_rate(captioned.caption),
+            tokens_per_s=captioned.caption.decoding_rate,
         )
 
     async def _plain_text(self, clip: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from typing import Any
 from bench.common import Captioned, Event, Usage
 from bench.reference import Generated
 from slipstream import Trace
-from slipstream.cli.views import decoding_rate
 
 LATENCIES = tuple(
     f"{part}_s"
@@ -132,7 +131,7 @@ def stack_sample(
         method,
         clip,
         captioned.token_ids,
-        decoding_rate(caption),
+        caption.decoding_rate,
         timings.first_token_s,
         timings.total_s,
         figures,

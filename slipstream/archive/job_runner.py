@@ -1,4 +1,4 @@
-"""Runs one archive job: open, decode, caption, receipt. Knows no wire of its own and no store but the queue's protocol.
+"""Runs one archive job: open, decode, caption, receipt.
 
 A caption is one segment: it takes seconds to minutes and its state lives in the models, so a run that was lost begins
 anew and nothing is saved on the way. Decoding runs ahead: it needs no slot, the models do.

@@ -1,4 +1,4 @@
-"""What a job queue promises, and the plain records that pass through it. Knows no Redis, no socket and no video.
+"""What a job queue promises, and the plain records that pass through it. It imports no wire, no video and no model.
 
 Execution is at least once; the committed effect is exactly once: a result is accepted from the current holder of the
 job's lease only, and only once. A job reaches exactly one terminal state.

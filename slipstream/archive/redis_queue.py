@@ -1,4 +1,4 @@
-"""The job queue in Redis: any number of gateways on any number of machines share one. Knows no video and no handler.
+"""The job queue in Redis: any number of gateways on any number of machines share one.
 
 What changes a job's state is in the scripts of `lua/`, one round trip each; here are only arguments and answers.
 Times are those of the server, so the clocks of its users do not matter.

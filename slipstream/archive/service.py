@@ -82,7 +82,7 @@ class ArchiveService:
         await self.queue.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs `work` until `close`. If it ends by a fault of its own, so does the process: half a gateway is none."""
+        """Runs `work` until `close`. If it fails, so does the process, as the rest alone is no gateway."""
         task = asyncio.create_task(work)
         self._tasks.append(task)
         task.add_done_callback(self._check)

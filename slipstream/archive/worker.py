@@ -1,4 +1,4 @@
-"""Runs jobs of a queue: takes them, renews their leases, commits how they ended. Knows no video and no store.
+"""Runs jobs of a queue: takes them, renews their leases, commits how they ended.
 
 While the store is away, work goes on: a result is committed when the store is back, if the lease still stands then.
 A worker that was itself frozen beats before it takes anything, and stops what it lost.

@@ -1,7 +1,7 @@
 """Fetches a video over https from an allowed host, and from nothing else that a URL can be bent to mean.
 
 The name is resolved once, every address must be public, and the connection goes to that very address while the
-certificate is checked for the name. Every redirect passes the same checks. Knows nothing of videos.
+certificate is checked for the name. Every redirect passes the same checks.
 """
 
 import asyncio

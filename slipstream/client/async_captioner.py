@@ -20,10 +20,9 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
-from slipstream.client.keywords import CallOptions, keywords_of
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
-from slipstream.options import CaptionOptions
+from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
 _LOGGER = logging.getLogger("slipstream.client")

@@ -16,8 +16,8 @@ from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Sub
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
-from slipstream.client.keywords import CallOptions, keywords_of
 from slipstream.errors import InvalidRequest
+from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
 

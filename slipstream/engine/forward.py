@@ -1,4 +1,4 @@
-"""The layer loop over upstream decoder layers. Knows segments and caches; nothing of videos, prompts or text."""
+"""The layer loop over upstream decoder layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

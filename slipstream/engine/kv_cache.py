@@ -1,4 +1,4 @@
-"""The KV cache of one session: preallocated buffers with a length. Knows nothing of models, prompts or other sessions.
+"""The KV cache of one session: preallocated buffers with a length.
 
 Appending writes into a slice; rolling back changes a number. Nothing is concatenated, so a step costs no copy of the
 past. Buffers appear layer by layer on the device of the first key written there, which also serves models that are

@@ -1,4 +1,4 @@
-"""One session's rows in a packed pass and what each of them may see. Knows no kernel and no layer maths."""
+"""One session's rows in a packed pass and what each of them may see."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property

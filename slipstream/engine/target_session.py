@@ -1,4 +1,4 @@
-"""One caption at the target: what was asked, what is committed, and what its stages tell. Knows no model pass."""
+"""One caption at the target: what was asked, what is committed, and what its stages tell."""
 
 import asyncio
 from dataclasses import dataclass, field

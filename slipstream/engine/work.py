@@ -1,4 +1,4 @@
-"""What one session has done on the model's thread: in blocks, refused after its end, and released once."""
+"""Runs a session's work on the model's thread in blocks, refuses more after its end, and frees what it held once."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""From a user's words to token ids through the checkpoint's chat template. Knows no model and no frames.
+"""From a user's words to token ids through the checkpoint's chat template.
 
 User text is data: "<video>" or "<|im_end|>" inside it must stay ordinary text. So the template is rendered once around
 a marker, its special tokens are looked up there and only there, and the user's words are tokenised with special tokens

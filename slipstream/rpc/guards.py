@@ -1,4 +1,4 @@
-"""What surrounds every call a service serves: its error is answered once, and it ends. Knows no service."""
+"""What surrounds every call a service serves: its error is answered once, and it ends."""
 
 import asyncio
 import contextlib

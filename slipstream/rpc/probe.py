@@ -1,6 +1,6 @@
 """`python -m slipstream.rpc.probe ADDRESS [SERVICE]`: exit status 0 when the service there says that it serves.
 
-For health checks of containers and supervisors. Knows no particular service.
+For health checks of containers and supervisors.
 """
 
 import argparse

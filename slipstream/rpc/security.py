@@ -1,4 +1,4 @@
-"""TLS of the wire: the options that every service has for it, and credentials made of them. Knows no service.
+"""TLS of the wire: the options that every service has for it, and credentials made of them.
 
 A unix socket is never encrypted: who may open it is the file system's business.
 """

@@ -1,4 +1,4 @@
-"""Who calls: bearer tokens, or the name in a client's certificate. Knows digests of tokens only, and no service.
+"""Who calls: bearer tokens, or the name in a client's certificate.
 
 A tokens file has one line a token: `owner sha256-of-the-token`, in hexadecimal; `#` begins a comment. An owner may have
 several, so that one can be replaced without a gap.

@@ -7,7 +7,7 @@ from functools import cached_property
 
 # -- tree -------------------------------------------------------------------------------------------------------------
 
-# Drafts that branch: tokens, each behind another one. Pure; knows no model and no wire.
+# Drafts that branch: tokens, each behind another one. Pure.
 
 ROOT = -1
 """Parent of the nodes that follow the committed text."""

@@ -1,4 +1,4 @@
-"""One child process of the local stack: start, readiness, what its log says of its end, stop. Knows no service."""
+"""One child process of the local stack: start, readiness, what its log says of its end, stop."""
 
 import asyncio
 import contextlib

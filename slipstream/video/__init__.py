@@ -1,1 +1,1 @@
-"""Video files in, sampled RGB frames out. Knows no model and imports no torch."""
+"""Video files in, sampled RGB frames out. Imports no torch."""

@@ -1,6 +1,6 @@
 """One decoder process as its parent sees it: starts it, gives it one job at a time, and finds out why it ended.
 
-Knows no other decoder and never tries again; `slipstream.video.pool` does.
+It never tries again; `slipstream.video.pool` does.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Opens a video by path, below the allowed roots only. Knows nothing of what is inside the file."""
+"""Opens a video by path, below the allowed roots only."""
 
 import os
 import stat

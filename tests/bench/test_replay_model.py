@@ -11,7 +11,7 @@ from bench.replay.device_times import DeviceTimes, load_device_times
 from bench.replay.model import Pace, ReplayedModel
 from bench.replay.rows import TABLES
 from slipstream.errors import InvalidConfig
-from tests.models.conftest import Pair, load_pair, random_frames
+from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 PROMPT = "What moves?"

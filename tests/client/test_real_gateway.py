@@ -46,10 +46,10 @@ async def num_cancelled(process: ServiceProcess) -> float:
     return sum(map(float, counts))
 
 
-async def is_cancelled_soon(process: ServiceProcess, before: float, limit_s: float = 1.0) -> None:
+async def is_cancelled_soon(process: ServiceProcess, before: float) -> None:
     start = time.monotonic()
     while await num_cancelled(process) == before:
-        assert time.monotonic() - start < limit_s + 2.0, "also a busy machine is faster than that"
+        assert time.monotonic() - start < 3.0, "it takes well below a second, but on a busy machine"
         await asyncio.sleep(0.02)
 
 

@@ -99,3 +99,16 @@ def test_it_captions_in_a_shell(installed: Path, clip: Path) -> None:
 def test_the_demo_says_that_it_needs_a_checkout(installed: Path) -> None:
     done = run(installed / "slipstream", "demo")
     assert done.returncode == 2 and "in a checkout" in done.stderr
+
+
+THREE_LINES = """
+import slipstream, sys
+with slipstream.Captioner() as captioner:
+    print(captioner.caption(sys.argv[1], "What happens?", num_frames=8, max_new_tokens=24).text)
+"""
+
+
+def test_it_captions_in_three_lines_of_python(installed: Path, clip: Path) -> None:
+    done = run(installed / "python", "-c", THREE_LINES, clip)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

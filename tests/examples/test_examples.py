@@ -46,13 +46,13 @@ async def run(name: str, *arguments: object) -> str:
     return output.decode()
 
 
-def tested() -> set[str]:
+def _with_a_test() -> set[str]:
     return {name.removeprefix("test_") + ".py" for name in globals() if name.startswith("test_")}
 
 
 async def test_every_example_is_short_and_has_a_test() -> None:
     examples = {path.name: path for path in FOLDER.glob("*.py")}
-    assert examples and set(examples) <= tested()
+    assert examples and set(examples) <= _with_a_test()
     assert all(len(path.read_text().splitlines()) <= MAX_LINES for path in examples.values())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.test_text_attention import eager_llava, expected_attention
 from torch import Tensor
 
 from slipstream.engine import VideoLM, load_model
@@ -17,9 +18,8 @@ from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest, SlipstreamError
 from slipstream.messages import JudgeRequest, Prefilled, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy
-from tests.models.conftest import load_pair
-from tests.models.test_dropped_video import masked_logits
-from tests.models.test_observe import eager_llava, expected_attention
+from tests.engine.conftest import load_pair
+from tests.engine.test_dropped_video import masked_logits
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 

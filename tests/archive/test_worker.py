@@ -22,7 +22,7 @@ from slipstream.archive.queue import (
 )
 from slipstream.archive.worker import Handler, RetryLater, RunnerDied, Worker
 from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, UnreadableVideo, VideoNotFound
-from tests.jobs.worlds import DONE, specs, until
+from tests.archive.worlds import DONE, specs, until
 from tests.support.memory_queue import MemoryQueue
 
 Progress = Callable[[str], None]

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from slipstream.archive.redis_queue import load_scripts
-from tests.jobs import test_queue_blame as blame
-from tests.jobs import test_queue_contract as contract
-from tests.jobs.worlds import World, redis_world
+from tests.archive import test_queue_blame as blame
+from tests.archive import test_queue_contract as contract
+from tests.archive.worlds import World, redis_world
 
 Check = Callable[[World], Awaitable[None]]
 

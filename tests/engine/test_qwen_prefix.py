@@ -5,7 +5,7 @@ import torch
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
 from slipstream.engine.prefix_cache import PrefixKey
-from tests.models.conftest import random_frames
+from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 
 FRAMES = random_frames(9, 3, (40, 56))

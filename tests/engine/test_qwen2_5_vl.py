@@ -15,7 +15,7 @@ from slipstream.engine.loading import Checkpoint
 from slipstream.engine.startup import warm_up
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.preprocess import PatchPreprocessor
-from tests.models.conftest import random_frames
+from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 
 PROMPT = "Describe the video."

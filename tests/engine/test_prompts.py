@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.prompts import ChatTemplate
-from tests.models.conftest import Pair
+from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import CHAT_TEMPLATE, TOKENS_PER_FRAME, tiny_tokenizer
 
 HOSTILE = (

@@ -9,7 +9,7 @@ import torch
 from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.engine.attention import MatmulKernel, get_kernel
 from slipstream.errors import ModelNotUsable
-from tests.models.conftest import Pair, random_frames
+from tests.engine.conftest import Pair, random_frames
 
 WIDTH = 5
 

@@ -13,8 +13,8 @@ import pytest
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.jobs.worker_process import POLICY
-from tests.jobs.worlds import until
+from tests.archive.worker_process import POLICY
+from tests.archive.worlds import until
 
 
 class Workers:
@@ -28,7 +28,7 @@ class Workers:
     async def start(self) -> asyncio.subprocess.Process:
         with self.log_path(len(self.processes)).open("w") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.jobs.worker_process", self.url), stderr=log
+                *(sys.executable, "-m", "tests.archive.worker_process", self.url), stderr=log
             )
         self.processes.append(process)
         return process

@@ -9,7 +9,7 @@ import torch
 from slipstream.engine import states, video_lm
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.thread import finish_work
-from tests.models.conftest import Pair, random_frames
+from tests.engine.conftest import Pair, random_frames
 
 
 def test_only_a_device_that_works_behind_the_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from slipstream.archive.queue import BatchSpec, JobQueue, JobState, Lease, Outcome, Priority
-from tests.jobs.worlds import DONE, POLICY, World, memory_world, redis_world, specs
+from tests.archive.worlds import DONE, POLICY, World, memory_world, redis_world, specs
 
 ResultT = TypeVar("ResultT")
 

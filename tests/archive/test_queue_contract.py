@@ -17,7 +17,7 @@ from slipstream.archive.queue import (
     UnknownBatch,
 )
 from slipstream.errors import InvalidRequest
-from tests.jobs.worlds import DONE, POLICY, World, fill, specs, take_one
+from tests.archive.worlds import DONE, POLICY, World, fill, specs, take_one
 
 LEASE_S = POLICY.lease_s
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from slipstream.engine.loading import Checkpoint
-from tests.models.conftest import Pair
+from tests.engine.conftest import Pair
 
 
 def test_the_revision_is_the_digest_of_names_and_digests(pair: Pair) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.families.text import TextDecoder, TextStream
-from tests.models.conftest import Pair
+from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -1,7 +1,7 @@
 """Who is blamed when what runs a job dies, by both queues: poison is found, and its neighbours are not charged."""
 
 from slipstream.archive.queue import BeatAnswer, JobState, Lease
-from tests.jobs.worlds import DONE, POLICY, World, fill, specs, take_one
+from tests.archive.worlds import DONE, POLICY, World, fill, specs, take_one
 
 LEASE_S = POLICY.lease_s
 

@@ -13,8 +13,8 @@ from transformers import LlavaOnevisionForConditionalGeneration, Qwen2_5_VLForCo
 from slipstream.engine import PromptPlan, load_model
 from slipstream.engine import text_attention as observe_module
 from slipstream.engine.text_attention import TextAttention
-from tests.models.conftest import Pair, random_frames
-from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
+from tests.engine.conftest import Pair, random_frames
+from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 FRAMES = random_frames(5, 3)

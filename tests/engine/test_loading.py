@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from slipstream.engine import load_model
 from slipstream.engine.loading import Checkpoint
 from slipstream.errors import ModelNotUsable
-from tests.models.conftest import Pair
+from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
 

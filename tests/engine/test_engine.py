@@ -7,7 +7,7 @@ import torch
 
 from slipstream.engine import DecodeState, VideoLM
 from slipstream.errors import InvalidRequest, LimitExceeded
-from tests.models.conftest import Pair, load_pair, random_frames
+from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
 PROMPTS = ("Describe the video.", "What happens?\nAnswer in one sentence, s'il vous plaît 🎬", "?")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.prefix_cache import ByteLru, PrefixCache, PrefixKey, VideoPrefix, frames_digest
-from tests.models.conftest import Pair, random_frames
+from tests.engine.conftest import Pair, random_frames
 
 PROMPTS = ("Describe the video.", "What happens here?")
 

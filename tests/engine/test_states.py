@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.models.conftest import Pair, random_frames
+from tests.engine.conftest import Pair, random_frames
 
 Edit = tuple[list[int], int]
 """Tokens to append, then how many of all answer tokens to take back."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from slipstream.engine import DecodeState, Prefill, PromptPlan, VideoLM, load_model
 from slipstream.engine.text_attention import TextAttention
 from slipstream.speculation.acceptance import TokenTree
-from tests.models.conftest import Pair, load_pair, random_frames
-from tests.models.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
+from tests.engine.conftest import Pair, load_pair, random_frames
+from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 

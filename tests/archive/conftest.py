@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.jobs.worlds import World, memory_world, redis_world
+from tests.archive.worlds import World, memory_world, redis_world
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

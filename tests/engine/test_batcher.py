@@ -12,7 +12,7 @@ from slipstream.engine import DecodeState
 from slipstream.engine.batcher import Step, StepBatcher, step_each
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
-from tests.models.conftest import Pair, random_frames
+from tests.engine.conftest import Pair, random_frames
 
 
 @dataclass
