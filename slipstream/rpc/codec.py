@@ -23,10 +23,11 @@ from slipstream.messages import (
     TargetStart,
 )
 from slipstream.rpc.convert import from_message, to_message
+from slipstream.rpc.gateway_codec import finish_reason_number, read_finish_reason
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
+from slipstream.speculation.acceptance import TokenTree, Verdict
 from slipstream.speculation.actions import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
 from slipstream.speculation.methods import GuidanceKind, Lossy
 
@@ -41,10 +42,6 @@ _GUIDANCE: dict[GuidanceKind, Any] = {
     kind: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{kind.name}") for kind in GuidanceKind
 }
 _GUIDANCE_NAMES = {number: name for name, number in _GUIDANCE.items()}
-_FINISH_REASONS: dict[FinishReason | None, Any] = {
-    reason: target_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
-} | {None: target_pb2.FINISH_REASON_UNSPECIFIED}
-_FINISH_NAMES = {number: reason for reason, number in _FINISH_REASONS.items()}
 
 
 def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
@@ -55,16 +52,6 @@ def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
 def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
     """What a model service serves."""
     return from_message(message, ModelInfo)
-
-
-def finish_reason_number(reason: FinishReason | None) -> Any:
-    """The wire's number for why a text ended."""
-    return _FINISH_REASONS[reason]
-
-
-def read_finish_reason(number: int) -> FinishReason | None:
-    """Why a text ended; None while it has not."""
-    return _FINISH_NAMES.get(number)
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

@@ -17,10 +17,14 @@ from slipstream.messages import (
     VideoFacts,
 )
 from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
-from slipstream.rpc.codec import finish_reason_number, read_finish_reason
 from slipstream.rpc.convert import from_message, to_message
-from slipstream.rpc.v1 import gateway_pb2
+from slipstream.rpc.v1 import gateway_pb2, target_pb2
+from slipstream.speculation.acceptance import FinishReason
 
+_FINISH_REASONS: dict[FinishReason | None, Any] = {
+    reason: target_pb2.FinishReason.Value(f"FINISH_REASON_{reason.name}") for reason in FinishReason
+} | {None: target_pb2.FINISH_REASON_UNSPECIFIED}
+_FINISH_NAMES = {number: reason for reason, number in _FINISH_REASONS.items()}
 _SUMMARISED = tuple(spec.name for spec in OPTIONS if spec.name in gateway_pb2.Summary.DESCRIPTOR.fields_by_name)
 """The options that a summary repeats."""
 
@@ -45,10 +49,10 @@ def option_values_message(values: Mapping[str, Any]) -> gateway_pb2.CaptionOptio
 
 def option_values(message: gateway_pb2.CaptionOptions) -> dict[str, Any]:
     """Whatever the message has, by name, in the order of the contract and as it came; `path` and `request_id` too."""
-    return {field.name: _plain(value) for field, value in message.ListFields()}
+    return {field.name: _option_value(value) for field, value in message.ListFields()}
 
 
-def _plain(value: Any) -> Any:
+def _option_value(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else tuple(value)
 
 
@@ -108,6 +112,16 @@ def read_summary(message: gateway_pb2.Summary) -> Caption:
         timings=from_message(message.timings, Timings),
         speculation=from_message(message.speculation, Speculation),
     )
+
+
+def finish_reason_number(reason: FinishReason | None) -> Any:
+    """The wire's number for why a text ended."""
+    return _FINISH_REASONS[reason]
+
+
+def read_finish_reason(number: int) -> FinishReason | None:
+    """Why a text ended; None while it has not."""
+    return _FINISH_NAMES.get(number)
 
 
 def gateway_info_message(info: GatewayInfo) -> gateway_pb2.GatewayInfo:
