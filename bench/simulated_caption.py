@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slipstream.speculation.acceptance import StopRule, judge_window
-from slipstream.speculation.actions import Action, AdvanceLine, JudgeWindow, RestartLine
-from slipstream.speculation.gate import Gate
-from slipstream.speculation.pacing import CostModel, Fixed, Policy
+from slipstream.speculation.pacing import CostModel, Fixed, Gate, Policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
+from slipstream.speculation.protocol import Action, AdvanceLine, JudgeWindow, RestartLine, StopRule, judge_window
 
 AGREED, DISAGREED = 1, 0
 """A simulated token: whether the draft agrees with the target at that output position."""

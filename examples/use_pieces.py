@@ -3,10 +3,9 @@
 import torch
 
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, prune
-from slipstream.speculation.acceptance import StopRule, judge_window
-from slipstream.speculation.actions import JudgeWindow, RestartLine
 from slipstream.speculation.pacing import CostModel, Sequential
 from slipstream.speculation.pipeline import Pipeline
+from slipstream.speculation.protocol import JudgeWindow, RestartLine, StopRule, judge_window
 
 scores = torch.rand(8 * 49, generator=torch.Generator().manual_seed(0))  # one for each token of 8 frames
 kept = prune(get_pruner("uv"), VideoTokens(8 * 49, num_steps=8), alpha=0.9, guidance=Guidance(scores=scores))

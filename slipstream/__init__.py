@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         VideoFacts,
     )
     from slipstream.options import CaptionOptions
-    from slipstream.speculation.acceptance import FinishReason
+    from slipstream.speculation.protocol import FinishReason
 
 __all__ = [
     "Archive",

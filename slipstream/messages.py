@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
-from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
 from slipstream.speculation.methods import GuidanceKind, Lossy
+from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""

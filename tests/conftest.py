@@ -7,7 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from tests.support.processes import check_logs
 from tests.support.world import World, make_world

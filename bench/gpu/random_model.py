@@ -14,9 +14,8 @@ from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.states import DecodeState
 from slipstream.engine.video_lm import VideoLM
-from slipstream.families.adapter import PromptPlan
+from slipstream.families.adapter import PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
-from slipstream.families.text import TextDecoder
 from slipstream.messages import ModelInfo
 
 _SIGLIP = {

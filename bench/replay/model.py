@@ -19,8 +19,8 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Observer
 from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window
 from slipstream.logs import get_logger
-from slipstream.speculation.acceptance import TokenTree
 from slipstream.speculation.methods import Positions
+from slipstream.speculation.protocol import TokenTree
 
 REPLAY_MARK = "replay:"
 """Begins the name of the device of a replayed model."""

@@ -16,13 +16,13 @@ from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavaila
 from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, Frames
 from slipstream.pruning import Guidance, get_pruner
-from slipstream.rpc import codec
-from slipstream.rpc.channels import open_channel, request_metadata
+from slipstream.rpc import session_codec
+from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.security import PeerSecurity
 from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from slipstream.speculation.actions import AdvanceLine, RestartLine
 from slipstream.speculation.methods import GuidanceKind, Score
+from slipstream.speculation.protocol import AdvanceLine, RestartLine
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class Targets:
         """
         if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
             raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
-        request = codec.guidance_request(session_id, kind, score)
+        request = session_codec.guidance_request(session_id, kind, score)
         await self._make_room()
         with self._using(address) as channel:
             stub = target_pb2_grpc.TargetStub(channel)
@@ -113,7 +113,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return codec.model_info_message(self.engine.model.info)
+        return session_codec.model_info_message(self.engine.model.info)
 
     async def Session(
         self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext
@@ -121,18 +121,18 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
-        request, join = codec.read_draft_start(first.start)
-        frames = await codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
+        request, join = session_codec.read_draft_start(first.start)
+        frames = await session_codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
         session = self.engine.open(request, join, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), num_committed=len(join.committed))
         try:
             ready = await self._prepare(session, frames)
             del frames
-            yield codec.draft_event(ready)
+            yield session_codec.draft_event(ready)
             reading = asyncio.create_task(self._read(session, requests))
             try:
                 async for chunk in self.engine.write(session):
-                    yield codec.draft_event(chunk)
+                    yield session_codec.draft_event(chunk)
             finally:
                 reading.cancel()
             await reading
@@ -177,7 +177,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         """Hands restarts and advances to the engine until `end` or the end of the stream."""
         try:
             async for message in requests:
-                match codec.read_line(message):
+                match session_codec.read_line(message):
                     case RestartLine() as action:
                         self.engine.restart(session, action)
                     case AdvanceLine() as action:

@@ -9,11 +9,11 @@ from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
-from slipstream.captioning.peers import Peers, watch_target
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.metrics import REGISTRY, GatewayMetrics
-from slipstream.rpc.server import Lifecycle, run_service
+from slipstream.rpc.calls import Peers
+from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.servicer import GatewayServicer
 
@@ -34,7 +34,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     media.prepare()
     captioner = Captioner(config, peers, media, GatewayMetrics(REGISTRY))
     GatewayServicer(config, captioner).register(server)
-    watch = watch_target(peers, lifecycle)
+    watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()

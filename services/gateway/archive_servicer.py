@@ -13,7 +13,7 @@ from slipstream.archive.records import batch_of, job_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
-from slipstream.rpc.tokens import current_owner
+from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 WATCH_S = 0.5

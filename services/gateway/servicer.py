@@ -13,7 +13,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import CaptionEvent, GatewayInfo
-from slipstream.rpc.gateway_codec import caption_event, gateway_info_message, read_options
+from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 Events = asyncio.Queue[CaptionEvent | None]

@@ -9,7 +9,7 @@ from slipstream.engine.target_session import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.messages import JudgeRequest, TargetEvent
-from slipstream.rpc import codec
+from slipstream.rpc import session_codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tensors import guidance_chunks
@@ -34,7 +34,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return codec.model_info_message(self.engine.model.info)
+        return session_codec.model_info_message(self.engine.model.info)
 
     async def Session(
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext
@@ -43,19 +43,19 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
-        request = codec.read_target_start(first.start)
+        request = session_codec.read_target_start(first.start)
         await context.send_initial_metadata(self._metadata)  # at once: the draft's session waits for it
-        frames = await codec.read_frames(first.start.frames, requests, self.engine.model.info.max_frames)
+        frames = await session_codec.read_frames(first.start.frames, requests, self.engine.model.info.max_frames)
         session = await self.engine.open(request, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:
             get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
         try:
             async for progress in self.engine.prefill(session, frames):
-                yield codec.target_event(progress)
+                yield session_codec.target_event(progress)
             del frames
             async for judgement in self._judge_all(session, requests):
-                yield codec.target_event(judgement)
+                yield session_codec.target_event(judgement)
         finally:
             self.engine.close(session)
             get_logger().info("session.closed", num_tokens=len(session.committed))
@@ -74,12 +74,12 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 return
             if kind != "judge":
                 raise ProtocolViolation("after the prefill a session takes `judge` or `end`")
-            request = codec.read_judge(message.judge)
+            request = session_codec.read_judge(message.judge)
 
     async def PullGuidance(
         self, request: target_pb2.PullGuidanceRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[target_pb2.GuidanceChunk]:
-        kind = codec.read_guidance_kind(request.kind)
+        kind = session_codec.read_guidance_kind(request.kind)
         score = _read_score(request.score)
         guidance = await self.engine.guidance(request.session_id, kind, score)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):

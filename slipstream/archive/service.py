@@ -12,11 +12,10 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.metrics import GatewayMetrics
-from slipstream.rpc.server import Lifecycle
+from slipstream.rpc.server import HealthWatch, Lifecycle
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1

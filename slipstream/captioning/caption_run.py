@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from slipstream.captioning.draft_link import DraftLink, Proposals
-from slipstream.captioning.peers import Peers
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
@@ -23,20 +22,11 @@ from slipstream.messages import (
     TargetEvent,
     TargetStart,
 )
-from slipstream.rpc.remote_models import TargetCall
-from slipstream.speculation.actions import (
-    Action,
-    AdvanceLine,
-    Commit,
-    Finish,
-    JoinPoint,
-    JudgeWindow,
-    RestartLine,
-)
-from slipstream.speculation.gate import Gate
+from slipstream.rpc.calls import Peers, TargetCall
 from slipstream.speculation.methods import SPARSE_GAMMA, Shape
-from slipstream.speculation.pacing import CostModel, get_policy
+from slipstream.speculation.pacing import CostModel, Gate, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
 from slipstream.video.messages import SampledVideo
 
 SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3

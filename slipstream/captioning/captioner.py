@@ -11,13 +11,13 @@ from typing import BinaryIO
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
-from slipstream.captioning.peers import Peers
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
+from slipstream.rpc.calls import Peers
 from slipstream.speculation.pacing import CostModel, DecayedMean
 from slipstream.video.messages import SampledVideo
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from slipstream.archive.queue import QueuePolicy
 from slipstream.config import between, one_of, option
 from slipstream.logs import LEVELS
-from slipstream.rpc.security import WireOptions
-from slipstream.rpc.tokens import TokenOptions
+from slipstream.rpc.security import TokenOptions, WireOptions
 
 # -- media options ----------------------------------------------------------------------------------------------------
 

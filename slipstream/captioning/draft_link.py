@@ -9,13 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-from slipstream.captioning.peers import Peers
 from slipstream.errors import DraftFault, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, DraftStart, DraftTokens, Frames
-from slipstream.rpc.remote_models import DraftCall
+from slipstream.rpc.calls import DraftCall, Peers
 from slipstream.sampling.params import Proposal
-from slipstream.speculation.actions import AdvanceLine, JoinPoint, RestartLine
+from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
 
 # -- proposals --------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from slipstream.cli.common import (
     ConnectionOptions,
     bundled,
     connection_options,
+    model_options,
     run_async,
+    tell_models,
 )
-from slipstream.cli.up import model_options, tell_models
 from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video

@@ -14,7 +14,8 @@ import typer
 
 from slipstream.client.caption_client import GatewayAddress
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.tokens import new_token
+from slipstream.rpc.security import new_token
+from slipstream.stack.local import DOWNLOAD_S, LOAD_S, POCKET_DIR, PRIVATE_GRACE_S, StackOptions
 
 # -- bundles of options -----------------------------------------------------------------------------------------------
 
@@ -117,6 +118,61 @@ def token_command(owner: Annotated[str, typer.Argument(help="Who will use it: a 
     token, line = new_token(owner)
     typer.echo(f"token, to be kept by {owner} and shown only now:\n{token}")
     typer.echo(f"line for the gateway's --tokens file:\n{line}")
+
+
+# -- the models of a stack of one's own --------------------------------------------------------------------------------
+
+MODELS_PANEL = "Models"
+NO_DRAFT = "none"
+POCKET_NOTICE = (
+    "these are the pocket models, which know only moving shapes. For real videos name real models, each a folder or "
+    "OWNER/NAME on the hub: --target llava-hf/llava-onevision-qwen2-7b-ov-hf "
+    "--draft llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
+)
+
+
+def model_options(
+    target: Annotated[
+        str,
+        typer.Option(help="The target: a folder, or OWNER/NAME on the hub.", show_default="the pocket target"),
+    ] = str(POCKET_DIR / "target"),
+    draft: Annotated[
+        str,
+        typer.Option(help=f"The draft, likewise; `{NO_DRAFT}`: decode without one.", show_default="the pocket draft"),
+    ] = str(POCKET_DIR / "draft"),
+    device: Annotated[str, typer.Option(help="Torch device of both models, such as cpu or cuda:0.")] = "cpu",
+    draft_device: Annotated[
+        str | None, typer.Option(help="Torch device of the draft, if it is another.", rich_help_panel=MODELS_PANEL)
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Torch dtype of the weights.", rich_help_panel=MODELS_PANEL)] = "float32",
+    start_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds in which each model has to be ready.",
+            show_default=f"{LOAD_S:g}; {DOWNLOAD_S:g} with one on the hub",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = None,
+) -> StackOptions:
+    """For `bundled(stack_options=model_options)`: a stack of these models, private to its user."""
+    return StackOptions(
+        target_model=target,
+        draft_model=None if draft == NO_DRAFT else draft,
+        device=device,
+        draft_device=draft_device,
+        dtype=dtype,
+        start_timeout_s=start_timeout,
+        stop_grace_s=PRIVATE_GRACE_S,
+    )
+
+
+def tell_models(options: StackOptions) -> None:
+    """Says on stderr what a user of this pair should know before it is loaded."""
+    if options.is_pocket:
+        typer.echo(f"slipstream: {POCKET_NOTICE}", err=True)
+    if options.needs_hub:
+        typer.echo("slipstream: models of the hub that are not on this machine are downloaded first", err=True)
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------

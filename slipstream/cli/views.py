@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
-from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.protocol import FinishReason
 
 # -- figures ----------------------------------------------------------------------------------------------------------
 

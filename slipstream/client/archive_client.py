@@ -24,7 +24,7 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.rpc import archive_codec as codec
-from slipstream.rpc.channels import as_slipstream_error
+from slipstream.rpc.calls import as_slipstream_error
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0

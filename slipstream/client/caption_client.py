@@ -23,8 +23,8 @@ from slipstream.errors import (
 )
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, GatewayInfo
 from slipstream.options import CaptionOptions
-from slipstream.rpc.channels import WRITE_FAILED, as_slipstream_error, open_channel, token_metadata
-from slipstream.rpc.gateway_codec import options_message, read_caption_event, read_gateway_info
+from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, token_metadata
+from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.security import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from slipstream.engine.batcher import SessionWork
 from slipstream.engine.memory import Reservation
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.engine.work import SessionWork
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
-from slipstream.speculation.acceptance import ROOT, TokenTree
 from slipstream.speculation.pipeline import AdvanceLine, RestartLine
+from slipstream.speculation.protocol import ROOT, TokenTree
 
 # -- trees ------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from slipstream.engine.attention import Kernel
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Observer, Segment
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 
 
 class Decoder(Protocol):

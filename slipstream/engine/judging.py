@@ -14,7 +14,7 @@ from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, PassFacts
-from slipstream.speculation.acceptance import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
+from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
 
 
 class Judge:

@@ -20,8 +20,8 @@ from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.forward import Runner
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
+from slipstream.families.adapter import TextDecoder
 from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
-from slipstream.families.text import TextDecoder
 from slipstream.messages import ModelInfo
 
 # -- checkpoint -------------------------------------------------------------------------------------------------------

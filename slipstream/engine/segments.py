@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from slipstream.engine.kv_cache import KVCache
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 
 
 class Observer(Protocol):

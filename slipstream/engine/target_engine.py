@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from slipstream.engine.batcher import SessionWork
 from slipstream.engine.judging import Judge
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.memory import Admission
@@ -18,15 +19,14 @@ from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
-from slipstream.engine.work import SessionWork
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
-from slipstream.families.text import StoppingText
+from slipstream.families.adapter import StoppingText
 from slipstream.messages import Frames, Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
-from slipstream.speculation.acceptance import StopRule
 from slipstream.speculation.methods import GuidanceKind
+from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
 SESSION_WAIT_S = 30.0

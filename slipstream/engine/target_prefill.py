@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from slipstream.engine.batcher import encode_blocks
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
-from slipstream.engine.work import encode_blocks
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Frames, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens

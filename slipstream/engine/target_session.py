@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.engine.batcher import SessionWork
 from slipstream.engine.local_drafter import LocalDrafter
 from slipstream.engine.memory import Reservation
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.engine.work import SessionWork
-from slipstream.families.text import StoppingText
+from slipstream.families.adapter import StoppingText
 from slipstream.messages import TargetStart
 from slipstream.pruning import Guidance
 from slipstream.pruning.lossy import Schedule
 from slipstream.sampling.sampler import TargetSampler
-from slipstream.speculation.acceptance import StopRule
+from slipstream.speculation.protocol import StopRule
 
 
 @dataclass(eq=False)

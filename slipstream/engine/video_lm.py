@@ -14,11 +14,10 @@ from slipstream.engine.segments import Observer
 from slipstream.engine.states import DecodeState, Prefill, kept_rows
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.families.adapter import Adapter, PromptPlan, VideoGrid
-from slipstream.families.text import TextDecoder, TextStream
+from slipstream.families.adapter import Adapter, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.messages import ModelInfo
-from slipstream.speculation.acceptance import TokenTree
 from slipstream.speculation.methods import Positions
+from slipstream.speculation.protocol import TokenTree
 
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
 

@@ -1,13 +1,19 @@
-"""What a model family supplies to the engine, `Adapter`, and the plain facts that pass between them."""
+"""What all families share: the adapter that each implements, and the way from token ids back to text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from slipstream.engine.forward import Decoder
+
+# -- adapter ----------------------------------------------------------------------------------------------------------
+
+# What a model family supplies to the engine, `Adapter`, and the plain facts that pass between them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +98,149 @@ class Adapter(Protocol):
             [n], or [axes, n] for rotary embeddings of several axes.
         """
         ...
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+# From token ids back to text, all at once or token by token.
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT_TOKENS = 4
+"""Tokens kept before the new ones; every token is at least one byte, and no UTF-8 character has more than four."""
+
+
+class TextDecoder:
+    """Decodes ids of a byte-level tokenizer, leaving out special tokens and ids that the vocabulary does not have."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def has_text(self, token_id: int) -> bool:
+        """Whether the token stands for bytes of text."""
+        return token_id not in self._special_ids and self._tokenizer.id_to_token(token_id) is not None
+
+
+class TextStream:
+    """Turns tokens into text as they come. All pieces and the flush together equal `TextDecoder.decode` of all tokens.
+
+    A replacement character at the very end may still become a real one when more bytes arrive, so it is held back.
+    """
+
+    def __init__(self, decoder: TextDecoder) -> None:
+        self._decoder = decoder
+        self._window: list[int] = []
+        self._num_emitted = 0
+        """Characters of the window's text that have left already."""
+
+    def push(self, token_ids: Sequence[int]) -> list[str]:
+        """One piece of text per token; "" for a special token or while a character is incomplete."""
+        return [self._push(token_id) if self._decoder.has_text(token_id) else "" for token_id in token_ids]
+
+    def flush(self) -> str:
+        """What was held back, as the end of the text."""
+        piece = self._decoder.decode(self._window)[self._num_emitted :]
+        self._window.clear()
+        self._num_emitted = 0
+        return piece
+
+    def _push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decoder.decode(self._window)
+        num_stable = len(text) - text.endswith(_REPLACEMENT)
+        piece = text[self._num_emitted : num_stable]
+        del self._window[:-_CONTEXT_TOKENS]
+        self._num_emitted = len(self._decoder.decode(self._window)) - (len(text) - num_stable)
+        return piece
+
+
+# -- stops ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoppedText:
+    """The text of some tokens, as far as it is certain, and whether a stop string ended it."""
+
+    pieces: list[str]
+    """One for each token, up to and including the one that completed a stop string."""
+    stop: str = ""
+    """That stop string, if there was one. The last piece then ends before it, and the tokens behind are void."""
+
+
+class StopMatcher:
+    """Looks for the first of some strings in a text that comes in pieces (Knuth, Morris and Pratt, one per string)."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        """Characters of each stop string that the text ends with."""
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, str]:
+        """The text that is certain now, and the stop string that was completed, or "". After one nothing may follow."""
+        text = self._held + piece
+        for end, character in enumerate(piece, len(self._held) + 1):
+            for index, stop in enumerate(self._stops):
+                self._matched[index] = _advance(stop, self._borders[index], self._matched[index], character)
+            complete = [stop for stop, length in zip(self._stops, self._matched, strict=True) if length == len(stop)]
+            if complete:
+                stop = max(complete, key=len)
+                self._held = ""
+                return text[: end - len(stop)], stop
+        certain = len(text) - max(self._matched, default=0)
+        self._held = text[certain:]
+        return text[:certain], ""
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
+        return held
+
+
+class StoppingText:
+    """A text stream that ends before the first stop string. Without stop strings it is the stream itself."""
+
+    def __init__(self, stream: TextStream, stops: Sequence[str] = ()) -> None:
+        self._stream = stream
+        self._matcher = StopMatcher(stops)
+
+    def push(self, token_ids: Sequence[int], *, last: bool = False) -> StoppedText:
+        """The text of newly committed tokens; with `last`, all that was held back is let go with the last of them.
+
+        The caller cuts its verdict behind token `len(pieces) - 1` when there is a stop (`Verdict.ended_at`).
+        """
+        pieces: list[str] = []
+        for index, token_id in enumerate(token_ids):
+            (piece,) = self._stream.push([token_id])
+            ends = last and index == len(token_ids) - 1
+            certain, stop = self._matcher.push(piece + self._stream.flush() if ends else piece)
+            pieces.append(certain)
+            if stop:
+                return StoppedText(pieces, stop)
+            if ends:
+                pieces[-1] += self._matcher.flush()
+        return StoppedText(pieces)
+
+
+def _borders(stop: str) -> list[int]:
+    """For each n, the length of the longest proper prefix that `stop[:n]` ends with."""
+    borders = [0] * (len(stop) + 1)
+    for index in range(1, len(stop)):
+        borders[index + 1] = _advance(stop, borders, borders[index], stop[index])
+    return borders
+
+
+def _advance(stop: str, borders: list[int], matched: int, character: str) -> int:
+    """Characters of `stop` that the text ends with after one more, when it ended with `matched` < len(stop) before."""
+    while matched and stop[matched] != character:
+        matched = borders[matched]
+    return matched + 1 if stop[matched] == character else 0

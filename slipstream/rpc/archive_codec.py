@@ -21,8 +21,14 @@ from slipstream.archive.messages import (
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption
-from slipstream.rpc.convert import from_message, to_message
-from slipstream.rpc.gateway_codec import option_values, option_values_message, read_summary, summary_message
+from slipstream.rpc.codec import (
+    from_message,
+    option_values,
+    option_values_message,
+    read_summary,
+    summary_message,
+    to_message,
+)
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 
 _JOB_STATES: dict[JobState, Any] = {state: archive_pb2.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}

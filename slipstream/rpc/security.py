@@ -1,12 +1,16 @@
-"""TLS of the wire: the options that every service has for it, and credentials made of them.
+"""Who calls and who listens: TLS of the wire, bearer tokens, and names in clients' certificates."""
 
-A unix socket is never encrypted: who may open it is the file system's business.
-"""
-
+import contextlib
+import contextvars
+import hashlib
+import hmac
 import ipaddress
 import os
+import re
+import secrets
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,8 +18,11 @@ from typing import Any, NamedTuple, cast
 import grpc
 
 from slipstream.config import between, option
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.logs import get_logger
+from slipstream.rpc.guards import Guard
+
+# -- security ---------------------------------------------------------------------------------------------------------
 
 CertificateConfig = grpc.ServerCertificateConfiguration
 
@@ -200,3 +207,154 @@ def _check(named: _Named, load: Callable[[ssl.SSLContext], None]) -> None:
 def _complain_if(wrong: object, name: str, complaint: str) -> None:
     if wrong:
         raise InvalidConfig(f"--{name.replace('_', '-')} {complaint}")
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+# Who calls: bearer tokens, or the name in a client's certificate.
+#
+# A tokens file has one line a token: `owner sha256-of-the-token`, in hexadecimal; `#` begins a comment. An owner may
+# have several, so that one can be replaced without a gap.
+
+AUTHORIZATION_KEY = "authorization"
+SCHEME = "Bearer "
+RELOAD_S = 1.0
+MAX_TOKEN_CHARS = 512
+MAX_FILE_BYTES = 4 * 1024 * 1024
+_OWNER = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """Options of a service that asks its callers who they are."""
+
+    tokens: str = option("file of accepted tokens, `owner sha256` a line; empty asks for none", default="")
+
+
+def current_owner() -> str:
+    """Who makes the call that is being served: the owner of its token; without tokens, the common name of its client
+    certificate; without either, ''."""
+    return _owner.get()
+
+
+def new_token(owner: str) -> tuple[str, str]:
+    """A fresh token, and the line that makes a server accept it. Raises `InvalidConfig` for an impossible owner."""
+    if not _OWNER.fullmatch(owner):
+        raise InvalidConfig(f"{owner!r} is no owner: 1 to 128 letters, digits or any of . _ @ + -")
+    token = secrets.token_urlsafe(32)
+    return token, f"{owner} {_digest(token)}"
+
+
+class TokenFile:
+    """The accepted tokens. The file is read again when it changed; while it cannot be read, what it said last holds."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `InvalidConfig` when the file cannot be read or has a wrong line."""
+        self._path = path
+        self._stamp = file_stamp(path)
+        self._entries = _read_tokens(path)
+        self._looked = time.monotonic()
+
+    def owner(self, token: str) -> str | None:
+        """Whose token it is; None: nobody's. Takes the same time wherever it stands in the file."""
+        self._refresh()
+        digest, found = _digest(token), None
+        for owner, known in self._entries:
+            if hmac.compare_digest(digest, known):
+                found = owner
+        return found
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._looked < RELOAD_S:
+            return
+        self._looked = time.monotonic()
+        stamp = file_stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._entries = _read_tokens(self._path)
+        except InvalidConfig as error:
+            get_logger().warning("tokens.unreadable", reason=str(error))
+        else:
+            get_logger().info("tokens.reloaded", num_tokens=len(self._entries))
+
+
+class Identify(Guard):
+    """Finds out who calls. Where tokens are asked for, a caller without one is refused by every service but health."""
+
+    def __init__(self, tokens: TokenFile | None = None) -> None:
+        self._tokens = tokens
+
+    @contextlib.asynccontextmanager
+    async def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AsyncIterator[None]:
+        _owner.set(self._owner_of(context, details))
+        yield
+
+    def _owner_of(self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails) -> str:
+        if self._tokens is None:
+            return _certificate_owner(context)
+        given = [value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY]
+        token = _bearer_token(given)
+        owner = self._tokens.owner(token) if token else None
+        if owner is None:
+            raise Unauthenticated("this gateway needs a token that it knows; send `authorization: Bearer TOKEN`")
+        return owner
+
+
+def make_identify(tokens: str, listen: str, *, has_tls: bool) -> Identify:
+    """Raises `InvalidConfig` when the tokens could be read by others on the way, or their file cannot be used."""
+    if not tokens:
+        return Identify()
+    if not has_tls and not is_local(listen):
+        raise InvalidConfig(
+            f"--tokens on {listen} needs --tls-cert: on a plaintext wire anyone on the way could read the tokens"
+        )
+    return Identify(TokenFile(tokens))
+
+
+def _bearer_token(given: Sequence[str | bytes]) -> str:
+    """The one token of the metadata, or ''."""
+    if len(given) != 1 or not isinstance(given[0], str) or not given[0].startswith(SCHEME):
+        return ""
+    token = given[0].removeprefix(SCHEME)
+    return token if len(token) <= MAX_TOKEN_CHARS else ""
+
+
+def _certificate_owner(context: grpc.aio.ServicerContext) -> str:
+    """The common name of the certificate that the client proved to have; one without is known by its digest."""
+    facts = context.auth_context() or {}
+    certificate = next(iter(facts.get("x509_pem_cert", ())), b"")
+    if not certificate:
+        return ""
+    name = next(iter(facts.get("x509_common_name", ())), b"").decode(errors="replace")
+    return name or "sha256:" + hashlib.sha256(certificate).hexdigest()
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _read_tokens(path: str) -> list[tuple[str, str]]:
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        lines = content.decode().splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidConfig(f"--tokens: cannot read {path!r}: {reason}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise InvalidConfig(f"--tokens: {path!r} has more than {MAX_FILE_BYTES} bytes")
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not _OWNER.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1]):
+            raise InvalidConfig(f"--tokens: line {number} of {path!r} must be `owner sha256`; see `slipstream token`")
+        entries.append((words[0], words[1]))
+    return entries

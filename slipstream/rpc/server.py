@@ -23,10 +23,9 @@ from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import shown_at
 from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, SERVER_OPTIONS
 from slipstream.rpc.guards import AnswerErrors
-from slipstream.rpc.security import WireOptions, warn_of_plaintext
-from slipstream.rpc.tokens import make_identify
+from slipstream.rpc.security import WireOptions, make_identify, warn_of_plaintext
 
-# -- lifecycle --------------------------------------------------------------------------------------------------------
+# -- lifecycle and health ----------------------------------------------------------------------------------------------
 
 # What a service's parts learn of the process's life, and say about it: health, the beginning of its end, failure.
 
@@ -50,6 +49,49 @@ class Lifecycle:
         """Ends the process in good order, with this error's exit status."""
         self.failure = self.failure or error
         self.failed.set()
+
+
+POLL_S = 1.0
+MAX_MISSES = 2
+"""Unanswered questions in a row before health says so: a busy machine may lose one."""
+
+
+class HealthWatch:
+    """Asks one thing again and again, and reports it as the health of one service name."""
+
+    def __init__(self, name: str, service: str, ask: Callable[[], Awaitable[object]], lifecycle: Lifecycle) -> None:
+        self.is_up = True
+        """What the last question found; becomes False at once, before health does."""
+        self._name = name
+        self._service = service
+        self._ask = ask
+        self._lifecycle = lifecycle
+        self._misses = 0
+
+    def mark_down(self) -> None:
+        """Somebody else found it gone: it is not up until the next question is answered."""
+        self.is_up = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(POLL_S)
+
+    async def look(self) -> None:
+        """Asks once and reports."""
+        try:
+            await self._ask()
+        except SlipstreamError as error:
+            self.is_up = False
+            self._misses += 1
+            if self._misses == MAX_MISSES:
+                get_logger().warning("health.lost", peer=self._name, reason=str(error))
+        else:
+            if self._misses >= MAX_MISSES:
+                get_logger().info("health.regained", peer=self._name)
+            self.is_up, self._misses = True, 0
+        await self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
 
 
 # -- server -----------------------------------------------------------------------------------------------------------

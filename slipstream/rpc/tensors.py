@@ -8,7 +8,7 @@ from torch import Tensor
 
 from slipstream.errors import ProtocolViolation
 from slipstream.pruning.base import Guidance
-from slipstream.rpc.codec import chunked
+from slipstream.rpc.session_codec import chunked
 from slipstream.rpc.v1 import target_pb2
 
 MAX_GUIDANCE_BYTES = 4 * 1024**3

@@ -38,7 +38,7 @@ from torch import Tensor
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.speculation.acceptance import accept_greedy
+from slipstream.speculation.protocol import accept_greedy
 
 # -- warp -------------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import DraftFault
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 
 # -- line -------------------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import ProtocolViolation
-from slipstream.speculation.acceptance import FinishReason, Verdict
-from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
-from slipstream.speculation.gate import Gate
 from slipstream.speculation.lines import Comparison, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
-from slipstream.speculation.pacing import CostModel, Moment, Policy, WindowPlan, longest_hold_s
+from slipstream.speculation.pacing import CostModel, Gate, Moment, Policy, WindowPlan, longest_hold_s
+from slipstream.speculation.protocol import (
+    Action,
+    AdvanceLine,
+    Commit,
+    Finish,
+    FinishReason,
+    JoinPoint,
+    JudgeWindow,
+    RestartLine,
+    Verdict,
+)
 
 # -- passes -----------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from bench.gpu.timing import Clock, attempt
 from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.states import DecodeState
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 
 CPU = torch.device("cpu")
 SMALL = [tiny(GEOMETRIES["llava-onevision-qwen2-0.5b"]), tiny(GEOMETRIES["Qwen2.5-VL-7B"])]

@@ -9,7 +9,7 @@ from bench.methods.samples import Sample, WindowCost
 from bench.replay.device_times import load_device_times
 from bench.replay.rows import TABLES, open_replay, replay_rows, replaying
 from slipstream import connect_async
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1.common_pb2 import GetModelRequest
 from slipstream.rpc.v1.target_pb2_grpc import TargetStub
 from slipstream.stack.local import FRESH, Stack, StackOptions

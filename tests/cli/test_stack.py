@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli import up as up_module
+from slipstream.cli import common as common_module
 from slipstream.cli.app import run
 from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
@@ -185,10 +185,10 @@ class Up:
     SCRIPT = """
 import sys
 from functools import partial
-from slipstream.cli import app, up
+from slipstream.cli import app, common
 from slipstream.stack.local import StackOptions
 behaviour, grace_s, root, *arguments = sys.argv[1:]
-up.StackOptions = partial(
+common.StackOptions = partial(
     StackOptions,
     modules=dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service"),
     env={"PYTHONPATH": root},
@@ -302,7 +302,7 @@ asyncio.run(main())
 def test_caption_runs_a_stack_of_its_own(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(up_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
     video = str(good_video(tmp_path / "a.mp4"))
     folders = ["--target", str(options.target_model), "--draft", str(options.draft_model)]
     assert run(["caption", video, "--json", *folders]) == 0
@@ -317,7 +317,7 @@ def test_who_captions_with_the_pocket_models_is_told_once(
     options: StackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "POCKET_DIR", tmp_path / "pocket")
-    monkeypatch.setattr(up_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
+    monkeypatch.setattr(common_module, "StackOptions", partial(StackOptions, modules=MODULES, env=options.env))
     videos = [str(good_video(tmp_path / name)) for name in ("a.mp4", "b.mp4")]
     assert run(["caption", *videos, "--json", "--target", str(options.target_model), "--draft", "none"]) == 0
     output = capsys.readouterr()

@@ -9,8 +9,8 @@ import pytest
 
 import slipstream
 from slipstream.errors import ServiceUnavailable, Unauthenticated
+from slipstream.rpc.security import new_token
 from slipstream.rpc.server import bound, make_server
-from slipstream.rpc.tokens import new_token
 from tests.cli.fake_gateway import TEXT, FakeGateway
 from tests.rpc.secured import Certificates, WiredConfig, make_certificates
 

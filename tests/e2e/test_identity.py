@@ -5,7 +5,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.protocol import FinishReason
 from tests.support.gateway_client import Captioned, caption
 from tests.support.world import NUM_FRAMES, PROMPT, STOP_AFTER, World
 

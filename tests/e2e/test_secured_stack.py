@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.stack.process import ServiceProcess
 from tests.rpc.secured import make_certificates
 from tests.support.gateway_client import caption, options_message, send

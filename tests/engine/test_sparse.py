@@ -9,7 +9,7 @@ from torch import Tensor
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.text_attention import TextAttention
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair, random_frames
 from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.masking import MaskingKernel, kernel_of

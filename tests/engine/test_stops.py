@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.families.text import StopMatcher, StoppingText, TextDecoder, TextStream
+from slipstream.families.adapter import StopMatcher, StoppingText, TextDecoder, TextStream
 from tests.engine.test_text import ids_of_bytes
 from tests.support.tiny_checkpoint import tiny_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.families.text import TextDecoder, TextStream
+from slipstream.families.adapter import TextDecoder, TextStream
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import tiny_tokenizer
 

@@ -13,7 +13,7 @@ from slipstream.engine.attention import FlashKernel, SdpaKernel
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Segment
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.speculation.acceptance import TokenTree
+from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.engine.test_qwen2_5_vl import PROMPT, VIDEOS, load_qwen
 from tests.support.tiny_checkpoint import write_tiny_qwen

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from slipstream.engine.batcher import SessionWork
 from slipstream.engine.thread import Lane, ModelThread
-from slipstream.engine.work import SessionWork
 
 MANY = 50
 

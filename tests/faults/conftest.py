@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, OnEvent, caption

@@ -13,7 +13,7 @@ from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
 from slipstream.client.batch_handles import AsyncBatchHandle
 from slipstream.errors import ServiceUnavailable
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import gateway_address
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.faults.conftest import FragileStack

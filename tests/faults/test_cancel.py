@@ -10,7 +10,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess

@@ -10,9 +10,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc
-from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.protocol import FinishReason
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import Behaviour, Event, FakeDraft, floods, ready, says, silent, tokens, writes
 from tests.support.gateway_client import Captioned, caption

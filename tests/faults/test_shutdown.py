@@ -12,7 +12,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import STOPPING
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.rpc.v1 import gateway_pb2_grpc

@@ -13,9 +13,8 @@ import trustme
 from grpc_health.v1 import health, health_pb2_grpc
 
 from slipstream.config import option
-from slipstream.rpc.security import PeerSecurity, WireOptions, make_peer_security
+from slipstream.rpc.security import PeerSecurity, TokenOptions, WireOptions, current_owner, make_peer_security
 from slipstream.rpc.server import bound, make_server
-from slipstream.rpc.tokens import TokenOptions, current_owner
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from slipstream import errors
 from slipstream.errors import ServiceUnavailable, ServiceUnreachable, SlipstreamError
-from slipstream.rpc.channels import WRITE_FAILED, as_slipstream_error, open_channel, request_metadata
-from slipstream.rpc.codec import chunked
+from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, request_metadata
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.guards import ANSWERED
+from slipstream.rpc.session_codec import chunked
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 
 

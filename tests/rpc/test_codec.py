@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.messages import DraftStart, Frames, ModelInfo, TargetStart
-from slipstream.rpc import codec
-from slipstream.rpc.codec import proposal_messages, read_proposals, read_sampling, sampling_message
+from slipstream.rpc import session_codec as codec
 from slipstream.rpc.grpc_options import CHUNK_BYTES
+from slipstream.rpc.session_codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
 from slipstream.speculation.methods import LOSSY_METHODS, GuidanceKind, Lossy

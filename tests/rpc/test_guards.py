@@ -9,7 +9,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from slipstream.rpc import guards
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.grpc_options import MAX_MESSAGE_BYTES
 from slipstream.rpc.guards import NO_MESSAGE, STOPPING, AnswerErrors
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from slipstream.errors import Overloaded
-from slipstream.rpc.channels import as_slipstream_error
+from slipstream.rpc.calls import as_slipstream_error
 from slipstream.rpc.v1 import common_pb2
 from tests.rpc.test_server import Troubled, serving
 

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig, ServiceUnavailable
-from slipstream.rpc.channels import as_slipstream_error, open_channel
+from slipstream.rpc.calls import as_slipstream_error, open_channel
 from slipstream.rpc.security import PeerSecurity, WireOptions, is_local, make_peer_security
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, WiredConfig, make_certificates, served

@@ -13,7 +13,7 @@ import structlog
 
 from slipstream import errors
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.channels import open_channel, request_metadata
+from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
 from slipstream.rpc.server import Lifecycle, _run

@@ -9,9 +9,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.cli.common import ConnectionOptions
 from slipstream.errors import InvalidConfig, Unauthenticated
-from slipstream.rpc import tokens
-from slipstream.rpc.channels import as_slipstream_error, open_channel, token_metadata
-from slipstream.rpc.tokens import TokenFile, new_token
+from slipstream.rpc import security
+from slipstream.rpc.calls import as_slipstream_error, open_channel, token_metadata
+from slipstream.rpc.security import TokenFile, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, make_certificates, served
 
@@ -78,7 +78,7 @@ async def test_a_stranger_learns_nothing_but_that_health_is_open(keys: tuple[Pat
 
 async def test_the_file_is_read_again(keys: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
     path, known = keys
-    monkeypatch.setattr(tokens, "RELOAD_S", 0.0)
+    monkeypatch.setattr(security, "RELOAD_S", 0.0)
     token, line = new_token("carol")
     async with served(tokens=str(path)) as address, open_channel(address) as channel:
         metadata = token_metadata(address, None, token)

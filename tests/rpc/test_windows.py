@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import Judgement, JudgeRequest, PassFacts
-from slipstream.rpc.codec import (
+from slipstream.rpc.session_codec import (
     MAX_PASSES,
     finish_reason_number,
     judge_message,
@@ -18,8 +18,7 @@ from slipstream.rpc.codec import (
 )
 from slipstream.rpc.v1 import target_pb2
 from slipstream.sampling.params import Proposal
-from slipstream.speculation.acceptance import FinishReason, TokenTree, Verdict
-from slipstream.speculation.actions import JudgeWindow
+from slipstream.speculation.protocol import FinishReason, JudgeWindow, TokenTree, Verdict
 
 uint32 = st.integers(0, 2**32 - 1)
 text = st.text(max_size=20)

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import DraftSampler, TargetSampler, Warp
-from slipstream.speculation.acceptance import StopRule, end_verdict
-from slipstream.speculation.actions import Action, JudgeWindow
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 from slipstream.speculation.pipeline import Pipeline
+from slipstream.speculation.protocol import Action, JudgeWindow, StopRule, end_verdict
 from tests.sampling.statistics import chi_square_tail, fit
 from tests.speculation.toys import Always, Stage, measured_costs
 

@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 
 from slipstream.messages import DraftStart, TargetStart
-from slipstream.rpc import codec
-from slipstream.rpc.channels import request_metadata
+from slipstream.rpc import session_codec
+from slipstream.rpc.calls import request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.speculation.pipeline import JoinPoint
 
@@ -60,14 +60,14 @@ def open_session(stub: Any, request_id: str = "direct") -> Session:
     return Session(stub.Session(timeout=TIMEOUT_S, metadata=request_metadata(request_id)))
 
 
-def some_frames(num_frames: int = 2, seed: int = 0) -> codec.Frames:
+def some_frames(num_frames: int = 2, seed: int = 0) -> session_codec.Frames:
     return np.random.default_rng(seed).integers(0, 256, (num_frames, 24, 32, 3), dtype=np.uint8)
 
 
 def target_start(
     session_id: str = "s",
     *,
-    frames: codec.Frames | None = None,
+    frames: session_codec.Frames | None = None,
     prompt: str = PROMPT,
     max_new_tokens: int = 16,
     with_guidance: bool = True,
@@ -75,8 +75,8 @@ def target_start(
     """Everything up to the last pixel."""
     frames = some_frames() if frames is None else frames
     request = TargetStart(session_id, prompt, max_new_tokens, with_guidance)
-    chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in codec.frame_chunks(frames)]
-    return [codec.target_start(request, frames), *chunks]
+    chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames)]
+    return [session_codec.target_start(request, frames), *chunks]
 
 
 def judge(window: Sequence[int] = (), num_passes: int = 1) -> target_pb2.TargetRequest:
@@ -88,7 +88,7 @@ def target_end() -> target_pb2.TargetRequest:
 
 
 def draft_start(
-    session_id: str = "s", *, frames: codec.Frames | None = None, join: JoinPoint | None = None, **changes: Any
+    session_id: str = "s", *, frames: session_codec.Frames | None = None, join: JoinPoint | None = None, **changes: Any
 ) -> list[draft_pb2.DraftRequest]:
     """Everything up to the last pixel, of a draft that needs no target unless told otherwise."""
     frames = some_frames() if frames is None else frames
@@ -102,8 +102,8 @@ def draft_start(
         "guidance_address": "unix:/nowhere",
         "seed": 0,
     } | changes
-    first = codec.draft_start(DraftStart(**request), join or JoinPoint(1, (), 8, 1), frames)
-    return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in codec.frame_chunks(frames))]
+    first = session_codec.draft_start(DraftStart(**request), join or JoinPoint(1, (), 8, 1), frames)
+    return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames))]
 
 
 def restart(epoch: int, keep: int, suffix: Sequence[int], write_until: int) -> draft_pb2.DraftRequest:

@@ -29,7 +29,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.messages import Caption, ModelInfo, PassCost, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
-from slipstream.speculation.acceptance import FinishReason
+from slipstream.speculation.protocol import FinishReason
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

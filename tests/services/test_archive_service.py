@@ -12,9 +12,8 @@ from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import Captioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.peers import HealthWatch
 from slipstream.errors import InvalidConfig, ServiceUnavailable
-from slipstream.rpc.server import Lifecycle
+from slipstream.rpc.server import HealthWatch, Lifecycle
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually

@@ -13,7 +13,7 @@ from slipstream.archive.queue import BatchState, JobState, Outcome, QueuePolicy,
 from slipstream.archive.records import read_batch, write_result
 from slipstream.captioning.config import GatewayConfig
 from slipstream.messages import Caption
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module

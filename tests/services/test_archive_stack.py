@@ -16,7 +16,7 @@ from slipstream.client import archive_client
 from slipstream.client.batch_handles import AsyncBatchHandle
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from slipstream.engine import VideoLM, load_model
-from slipstream.engine import draft_writer as writer_module
+from slipstream.engine import draft_engine as writer_module
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.thread import FairQueue, Lane, ModelThread

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from slipstream.errors import Overloaded
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
 from tests.services.model_sessions import TIMEOUT_S, draft_start, open_session, target_end, target_start
 from tests.support.gateway_client import Captioned, caption

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import FakeDraft, writes

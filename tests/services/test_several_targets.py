@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption
 from tests.support.processes import all_running, logged, model_flags, running

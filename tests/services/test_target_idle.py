@@ -8,7 +8,7 @@ import grpc
 from slipstream.engine import load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.thread import ModelThread
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import AnswerErrors
 from slipstream.rpc.v1 import target_pb2_grpc
 from slipstream.services.target.servicer import TargetServicer

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_text_attention import eager_llava, expected_attention
 from torch import Tensor
 
 from slipstream.engine import VideoLM, load_model
@@ -20,6 +19,7 @@ from slipstream.messages import JudgeRequest, Prefilled, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from tests.engine.conftest import load_pair
 from tests.engine.test_dropped_video import masked_logits
+from tests.engine.test_text_attention import eager_llava, expected_attention
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 

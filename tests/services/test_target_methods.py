@@ -19,7 +19,7 @@ from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, TargetStart
 from slipstream.pruning import Score
 from slipstream.sampling.params import SamplingParams
-from slipstream.speculation.acceptance import FinishReason, TokenTree
+from slipstream.speculation.protocol import FinishReason, TokenTree
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.stack.local import Stack
 from tests.services.model_sessions import (

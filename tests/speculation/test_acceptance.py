@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.acceptance import (
-    FinishReason,
-    StopRule,
-    Verdict,
-    accept_greedy,
-    end_verdict,
-    judge_window,
-)
+from slipstream.speculation.protocol import FinishReason, StopRule, Verdict, accept_greedy, end_verdict, judge_window
 
 EOS = 0
 FAR = StopRule((EOS,), 1000)

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.gate import CREDIT, FIRST_BUDGET, FIRST_REST, LONGEST_REST, RECONSIDER, TRIAL_BUDGET, Gate
-from slipstream.speculation.pacing import CostModel
+from slipstream.speculation.pacing import (
+    CREDIT,
+    FIRST_BUDGET,
+    FIRST_REST,
+    LONGEST_REST,
+    RECONSIDER,
+    TRIAL_BUDGET,
+    CostModel,
+    Gate,
+)
 
 PLAIN_S = 0.02
 

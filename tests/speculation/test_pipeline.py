@@ -6,10 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from slipstream.errors import DraftFault, ProtocolViolation
-from slipstream.speculation.acceptance import FinishReason, Verdict
-from slipstream.speculation.actions import AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.pacing import CostModel, Fixed, Policy, SelfClocked, Sequential
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.protocol import AdvanceLine, Commit, Finish, FinishReason, JudgeWindow, RestartLine, Verdict
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
 

@@ -1,6 +1,6 @@
 """The plain loop that everything else is compared with."""
 
-from slipstream.speculation.acceptance import FinishReason, StopRule
+from slipstream.speculation.protocol import FinishReason, StopRule
 from tests.support.plain_decoding import decode_plain
 
 

@@ -3,10 +3,9 @@
 import pytest
 
 from slipstream.errors import ProtocolViolation
-from slipstream.speculation.acceptance import FinishReason, Verdict
-from slipstream.speculation.actions import Commit, Finish, JudgeWindow
 from slipstream.speculation.pacing import Sequential
 from slipstream.speculation.pipeline import Pipeline
+from slipstream.speculation.protocol import Commit, Finish, FinishReason, JudgeWindow, Verdict
 from tests.speculation.toys import measured_costs
 
 

@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from slipstream.speculation.acceptance import judge_window
-from slipstream.speculation.actions import JudgeWindow, RestartLine
 from slipstream.speculation.pacing import Sequential
 from slipstream.speculation.pipeline import DraftPhase
+from slipstream.speculation.protocol import JudgeWindow, RestartLine, judge_window
 from tests.speculation.toys import Stage, measured_costs, new_stage
 
 

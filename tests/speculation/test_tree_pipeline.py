@@ -7,11 +7,21 @@ from collections.abc import Sequence
 import pytest
 
 from slipstream.errors import DraftFault
-from slipstream.speculation.acceptance import StopRule, TokenTree, Verdict, accept_tree, end_verdict
-from slipstream.speculation.actions import Action, Commit, Finish, JudgeWindow, RestartLine
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Sequential
 from slipstream.speculation.pipeline import DraftPhase, Pipeline
+from slipstream.speculation.protocol import (
+    Action,
+    Commit,
+    Finish,
+    JudgeWindow,
+    RestartLine,
+    StopRule,
+    TokenTree,
+    Verdict,
+    accept_tree,
+    end_verdict,
+)
 from tests.speculation.toys import EOS, measured_costs, toy_target
 from tests.support.plain_decoding import decode_plain
 

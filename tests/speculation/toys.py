@@ -8,11 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
-from slipstream.speculation.actions import Action, AdvanceLine, Commit, Finish, JudgeWindow, RestartLine
-from slipstream.speculation.gate import Gate
-from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
+from slipstream.speculation.pacing import CostModel, DecayedMean, Gate, Moment, Policy, WindowCosts, WindowPlan
 from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
+from slipstream.speculation.protocol import (
+    Action,
+    AdvanceLine,
+    Commit,
+    Finish,
+    FinishReason,
+    JudgeWindow,
+    RestartLine,
+    StopRule,
+    judge_window,
+)
 from tests.support.plain_decoding import NextToken, decode_plain
 
 EOS = 0

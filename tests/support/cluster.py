@@ -20,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 
 from slipstream import AsyncCaptioner, connect_async
 from slipstream.errors import SlipstreamError
-from slipstream.rpc.channels import open_channel
+from slipstream.rpc.calls import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.local import make_run_dir
 from slipstream.stack.process import POLL_S, ServiceProcess

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from slipstream.speculation.acceptance import FinishReason, StopRule, judge_window
+from slipstream.speculation.protocol import FinishReason, StopRule, judge_window
 
 NextToken = Callable[[Sequence[int]], int]
 """A greedy model: the output so far in, the next token out."""

@@ -1,0 +1,355 @@
+"""Sessions with the models on the wire: every message of target.proto and draft.proto to and from plain types."""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation
+from slipstream.messages import (
+    DraftEvent,
+    DraftReady,
+    DraftStart,
+    DraftTokens,
+    Frames,
+    Judgement,
+    JudgeRequest,
+    ModelInfo,
+    PassFacts,
+    Prefilled,
+    PrefillStage,
+    StageProgress,
+    TargetEvent,
+    TargetStart,
+)
+from slipstream.rpc.codec import finish_reason_number, from_message, read_finish_reason, to_message
+from slipstream.rpc.grpc_options import CHUNK_BYTES
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.speculation.methods import GuidanceKind, Lossy
+from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine, TokenTree, Verdict
+
+MAX_FRAMES_BYTES = 2 * 1024**3
+"""Most pixels that one video may have: they are held in memory."""
+MAX_PASSES = 1_000_000
+MAX_SELF_DRAFT = 1024
+
+_STAGES: dict[PrefillStage, Any] = {stage: target_pb2.Stage.Value(f"STAGE_{stage.name}") for stage in PrefillStage}
+_STAGE_NAMES = {number: name for name, number in _STAGES.items()}
+_GUIDANCE: dict[GuidanceKind, Any] = {
+    kind: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{kind.name}") for kind in GuidanceKind
+}
+_GUIDANCE_NAMES = {number: name for name, number in _GUIDANCE.items()}
+
+
+def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
+    """What a model service serves, for the wire."""
+    return to_message(info, common_pb2.ModelInfo)
+
+
+def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
+    """What a model service serves."""
+    return from_message(message, ModelInfo)
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def sampling_message(params: SamplingParams) -> common_pb2.Sampling:
+    """How tokens are chosen, for target and draft."""
+    return to_message(params, common_pb2.Sampling)
+
+
+def read_sampling(message: common_pb2.Sampling) -> SamplingParams:
+    """How tokens are to be chosen; an empty message is greedy. Raises `InvalidRequest` for values out of range."""
+    return from_message(
+        message,
+        SamplingParams,
+        top_p=message.top_p or 1.0,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        rule=message.rule or SamplingParams.rule,
+    ).check()
+
+
+def proposal_messages(proposals: Iterable[Proposal]) -> list[common_pb2.Proposal]:
+    """What draft tokens were drawn from."""
+    return [
+        common_pb2.Proposal(token_ids=proposal.token_ids, probabilities=proposal.probabilities)
+        for proposal in proposals
+    ]
+
+
+def read_proposals(messages: Sequence[common_pb2.Proposal]) -> tuple[Proposal, ...]:
+    """What draft tokens were drawn from, unjudged: a proposal without sense is the sampler's business."""
+    return tuple(Proposal(tuple(message.token_ids), tuple(message.probabilities)) for message in messages)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def chunked(buffers: Iterable[memoryview]) -> Iterator[bytes]:
+    """Cuts buffers into messages of CHUNK_BYTES."""
+    for buffer in buffers:
+        for start in range(0, len(buffer), CHUNK_BYTES):
+            yield bytes(buffer[start : start + CHUNK_BYTES])
+
+
+def frames_header(frames: Frames, seconds_per_frame: float | None = None) -> common_pb2.FramesHeader:
+    """The header that announces the frames."""
+    num_frames, height, width, _ = frames.shape
+    return common_pb2.FramesHeader(
+        num_frames=num_frames, height=height, width=width, seconds_per_frame=seconds_per_frame or 0.0
+    )
+
+
+def frame_chunks(frames: Frames) -> Iterator[common_pb2.FrameChunk]:
+    """The pixels, cut into messages."""
+    for data in chunked([np.ascontiguousarray(frames).data.cast("B")]):
+        yield common_pb2.FrameChunk(data=data)
+
+
+async def read_frames(
+    header: common_pb2.FramesHeader,
+    requests: AsyncIterator[target_pb2.TargetRequest | draft_pb2.DraftRequest],
+    max_frames: int,
+) -> Frames:
+    """Collects the pixels that the header announced; raises when more, fewer or other messages come."""
+    num_frames, height, width = header.num_frames, header.height, header.width
+    if not 0 < num_frames <= max_frames:
+        raise InvalidRequest(f"a video must have 1 to {max_frames} frames here, not {num_frames}")
+    if not (0 < width <= 8192 and 0 < height <= 8192):
+        raise InvalidRequest(f"frames of {width} x {height} pixels are not accepted")
+    if num_frames * height * width * 3 > MAX_FRAMES_BYTES:
+        raise LimitExceeded(f"{num_frames} frames of {width} x {height} have more than {MAX_FRAMES_BYTES} bytes")
+    frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)
+    flat = frames.reshape(-1)
+    received = 0
+    while received < flat.size:
+        try:
+            message = await anext(requests)
+        except StopAsyncIteration:
+            raise ProtocolViolation("the stream ended before the last frame") from None
+        data = message.frames.data if message.WhichOneof("message") == "frames" else b""
+        if not data or received + len(data) > flat.size:
+            raise ProtocolViolation("the frames do not match their header")
+        flat[received : received + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        received += len(data)
+    return frames
+
+
+# -- to and from the target -------------------------------------------------------------------------------------------
+
+
+def target_start(start: TargetStart, frames: Frames) -> target_pb2.TargetRequest:
+    """Opens a session at the target."""
+    message = to_message(
+        start,
+        target_pb2.TargetStart,
+        frames=frames_header(frames, start.seconds_per_frame),
+        self_draft=_self_draft(start),
+    )
+    return target_pb2.TargetRequest(start=message)
+
+
+def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
+    """What was asked of the target."""
+    if not message.session_id or message.max_new_tokens < 1:
+        raise InvalidRequest("a session needs an id and at least one token to write")
+    return from_message(
+        message,
+        TargetStart,
+        sampling=read_sampling(message.sampling),
+        seconds_per_frame=message.frames.seconds_per_frame or None,
+        lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
+        local_drafter=message.self_draft.drafter,
+        self_draft_kept=message.self_draft.num_kept,
+    )
+
+
+def _self_draft(start: TargetStart) -> target_pb2.SelfDraft | None:
+    if not start.local_drafter:
+        return None
+    return target_pb2.SelfDraft(drafter=start.local_drafter, num_kept=start.self_draft_kept)
+
+
+def judge_message(action: JudgeWindow, proposals: Sequence[Proposal] = ()) -> target_pb2.TargetRequest:
+    """Asks for passes."""
+    judge = target_pb2.Judge(
+        window=action.window,
+        num_passes=action.num_passes,
+        proposals=proposal_messages(proposals),
+        parents=action.parents,
+        self_draft=action.self_draft,
+    )
+    return target_pb2.TargetRequest(judge=judge)
+
+
+def read_judge(message: target_pb2.Judge) -> JudgeRequest:
+    """What was asked for. Raises `ProtocolViolation` for what no target could do."""
+    if not 0 < message.num_passes <= MAX_PASSES:
+        raise ProtocolViolation(f"a request asks for 1 to {MAX_PASSES} passes, not {message.num_passes}")
+    if message.self_draft > MAX_SELF_DRAFT or (message.self_draft and message.window):
+        raise ProtocolViolation(f"self-drafting takes no window, and at most {MAX_SELF_DRAFT} tokens")
+    tree = None
+    if message.parents:
+        try:
+            tree = TokenTree(tuple(message.window), tuple(message.parents))
+        except ValueError as error:
+            raise ProtocolViolation(f"the window is no tree: {error}") from None
+    proposals = read_proposals(message.proposals)
+    return JudgeRequest(tuple(message.window), message.num_passes, proposals, tree, message.self_draft)
+
+
+def target_event(event: TargetEvent) -> target_pb2.TargetEvent:
+    """What the target says, for the wire."""
+    match event:
+        case StageProgress():
+            stage = target_pb2.Progress(stage=_STAGES[event.stage], done=event.done, total=event.total)
+            return target_pb2.TargetEvent(progress=stage)
+        case Prefilled():
+            return target_pb2.TargetEvent(prefilled=to_message(event, target_pb2.Prefilled))
+        case Judgement():
+            return target_pb2.TargetEvent(verdict=_verdict_message(event))
+
+
+def read_target_event(message: target_pb2.TargetEvent) -> TargetEvent:
+    """What the target says. Raises `ProtocolViolation` for what says nothing."""
+    kind = message.WhichOneof("message")
+    if kind == "progress":
+        progress = message.progress
+        return StageProgress(_STAGE_NAMES.get(progress.stage, PrefillStage.QUEUED), progress.done, progress.total)
+    if kind == "prefilled":
+        return from_message(message.prefilled, Prefilled)
+    if kind == "verdict":
+        return _read_judgement(message.verdict)
+    raise ProtocolViolation("the target sent an empty message")
+
+
+def _verdict_message(judgement: Judgement) -> target_pb2.Verdict:
+    verdict, facts = judgement.verdict, judgement.facts
+    return target_pb2.Verdict(
+        num_accepted=verdict.num_accepted,
+        own_token=verdict.own_token,
+        pieces=judgement.pieces,
+        finish_reason=finish_reason_number(verdict.finish_reason),
+        pass_s=facts.pass_s,
+        stop_string=verdict.stop_string,
+        path=verdict.path,
+        drafted=verdict.drafted,
+        num_drafted=facts.num_drafted,
+        draft_s=facts.draft_s,
+    )
+
+
+def _read_judgement(message: target_pb2.Verdict) -> Judgement:
+    """Raises `ProtocolViolation` for a path or drafted tokens of another number."""
+    for tokens in (message.path, message.drafted):
+        if len(tokens) not in (0, message.num_accepted):
+            raise ProtocolViolation("the target accepted another number of tokens than it names")
+    verdict = Verdict(
+        message.num_accepted,
+        message.own_token if message.HasField("own_token") else None,
+        read_finish_reason(message.finish_reason),
+        message.stop_string,
+        tuple(message.path),
+        tuple(message.drafted),
+    )
+    facts = PassFacts(message.pass_s, message.num_drafted, message.draft_s)
+    return Judgement(verdict, tuple(message.pieces), facts)
+
+
+# -- to and from the draft --------------------------------------------------------------------------------------------
+
+
+def guidance_request(session_id: str, kind: GuidanceKind, score: str) -> target_pb2.PullGuidanceRequest:
+    """Asks a target for the guidance of a session."""
+    return target_pb2.PullGuidanceRequest(session_id=session_id, kind=_GUIDANCE[kind], score=score)
+
+
+def read_guidance_kind(number: int) -> GuidanceKind:
+    """Raises `InvalidRequest` for a number that names none."""
+    name = _GUIDANCE_NAMES.get(number)
+    if name is None:
+        raise InvalidRequest(f"guidance must be {' or '.join(GuidanceKind)}")
+    return name
+
+
+def draft_start(start: DraftStart, join: JoinPoint, frames: Frames) -> draft_pb2.DraftRequest:
+    """Opens a session at the draft."""
+    message = to_message(
+        start,
+        draft_pb2.DraftStart,
+        frames=frames_header(frames, start.seconds_per_frame),
+        guidance=_GUIDANCE[start.guidance],
+        committed=join.committed,
+        write_until=join.write_until,
+        first_chunk=join.first_chunk,
+        epoch=join.epoch,
+    )
+    return draft_pb2.DraftRequest(start=message)
+
+
+def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftStart, JoinPoint]:
+    """What was asked of the draft."""
+    start = from_message(
+        message,
+        DraftStart,
+        guidance=read_guidance_kind(message.guidance),
+        sampling=read_sampling(message.sampling),
+        seconds_per_frame=message.frames.seconds_per_frame or None,
+    )
+    return start, JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
+
+
+def line_message(action: RestartLine | AdvanceLine) -> draft_pb2.DraftRequest:
+    """Starts a new line, or lets the line go on."""
+    if isinstance(action, AdvanceLine):
+        return draft_pb2.DraftRequest(advance=to_message(action, draft_pb2.Advance))
+    return draft_pb2.DraftRequest(restart=to_message(action, draft_pb2.Restart))
+
+
+def read_line(message: draft_pb2.DraftRequest) -> RestartLine | AdvanceLine | None:
+    """What the line is to do; None: it has ended. Raises `ProtocolViolation`."""
+    kind = message.WhichOneof("message")
+    if kind == "advance":
+        return from_message(message.advance, AdvanceLine)
+    if kind == "restart":
+        if not message.restart.suffix:
+            raise ProtocolViolation("a restart needs at least one token to go on from")
+        return from_message(message.restart, RestartLine)
+    if kind == "end":
+        return None
+    raise ProtocolViolation("a line takes `restart`, `advance` or `end`")
+
+
+def draft_event(event: DraftEvent) -> draft_pb2.DraftEvent:
+    """What the draft says, for the wire."""
+    if isinstance(event, DraftReady):
+        return draft_pb2.DraftEvent(ready=to_message(event, draft_pb2.DraftReady))
+    tokens = draft_pb2.DraftTokens(
+        epoch=event.epoch,
+        position=event.position,
+        token_ids=event.token_ids,
+        pass_s=event.pass_s,
+        proposals=proposal_messages(event.proposals),
+        parents=event.parents,
+    )
+    return draft_pb2.DraftEvent(tokens=tokens)
+
+
+def read_draft_event(message: draft_pb2.DraftEvent) -> DraftEvent:
+    """What the draft says. Raises `DraftFault` for what says nothing."""
+    kind = message.WhichOneof("message")
+    if kind == "ready":
+        return from_message(message.ready, DraftReady)
+    if kind != "tokens":
+        raise DraftFault("the draft sent an empty message")
+    tokens = message.tokens
+    return DraftTokens(
+        tokens.epoch,
+        tokens.position,
+        tuple(tokens.token_ids),
+        tokens.pass_s,
+        read_proposals(tokens.proposals),
+        tuple(tokens.parents),
+    )
