@@ -83,7 +83,7 @@ _HOMES = {
     "CaptionOptions": "options",
     "CaptionStream": "client.sync_captioner",
     "Captioner": "client.sync_captioner",
-    "FinishReason": "speculation.acceptance",
+    "FinishReason": "speculation.protocol",
     "Job": "archive.messages",
     "JobState": "archive.queue",
     "Priority": "archive.queue",
