@@ -27,7 +27,8 @@ LONG_FILE, LONG_FUNCTION = 400, 60
 GENERATED = re.compile(r"_pb2(_grpc)?\.pyi?$")
 WIRE_TYPE = re.compile(r"(.*\.)?\w+_pb2(_grpc)?")
 GRPC = re.compile(r"grpc\w*(\..*)?")
-DEFINITION = re.compile(r"^\s*(?:message|enum)\s+(\w+)", re.MULTILINE)
+DEFINITION = re.compile(r"^(?:message|enum)\s+(\w+)\s*\{(.*?)^\}", re.MULTILINE | re.DOTALL)
+MEMBER = re.compile(r"(\w+)\s*=\s*\d+")
 MANY = 12
 """Names that are printed of a long list."""
 
@@ -76,8 +77,8 @@ class Module:
         return {f"{self.path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
 
     @property
-    def classes(self) -> list[str]:
-        return [node.name for node in ast.walk(self.syntax) if isinstance(node, ast.ClassDef)]
+    def classes(self) -> list[ast.ClassDef]:
+        return [node for node in ast.walk(self.syntax) if isinstance(node, ast.ClassDef)]
 
     @cached_property
     def imports(self) -> list[Import]:
@@ -104,8 +105,8 @@ class House:
     """The product's modules by file, and what is asked of them."""
 
     modules: Sequence[Module]
-    messages: frozenset[str]
-    """Names that the `.proto` files define."""
+    messages: Mapping[str, frozenset[str]]
+    """What the `.proto` files define, and the names of its fields or values."""
 
     @cached_property
     def graph(self) -> dict[Path, set[Path]]:
@@ -140,9 +141,19 @@ class House:
 
     @property
     def ambiguous_classes(self) -> list[str]:
-        """Names of two classes, or of a class and of a definition in a `.proto` file."""
-        names = [name for module in self.modules for name in module.classes]
-        return sorted({*_repeated(names), *(self.messages & set(names))})
+        """Names of two classes, or of a class and of a definition in a `.proto` file whose plain form it is not."""
+        classes = [found for module in self.modules for found in module.classes]
+        alike = {found.name for found in classes if found.name in self.messages and not self._is_plain_form(found)}
+        return sorted({*_repeated(found.name for found in classes), *alike})
+
+    def _is_plain_form(self, found: ast.ClassDef) -> bool:
+        """Whether most of the class's members are the definition's: the same thing, on this side of the wire."""
+        targets: list[ast.expr] = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+        targets += [node.targets[0] for node in found.body if isinstance(node, ast.Assign)]
+        own = {target.id for target in targets if isinstance(target, ast.Name)}
+        theirs = self.messages[found.name]
+        shared = {name for name in own if any(member == name or member.endswith(f"_{name}") for member in theirs)}
+        return 2 * len(shared) > len(own)
 
     def importing(self, pattern: re.Pattern[str]) -> list[str]:
         """Files that import something, for type checkers or not, whose name or module matches."""
@@ -163,8 +174,9 @@ def read_modules(tree: Path, folders: Sequence[str]) -> list[Module]:
 
 def read_house(tree: Path) -> House:
     """The product of a checkout."""
-    protos = (path.read_text() for path in (tree / "proto").rglob("*.proto"))
-    return House(read_modules(tree, PRODUCT), frozenset(name for text in protos for name in DEFINITION.findall(text)))
+    texts = [path.read_text() for path in (tree / "proto").rglob("*.proto")]
+    found = [definition for text in texts for definition in DEFINITION.findall(text)]
+    return House(read_modules(tree, PRODUCT), {name: frozenset(MEMBER.findall(body)) for name, body in found})
 
 
 def sizes(modules: Sequence[Module]) -> dict[str, Any]:

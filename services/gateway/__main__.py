@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from slipstream.archive.service import ArchiveService, make_queue
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable
@@ -32,7 +32,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             get_logger().warning("draft.missing", reason=str(error))
     media = Media(config)
     media.prepare()
-    captioner = Captioner(config, peers, media, GatewayMetrics(REGISTRY))
+    captioner = GatewayCaptioner(config, peers, media, GatewayMetrics(REGISTRY))
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))

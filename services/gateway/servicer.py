@@ -8,7 +8,7 @@ import grpc
 import structlog
 
 from slipstream import __version__
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import ProtocolViolation
@@ -22,7 +22,7 @@ Events = asyncio.Queue[CaptionEvent | None]
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements `proto/slipstream/rpc/v1/gateway.proto`."""
 
-    def __init__(self, config: GatewayConfig, captioner: Captioner) -> None:
+    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner) -> None:
         self._config = config
         self._captioner = captioner
 

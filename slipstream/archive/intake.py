@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from slipstream.archive.messages import BatchItem, BatchOptions, OptionValues, Submitted
-from slipstream.archive.queue import Admission, BacklogFull, BatchSpec, JobQueue, JobSpec, Priority
+from slipstream.archive.queue import BacklogFull, BatchSpec, JobQueue, JobSpec, Priority, SubmitOutcome
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import make_plan
@@ -155,7 +155,7 @@ class Submission:
         answers = await self._queue.submit(self._spec.batch_id, self._chunk)
         self._submitted += self._count(answers)
         self._chunk = []
-        if Admission.FULL in answers:
+        if SubmitOutcome.FULL in answers:
             submitted = self._submitted
             raise BacklogFull(
                 f"the archive's backlog is full: {submitted.num_added} items of this call were accepted and "
@@ -163,18 +163,18 @@ class Submission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _count(self, answers: Sequence[Admission]) -> Submitted:
+    def _count(self, answers: Sequence[SubmitOutcome]) -> Submitted:
         """What became of the chunk. Of the conflicts of a whole call, the first are named."""
         by_answer = {
             answer: [job for job, said in zip(self._chunk, answers, strict=True) if said is answer]
-            for answer in Admission
+            for answer in SubmitOutcome
         }
-        added, conflicts = by_answer[Admission.ADDED], by_answer[Admission.CONFLICT]
+        added, conflicts = by_answer[SubmitOutcome.ADDED], by_answer[SubmitOutcome.CONFLICT]
         room = MAX_NAMED_CONFLICTS - len(self._submitted.conflicts)
         return Submitted(
             self._spec.batch_id,
             num_added=len(added),
-            num_known=answers.count(Admission.KNOWN),
+            num_known=answers.count(SubmitOutcome.KNOWN),
             num_conflicts=len(conflicts),
             conflicts=tuple(job.custom_id for job in conflicts[:room]),
             num_rejected=sum(bool(job.rejection) for job in added),

@@ -27,7 +27,7 @@ from slipstream.archive.records import (
     write_result,
 )
 from slipstream.archive.worker import RetryLater, RunnerDied
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
@@ -47,7 +47,7 @@ class ArchiveRunner:
     def __init__(
         self,
         config: GatewayConfig,
-        captioner: Captioner,
+        captioner: GatewayCaptioner,
         queue: JobQueue,
         on_target_lost: Callable[[], None] = lambda: None,
     ) -> None:

@@ -111,7 +111,7 @@ class JobSpec:
     """Why it cannot run: the job is recorded as FAILED with this error and never queued."""
 
 
-class Admission(StrEnum):
+class SubmitOutcome(StrEnum):
     """What became of one `JobSpec`."""
 
     ADDED = "added"
@@ -237,7 +237,7 @@ class JobQueue(Protocol):
     async def open_batch(self, batch: BatchSpec) -> None:
         """Creates the batch or finds it. Raises `UnknownBatch` when it belongs to another owner."""
 
-    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[Admission]:
+    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
         """Hands in jobs: one answer each, in order. Durable when it returns."""
 
     async def seal_batch(self, batch_id: str) -> None:

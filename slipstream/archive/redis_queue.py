@@ -20,7 +20,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import (
-    Admission,
     BatchRecord,
     BatchSpec,
     BatchState,
@@ -33,6 +32,7 @@ from slipstream.archive.queue import (
     QueueDepth,
     QueuePolicy,
     QueueUnavailable,
+    SubmitOutcome,
     UnknownBatch,
 )
 from slipstream.errors import InvalidConfig, InvalidRequest
@@ -246,8 +246,8 @@ class RedisQueue:
             raise InvalidRequest(f"the batch {batch.batch_id} has other options; give the same, or another key")
         _known(answer, batch.batch_id)
 
-    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[Admission]:
-        admissions: list[Admission] = []
+    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
+        admissions: list[SubmitOutcome] = []
         args: list[str] = []
         num_bytes = 0
         for job in jobs:
@@ -259,9 +259,9 @@ class RedisQueue:
                 args, num_bytes = [], 0
         return admissions + await self._submit(batch_id, args)
 
-    async def _submit(self, batch_id: str, args: Sequence[str]) -> list[Admission]:
+    async def _submit(self, batch_id: str, args: Sequence[str]) -> list[SubmitOutcome]:
         answer = _known(await self._run("submit", batch_id, *args), batch_id)
-        return [Admission(word) for word in texts(answer)]
+        return [SubmitOutcome(word) for word in texts(answer)]
 
     async def seal_batch(self, batch_id: str) -> None:
         _known(await self._run("seal", batch_id), batch_id)

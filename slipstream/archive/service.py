@@ -10,7 +10,7 @@ from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.queue import JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
@@ -30,7 +30,7 @@ class ArchiveService:
     def __init__(
         self,
         config: GatewayConfig,
-        captioner: Captioner,
+        captioner: GatewayCaptioner,
         target: HealthWatch,
         lifecycle: Lifecycle,
         queue: JobQueue | None,

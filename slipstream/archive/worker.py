@@ -56,7 +56,7 @@ class Stop(Enum):
     DRAIN = auto()
 
 
-class Run:
+class JobRun:
     """A lease and the task that runs its job."""
 
     def __init__(self, lease: Lease, log: structlog.typing.FilteringBoundLogger) -> None:
@@ -142,7 +142,7 @@ class Worker:
         self._ready = ready
         self._grace_s = grace_s
         self._on_end = on_end
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, JobRun] = {}
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._beaten = time.monotonic()
@@ -191,12 +191,12 @@ class Worker:
         if old := self._runs.get(lease.job_id):  # lost in a stall and taken back: never two runs of one job here
             old.stop(Stop.LOST)
             await old.over.wait()
-        run = self._runs[lease.job_id] = Run(lease, self._log)
+        run = self._runs[lease.job_id] = JobRun(lease, self._log)
         run.log.info("job.taken", attempts=lease.attempts, crashes=lease.crashes, suspect=lease.is_suspect)
         run.task = asyncio.ensure_future(self._handler(lease, run.report))
         run.driver = group.create_task(self._drive(run))
 
-    async def _drive(self, run: Run) -> None:
+    async def _drive(self, run: JobRun) -> None:
         assert run.task is not None
         try:
             await asyncio.wait({run.task})
@@ -209,7 +209,7 @@ class Worker:
             run.over.set()
             self._changed.set()
 
-    async def _settle(self, run: Run) -> None:
+    async def _settle(self, run: JobRun) -> None:
         """Tells the queue how the run ended, as often as it takes to be answered."""
         if run.stopped is Stop.LOST:
             run.log.warning("job.lost")
@@ -231,7 +231,7 @@ class Worker:
         else:
             run.log.warning("job.stale_commit_refused" if ending.event == "job.committed" else "job.lost")
 
-    def _ending(self, run: Run) -> _Ending:
+    def _ending(self, run: JobRun) -> _Ending:
         assert run.task is not None
         lease, queue = run.lease, self._queue
         error = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
@@ -258,7 +258,7 @@ class Worker:
             lambda: queue.retry(lease, later.reason, delay_s, counted=later.counted),
         )
 
-    def _retry_of(self, run: Run, error: BaseException) -> RetryLater:
+    def _retry_of(self, run: JobRun, error: BaseException) -> RetryLater:
         """With the delay filled in."""
         jitter = random.uniform(0.5, 1.5)
         if isinstance(error, RetryLater):

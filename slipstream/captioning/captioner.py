@@ -25,7 +25,7 @@ FIND_DRAFT_S = 0.5
 """A draft that is frozen delays a caption by no more."""
 
 
-class Captioner:
+class GatewayCaptioner:
     """Makes captions. What passes cost is remembered from one caption to the next."""
 
     def __init__(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.engine.batcher import SessionWork, encode_blocks, step_each
-from slipstream.engine.draft_session import DraftSession, Line, TreeGrowth
+from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import Lane, ModelThread
@@ -102,7 +102,7 @@ class LineWriter:
         if any(token >= self._model.info.vocab_size for token in order.suffix):
             raise ProtocolViolation("a restart has a token outside the vocabulary")
         output = [*line.output[: order.keep], *order.suffix]
-        session.line = Line(order.epoch, order.write_until, order.first_chunk, output)
+        session.line = DraftLine(order.epoch, order.write_until, order.first_chunk, output)
         session.num_sent = len(output)
         session.proposals.clear()
         state = session.work.state
@@ -244,7 +244,7 @@ class DraftEngine:
             raise ProtocolViolation("a committed token is outside the vocabulary")
         num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
-        line = Line(join.epoch, join.write_until, join.first_chunk, list(join.committed))
+        line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         sampler = DraftSampler(request.sampling, plan.token_ids, self.model.info.vocab_size)
         place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
         return DraftSession(request, plan, SessionWork(self.thread), place, sampler, line, num_sent=len(join.committed))

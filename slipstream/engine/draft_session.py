@@ -108,7 +108,7 @@ class TreeGrowth:
 
 
 @dataclass
-class Line:
+class DraftLine:
     """Where the draft writes. `output` holds committed tokens and, after them, what it wrote itself."""
 
     epoch: int
@@ -126,7 +126,7 @@ class DraftSession:
     work: SessionWork
     place: Reservation
     sampler: DraftSampler
-    line: Line
+    line: DraftLine
     orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
     chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)

@@ -17,7 +17,7 @@ from slipstream.messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
 
 
-class Judge:
+class WindowJudge:
     """Runs the passes of all sessions of one target."""
 
     def __init__(self, model: VideoLM, thread: ModelThread) -> None:

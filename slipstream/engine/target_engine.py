@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.engine.batcher import SessionWork
-from slipstream.engine.judging import Judge
+from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
@@ -64,7 +64,7 @@ class TargetEngine:
             what="target",
         )
         self.prefixes = PrefixCache(limits.prefix_cache_bytes)
-        self._judge = Judge(model, thread)
+        self._judge = WindowJudge(model, thread)
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
@@ -139,7 +139,7 @@ class TargetEngine:
             session.prefilled.set_result(None)
 
     def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
-        """Runs passes over the last committed token and the window; see `Judge.judge`."""
+        """Runs passes over the last committed token and the window; see `WindowJudge.judge`."""
         return self._judge.judge(session, request)
 
     async def guidance(self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION) -> Guidance:

@@ -23,7 +23,7 @@ _BLOCK_TOKENS = 1024
 
 
 @dataclass(frozen=True)
-class Stage:
+class DropStage:
     """When `after_layer` layers have run, `num_keep` video tokens go on into the next."""
 
     after_layer: int
@@ -35,7 +35,7 @@ class Schedule:
     """What a lossy method does to one prompt."""
 
     rank: Rank
-    stages: tuple[Stage, ...]
+    stages: tuple[DropStage, ...]
     """In the layers' order; empty where all is kept."""
 
 
@@ -56,10 +56,12 @@ def make_schedule(lossy: Lossy, *, num_video: int, num_layers: int) -> Schedule:
             f"{lossy.method} drops tokens after layer {places[0]} at the earliest, so that of {num_layers} layers it"
             f" keeps a share of {places[0] / num_layers:.3f} at least; lossy_keep {lossy.keep} is less"
         )
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[DropStage, ...] = ()
     if lossy.keep < 1.0:
         ratio = _solve(lossy.keep, places, num_layers)
-        stages = tuple(Stage(place, round(num_video * ratio**number)) for number, place in enumerate(places, start=1))
+        stages = tuple(
+            DropStage(place, round(num_video * ratio**number)) for number, place in enumerate(places, start=1)
+        )
     return Schedule(LOSSY_SPECS[lossy.method].rank, stages)
 
 

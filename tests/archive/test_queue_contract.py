@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from slipstream.archive.queue import (
-    Admission,
     BatchSpec,
     BatchState,
     BeatAnswer,
@@ -14,6 +13,7 @@ from slipstream.archive.queue import (
     Outcome,
     Priority,
     QueueDepth,
+    SubmitOutcome,
     UnknownBatch,
 )
 from slipstream.errors import InvalidRequest
@@ -26,7 +26,7 @@ async def test_submit_is_idempotent_and_tells_conflicts(world: World) -> None:
     await world.queue.open_batch(BatchSpec("batch"))
     assert await world.queue.submit("batch", specs("a", "b", "a")) == ["added", "added", "known"]
     changed = replace(specs("b")[0], payload="{}")
-    assert await world.queue.submit("batch", [changed, *specs("c")]) == [Admission.CONFLICT, Admission.ADDED]
+    assert await world.queue.submit("batch", [changed, *specs("c")]) == [SubmitOutcome.CONFLICT, SubmitOutcome.ADDED]
     assert (await world.jobs())["b"].payload == '{"source": "b"}'
     assert (await world.queue.get_batch("batch")).total == 3
 
@@ -89,7 +89,7 @@ async def test_batch_states(world: World) -> None:
     assert await world.queue.beat([lease], {}) == [BeatAnswer.CANCEL]
     assert await world.queue.finish(lease, Outcome(JobState.CANCELLED))
     assert await state() is BatchState.CANCELLED
-    assert await world.queue.submit("batch", specs("late")) == [Admission.ADDED]
+    assert await world.queue.submit("batch", specs("late")) == [SubmitOutcome.ADDED]
     assert (await world.jobs())["late"].state is JobState.CANCELLED
     assert await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED})) == 2
     assert await state() is BatchState.OPEN
@@ -212,9 +212,9 @@ async def test_the_backlog_is_bounded(world: World) -> None:
     world.queue.policy = replace(POLICY, max_backlog=1000)
     await world.queue.open_batch(BatchSpec("batch"))
     answers = await world.queue.submit("batch", specs(*map(str, range(1001))))
-    assert Counter(answers) == {Admission.ADDED: 1000, Admission.FULL: 1}
+    assert Counter(answers) == {SubmitOutcome.ADDED: 1000, SubmitOutcome.FULL: 1}
     await take_one(world)
-    assert await world.queue.submit("batch", specs("999", "1000")) == [Admission.KNOWN, Admission.ADDED]
+    assert await world.queue.submit("batch", specs("999", "1000")) == [SubmitOutcome.KNOWN, SubmitOutcome.ADDED]
 
 
 async def test_pages(world: World) -> None:

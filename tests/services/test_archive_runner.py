@@ -15,7 +15,7 @@ from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.queue import JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import BatchPayload, JobPayload, read_result, write_batch, write_job
 from slipstream.archive.worker import RetryLater, RunnerDied
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
@@ -44,7 +44,7 @@ class FakeTarget:
 
 
 class FakeCaptioner:
-    """Stands in for `Captioner`: the text tells what was asked of which video. `meanwhile` runs within a caption."""
+    """Stands in for `GatewayCaptioner`: the text tells what was asked of which video. `meanwhile` runs within a caption."""
 
     def __init__(self) -> None:
         self.target = FakeTarget()
@@ -91,7 +91,7 @@ class World:
     def __init__(self, config: GatewayConfig = CONFIG) -> None:
         self.models = FakeCaptioner()
         self.queue = MemoryQueue()
-        self.runner = ArchiveRunner(config, cast(Captioner, self.models), self.queue)
+        self.runner = ArchiveRunner(config, cast(GatewayCaptioner, self.models), self.queue)
         self.progress: list[str] = []
 
     async def run(self, lease: Lease) -> Outcome:

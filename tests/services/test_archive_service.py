@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
 from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
-from slipstream.captioning.captioner import Captioner
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.rpc.server import HealthWatch, Lifecycle
@@ -29,7 +29,7 @@ class Gateway:
         self.lifecycle = Lifecycle(self.health)
         self.queue, self.models = MemoryQueue(), FakeCaptioner()
         self.target = HealthWatch("target", "", self.models.target.ask, self.lifecycle)
-        captioner = cast(Captioner, self.models)
+        captioner = cast(GatewayCaptioner, self.models)
         self.archive = ArchiveService(config, captioner, self.target, self.lifecycle, self.queue)
 
     async def submit(self, number: int) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.archive.queue import (
-    Admission,
     BatchRecord,
     BatchSpec,
     BeatAnswer,
@@ -21,6 +20,7 @@ from slipstream.archive.queue import (
     Priority,
     QueueDepth,
     QueuePolicy,
+    SubmitOutcome,
     UnknownBatch,
 )
 from slipstream.archive.redis_queue import batch_state, job_id
@@ -89,13 +89,13 @@ class JobTable:
         job = self._jobs.get(lease.job_id)
         return job if job and (job.record.worker, job.record.epoch) == (lease.worker, lease.epoch) else None
 
-    def _admit(self, batch: Batch, spec: JobSpec) -> Admission:
+    def _admit(self, batch: Batch, spec: JobSpec) -> SubmitOutcome:
         name = job_id(batch.spec.batch_id, spec.custom_id)
         if known := self._jobs.get(name):
-            return Admission.KNOWN if known.record.payload == spec.payload else Admission.CONFLICT
+            return SubmitOutcome.KNOWN if known.record.payload == spec.payload else SubmitOutcome.CONFLICT
         num_queued = sum(job.record.state is JobState.QUEUED for job in self._jobs.values())
         if not spec.rejection and num_queued >= self.policy.max_backlog:
-            return Admission.FULL
+            return SubmitOutcome.FULL
         job = self._jobs[name] = Job(_new_record(name, batch.spec.batch_id, spec, self._clock()), spec.priority)
         batch.jobs.append(name)
         batch.is_sealed = False
@@ -107,7 +107,7 @@ class JobTable:
         else:
             self._move(job, JobState.QUEUED)
             self._enqueue(job, spec.priority)
-        return Admission.ADDED
+        return SubmitOutcome.ADDED
 
     def _move(self, job: Job, state: JobState) -> None:
         """The one place where a job's state changes."""
@@ -270,7 +270,7 @@ class MemoryQueue(JobTable):
         elif known.spec.options != batch.options:
             raise InvalidRequest(f"the batch {batch.batch_id} has other options; give the same, or another key")
 
-    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[Admission]:
+    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
         batch = self._batch(batch_id)
         return [self._admit(batch, job) for job in jobs]
 
