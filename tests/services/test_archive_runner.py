@@ -44,7 +44,9 @@ class FakeTarget:
 
 
 class FakeCaptioner:
-    """Stands in for `GatewayCaptioner`: the text tells what was asked of which video. `meanwhile` runs within a caption."""
+    """Stands in for `GatewayCaptioner`: the text tells what was asked of which video.
+
+    `meanwhile` runs within a caption."""
 
     def __init__(self) -> None:
         self.target = FakeTarget()
