@@ -20,6 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
 
 
+_others: set[int] = set()
+"""Children of this process that belong to tests before."""
+
+
+@pytest.fixture(autouse=True)
+def _know_the_others() -> None:
+    _others.clear()
+    _others.update(_children())
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Of a target and a draft, for the fake services."""
@@ -36,8 +46,9 @@ def _environment() -> dict[str, str]:
 
 
 def _children() -> set[int]:
+    """Those that the test started."""
     lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for pids in lists for pid in pids}
+    return {int(pid) for pids in lists for pid in pids} - _others
 
 
 def _wait_until_gone(folder: Path, timeout_s: float = 10) -> None:

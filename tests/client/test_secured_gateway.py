@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 import slipstream
 from slipstream.errors import ServiceUnavailable, Unauthenticated
@@ -18,7 +19,8 @@ from tests.rpc.secured import Certificates, WiredConfig, make_certificates
 @contextlib.asynccontextmanager
 async def served(config: WiredConfig) -> AsyncIterator[str]:
     """The address of a fake gateway with these options."""
-    server, credentials = make_server(config, ["slipstream.rpc.v1.Gateway"])
+    structlog.reset_defaults()  # a test before may have left its own stream, which is closed now
+    server, credentials = make_server(config, ["slipstream.rpc.v1.Gateway"])[:2]
     FakeGateway().register(server)
     with bound(server, config.listen, credentials) as address:
         await server.start()

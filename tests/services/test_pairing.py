@@ -78,5 +78,5 @@ async def test_a_draft_that_is_not_there(stack: Stack, tmp_path: Path, world: Wo
         assert (await stub.GetGateway(gateway_pb2.GetGatewayRequest())).draft_model == ""
         captioned = await caption(gateway, world.clips[0], **SMALL)
         assert captioned.token_ids == world.answer(0, 16)
-        assert captioned.summary.method == "slipstream" and captioned.summary.speculation.drafts_lost == 0
+        assert captioned.summary.options["method"] == "slipstream" and captioned.summary.speculation.drafts_lost == 0
         assert "draft_missing" in captioned.stage_names
