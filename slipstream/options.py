@@ -53,6 +53,12 @@ class OptionSpec:
     high: float | None
     flag: str
     """Of the command line, without dashes; empty: none."""
+    fallback: Any
+    """The value where neither the request, the method nor the gateway says one; `UNSET`: there is none."""
+    gateway_default: str
+    """The field of the gateway's configuration that says one; empty: none."""
+    gateway_limit: str
+    """The field of the gateway's configuration that bounds it; empty: none."""
 
     @property
     def description(self) -> str:
@@ -70,11 +76,16 @@ def _option(
     low: float | None = None,
     high: float | None = None,
     flag: str | None = None,
+    fallback: Any = UNSET,
+    gateway_default: str = "",
+    gateway_limit: str = "",
     kw_only: bool = True,
 ) -> Any:
-    """One row. `flag`: of the command line, where it is not the option's name; empty for none."""
-    row = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
-    return dataclasses.field(default=UNSET, metadata=row | {"low": low, "high": high, "flag": flag}, kw_only=kw_only)
+    """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
+    row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
+    row |= {"low": low, "high": high, "flag": flag, "fallback": fallback}
+    row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit}
+    return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)
 
 
 @dataclass(frozen=True)
@@ -86,13 +97,32 @@ class CaptionOptions:
     """
 
     prompt: str = _option(
-        "What to ask of the video.", "common", default="the gateway's", to=("target", "draft"), kw_only=False
+        "What to ask of the video.",
+        "common",
+        default="the gateway's",
+        to=("target", "draft"),
+        gateway_default="default_prompt",
+        kw_only=False,
     )
     num_frames: int = _option(
-        "Frames to sample, evenly in time.", "common", default="the gateway's", low=1, high=UINT32_MAX, flag="frames"
+        "Frames to sample, evenly in time.",
+        "common",
+        default="the gateway's",
+        low=1,
+        high=UINT32_MAX,
+        flag="frames",
+        gateway_default="default_frames",
+        gateway_limit="max_frames",
     )
     max_new_tokens: int = _option(
-        "Most tokens of the caption.", "common", default="the gateway's", to=("target",), low=1, high=UINT32_MAX
+        "Most tokens of the caption.",
+        "common",
+        default="the gateway's",
+        to=("target",),
+        low=1,
+        high=UINT32_MAX,
+        gateway_default="default_new_tokens",
+        gateway_limit="max_new_tokens",
     )
     method: str = _option(
         "How to decode: autoregressive is the target alone.",
@@ -100,12 +130,18 @@ class CaptionOptions:
         default="slipstream, or autoregressive without a draft",
         choices=tuple(METHODS),
     )
-    temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0)
-    top_k: int = _option("Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K)
-    top_p: float = _option(
-        "Sample from the likeliest tokens that together have this probability.", "sampling", default="1", high=1
+    temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
+    top_k: int = _option(
+        "Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K, fallback=0
     )
-    repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1")
+    top_p: float = _option(
+        "Sample from the likeliest tokens that together have this probability.",
+        "sampling",
+        default="1",
+        high=1,
+        fallback=1.0,
+    )
+    repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
     seed: int = _option(
         "Names the random numbers of sampling and of random pruners: same seed, same text.",
         "sampling",
@@ -113,27 +149,48 @@ class CaptionOptions:
         to=("draft",),
         low=0,
         high=SEED_MAX,
+        fallback=0,
     )
     sampling_rule: str = _option(
-        "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES
+        "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES, fallback="coupled"
     )
-    stop: tuple[str, ...] = _option("End before this text; there may be several.", "sampling", default="none")
+    stop: tuple[str, ...] = _option(
+        "End before this text; there may be several.", "sampling", default="none", fallback=()
+    )
     pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
     alpha: float = _option(
-        "Share of the video tokens that the draft drops.", default="the gateway's", to=("draft",), low=0, high=1
+        "Share of the video tokens that the draft drops.",
+        default="the gateway's",
+        to=("draft",),
+        low=0,
+        high=1,
+        gateway_default="default_alpha",
     )
     guidance: str = _option(
         "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=tuple(GuidanceKind)
     )
     positions: str = _option(
-        "Position ids of the kept video tokens.", default="original", to=("draft",), choices=tuple(Positions)
+        "Position ids of the kept video tokens.",
+        default="original",
+        to=("draft",),
+        choices=tuple(Positions),
+        fallback="original",
     )
     policy: str = _option("When the target starts a pass.", choices=POLICIES)
-    max_window: int = _option("Most draft tokens in one target pass.", default="the gateway's", low=1, high=UINT32_MAX)
-    gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX)
+    max_window: int = _option(
+        "Most draft tokens in one target pass.",
+        default="the gateway's",
+        low=1,
+        high=UINT32_MAX,
+        gateway_default="default_window",
+        gateway_limit="max_window",
+    )
+    gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
     shape: str = _option("Of a window.", choices=tuple(Shape))
     gate: bool = _option("Decode without the draft while that is faster.")
-    trace: bool = _option("Also tell what the models did and when, for timelines.", default="no", flag="")
+    trace: bool = _option(
+        "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
+    )
     lossy: str = _option(
         "Prunes the target itself, which changes the text: for comparison.",
         "baselines",

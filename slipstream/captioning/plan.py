@@ -6,21 +6,12 @@ from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
-from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.methods import ATTENTION_PRUNERS, Drafter, Lossy, Method, Shape, get_method
 
 MAX_ID_CHARS = 128
 DEFAULT_LOSSY_KEEP = 0.5
-_LIMITS = {
-    "num_frames": "max_frames",
-    "max_new_tokens": "max_new_tokens",
-    "max_window": "max_window",
-    "gamma": "max_window",
-}
-"""Options that a gateway bounds, and the field of its configuration that does."""
-_DEFAULTS = {"num_frames": "default_frames", "max_new_tokens": "default_new_tokens", "max_window": "default_window"}
-_CONSTANTS = {"positions": "original", "trace": False}
 _METHOD_PARTS = ("pruner", "policy", "shape", "gate", "gamma")
 
 
@@ -86,28 +77,17 @@ def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", r
 
 
 def _defaults(asked: CaptionOptions, method: Method, config: GatewayConfig) -> dict[str, Any]:
-    """A value for every option that has one without being asked for."""
-    bounded = {
-        name: min(getattr(config, default), getattr(config, _LIMITS[name])) for name, default in _DEFAULTS.items()
-    }
-    parts = {name: getattr(method, name) for name in _METHOD_PARTS if getattr(method, name) is not None}
-    sampling = SamplingParams()
-    drawn = {
-        spec.name: getattr(sampling, "rule" if spec.name == "sampling_rule" else spec.name)
-        for spec in OPTIONS
-        if spec.group == "sampling"
-    }
-    return {
-        "prompt": config.default_prompt,
-        "method": method.name,
-        "alpha": config.default_alpha,
-        "guidance": _guidance(asked, method.pruner),
-        **_CONSTANTS,
-        **bounded,
-        **parts,
-        **drawn,
-        **({"lossy_keep": DEFAULT_LOSSY_KEEP} if "lossy" in asked.given() else {}),
-    }
+    """A value for every option that has one without being asked for: the gateway's, the method's, or the table's."""
+    values = {spec.name: spec.fallback for spec in OPTIONS if spec.fallback is not UNSET}
+    values |= {spec.name: _gateway_default(spec, config) for spec in OPTIONS if spec.gateway_default}
+    values |= {name: getattr(method, name) for name in _METHOD_PARTS if getattr(method, name) is not None}
+    values |= {"method": method.name, "guidance": _guidance(asked, method.pruner)}
+    return values | ({"lossy_keep": DEFAULT_LOSSY_KEEP} if "lossy" in asked.given() else {})
+
+
+def _gateway_default(spec: OptionSpec, config: GatewayConfig) -> Any:
+    value = getattr(config, spec.gateway_default)
+    return min(value, getattr(config, spec.gateway_limit)) if spec.gateway_limit else value
 
 
 def _guidance(asked: CaptionOptions, pruner: str) -> str:
@@ -126,10 +106,12 @@ def _lossy(options: CaptionOptions, method: Method) -> Lossy | None:
 
 
 def _check_limits(asked: CaptionOptions, config: GatewayConfig) -> None:
-    for name, limit_name in _LIMITS.items():
-        value, limit = asked.get(name, 0), getattr(config, limit_name)
+    for spec in OPTIONS:
+        if not spec.gateway_limit:
+            continue
+        value, limit = asked.get(spec.name, 0), getattr(config, spec.gateway_limit)
         if value > limit:
-            raise LimitExceeded(f"{name} {value} is more than this server's limit of {limit}")
+            raise LimitExceeded(f"{spec.name} {value} is more than this server's limit of {limit}")
 
 
 def _checked_id(request_id: str) -> str:

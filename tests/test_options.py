@@ -1,0 +1,112 @@
+"""The table of caption options: held to the contract of the wire, to the command line and to the gateway's options."""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.plan import make_plan
+from slipstream.cli.caption import caption_options
+from slipstream.errors import InvalidRequest
+from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
+from slipstream.rpc.codec import options_message, read_options
+from slipstream.rpc.v1 import archive_pb2, gateway_pb2
+from slipstream.sampling.params import SamplingParams
+
+CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")
+ADDRESSING = {"path", "request_id"}
+"""What the wire's `CaptionOptions` has besides options."""
+KINDS: dict[type, set[int]] = {
+    str: {gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name["path"].TYPE_STRING},
+    float: {gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name["path"].TYPE_DOUBLE},
+    bool: {gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name["path"].TYPE_BOOL},
+    int: {
+        gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name["path"].TYPE_UINT32,
+        gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name["path"].TYPE_UINT64,
+    },
+}
+
+
+def sample_of(spec: OptionSpec) -> Any:
+    """Some value that the option may have."""
+    if spec.repeated:
+        return ("a", "b")
+    if spec.choices:
+        return spec.choices[-1]
+    return {str: "text", int: 3, float: 0.25, bool: True}[spec.kind]
+
+
+ALL = {spec.name: sample_of(spec) for spec in OPTIONS}
+by_name = pytest.mark.parametrize("spec", OPTIONS, ids=lambda spec: spec.name)
+
+
+def test_the_table_and_the_contract_have_the_same_options() -> None:
+    assert {spec.name for spec in OPTIONS} == set(gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name) - ADDRESSING
+
+
+@by_name
+def test_an_option_is_of_the_same_kind_on_the_wire(spec: OptionSpec) -> None:
+    field = gateway_pb2.CaptionOptions.DESCRIPTOR.fields_by_name[spec.name]
+    assert field.type in KINDS[spec.kind]
+    assert spec.repeated == field.is_repeated
+    assert field.has_presence or spec.repeated or spec.fallback is False, "what was left out must be seen to be"
+
+
+@by_name
+def test_an_option_survives_the_wire_alone(spec: OptionSpec) -> None:
+    options = CaptionOptions(**{spec.name: ALL[spec.name]})
+    message = gateway_pb2.CaptionOptions.FromString(options_message(options).SerializeToString())
+    assert read_options(message) == options
+    assert list(options.given()) == [spec.name]
+
+
+def test_all_options_survive_the_wire_and_json() -> None:
+    options = CaptionOptions(**ALL)
+    assert read_options(options_message(options, path="a", request_id="b")) == options
+    assert CaptionOptions.from_mapping({**options.given(), "stop": list(options.stop)}) == options
+
+
+def test_what_is_not_given_stays_out() -> None:
+    assert CaptionOptions().given() == {}
+    assert not options_message(CaptionOptions()).ListFields()
+    assert read_options(gateway_pb2.CaptionOptions()) == CaptionOptions()
+
+
+def test_every_option_has_a_flag_or_none_on_purpose() -> None:
+    flags = set(inspect.signature(caption_options).parameters)
+    assert flags == {spec.name for spec in OPTIONS if spec.flag}
+    assert {spec.name for spec in OPTIONS if not spec.flag} == {"trace"}
+
+
+def test_every_option_has_a_value_in_a_plan_but_those_that_may_lack_one() -> None:
+    plan = make_plan(CaptionOptions(), CONFIG)
+    assert {spec.name for spec in OPTIONS} - set(plan.options.given()) == {"gamma", "lossy", "lossy_keep"}
+    assert plan.sampling == SamplingParams()
+
+
+@by_name
+def test_the_gateways_part_names_fields_of_its_configuration(spec: OptionSpec) -> None:
+    names = {field.name for field in dataclasses.fields(GatewayConfig)}
+    assert {spec.gateway_default, spec.gateway_limit} - {""} <= names
+    assert spec.fallback is UNSET or not spec.gateway_default
+
+
+@by_name
+def test_a_value_of_another_type_is_refused_by_name(spec: OptionSpec) -> None:
+    wrong: Any = 7 if spec.kind in (str, bool) else "7"
+    with pytest.raises(InvalidRequest, match=spec.name):
+        CaptionOptions(**{spec.name: wrong})
+
+
+def test_a_name_that_there_is_not() -> None:
+    with pytest.raises(InvalidRequest, match="'colour' is no option; known: prompt"):
+        CaptionOptions.from_mapping({"colour": 1})
+
+
+def test_what_a_summary_and_a_receipt_repeat_are_options() -> None:
+    echoed = {"method", "pruner", "alpha", "policy", "max_window", "lossy", "lossy_keep"}
+    assert echoed <= set(gateway_pb2.Summary.DESCRIPTOR.fields_by_name) & {spec.name for spec in OPTIONS}
+    options = archive_pb2.Receipt.DESCRIPTOR.fields_by_name["options"].message_type
+    assert options == gateway_pb2.CaptionOptions.DESCRIPTOR
