@@ -68,7 +68,7 @@ def measure_passes(job: Job, windows: Sequence[int] = WINDOWS) -> dict[str, Any]
     """T_p(k): seconds of a target pass by its rows."""
     engine = job.model.engine(job.kernel)
     state = job.model.filled_state(job.model.runner(job.kernel), job.num_tokens)
-    return {str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in windows}
+    return {str(rows): job.clock.time(partial(_judge, engine, state, rows)) for rows in windows}
 
 
 def measure_draft(job: Job, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _draft_at(job: Job, alpha: float) -> dict[str, Any]:
     engine, runner = job.model.engine(job.kernel), job.model.runner(job.kernel)
     state = job.model.filled_state(runner, num_tokens)
     row: dict[str, Any] = {"kept": num_video, "pass_bytes": job.model.pass_bytes(num_tokens)}
-    row["eager"] = job.clock.time(partial(_judge, engine, state, 1)).as_dict()
+    row["eager"] = job.clock.time(partial(_judge, engine, state, 1))
     expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
     (logits,) = engine.step([(state, chain(1))])
     state.rollback(num_tokens)
@@ -123,8 +123,8 @@ def measure_graph(
         "captured": on_cuda,
         "largest_difference": difference,
         "same_tokens": sum(ours == theirs for ours, theirs in zip(written, expected, strict=True)) / len(expected),
-        **job.clock.time(step_and_read).as_dict(),
-        "unread_s": job.clock.time(decoder.step).median,
+        **job.clock.time(step_and_read),
+        "unread_s": job.clock.time(decoder.step)["s"],
     }
 
 
@@ -137,7 +137,7 @@ def _pruned_prefill(job: Job, num_video: int) -> dict[str, Any]:
         state, _ = engine.start_prefill(plan, embeddings, keep=keep).finish()
         state.close()
 
-    return job.clock.time(prefill, repeats=3).as_dict()
+    return job.clock.time(prefill, repeats=3)
 
 
 def measure_prefill(job: Job) -> dict[str, Any]:
@@ -166,21 +166,21 @@ def measure_prefill(job: Job) -> dict[str, Any]:
     states, scores = guidance("hidden_states"), guidance("scores")
     timed = {
         "layer": split,
-        "until_layer": until.as_dict(),
+        "until_layer": until,
         "guidance": {
-            "make_states_s": job.clock.time(lambda: guidance("hidden_states")).median,
-            "make_scores_s": job.clock.time(lambda: guidance("scores")).median,
-            "states_to_host_s": job.clock.time(lambda: _to_host(states)).median,
+            "make_states_s": job.clock.time(lambda: guidance("hidden_states"))["s"],
+            "make_scores_s": job.clock.time(lambda: guidance("scores"))["s"],
+            "states_to_host_s": job.clock.time(lambda: _to_host(states))["s"],
             "states_bytes": _num_bytes(states),
             "scores_bytes": _num_bytes(scores),
-            "select_s": job.clock.time(select).median,
+            "select_s": job.clock.time(select)["s"],
         },
     }
     prefill.cache.clear()
     held.clear()
     after = job.clock.time(lambda: _run_on(engine, plan, embeddings, split), repeats=3)
-    timed["whole"] = after.as_dict()
-    timed["after_layer_s"] = max(after.median - until.median, 0.0)
+    timed["whole"] = after
+    timed["after_layer_s"] = max(after["s"] - until["s"], 0.0)
     return timed
 
 
@@ -215,7 +215,7 @@ def measure_kernel(job: Job, name: str) -> dict[str, Any]:
     state = job.model.filled_state(job.model.runner(kernel), job.num_tokens)
     with sdpa_kernel(SDPBackend.MATH) if name == "math" else nullcontext():
         row: dict[str, Any] = {
-            str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in KERNEL_WINDOWS
+            str(rows): job.clock.time(partial(_judge, engine, state, rows)) for rows in KERNEL_WINDOWS
         }
     row["largest_difference"] = _difference(job, engine, state)
     return row
@@ -260,14 +260,14 @@ def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[
     engine = model.engine(SdpaKernel())
     frames = np.full((FRAMES_PER_CHUNK, side, side, 3), 127, dtype=np.uint8)
     timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
-    return {"frames": len(frames), **timing.as_dict()}
+    return {"frames": len(frames), **timing}
 
 
 def measure_bandwidth(clock: Clock, num_bytes: int) -> float:
     """Bytes a second that a copy on the device moves, read and written."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=clock.device)
     copy = torch.empty_like(source)
-    return 2 * num_bytes / clock.time(lambda: copy.copy_(source)).median
+    return 2 * num_bytes / clock.time(lambda: copy.copy_(source))["s"]
 
 
 def _judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:

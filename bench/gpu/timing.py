@@ -10,19 +10,7 @@ import torch
 
 from slipstream.errors import SlipstreamError
 
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one thing, over some repetitions."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {"s": self.median, "low_s": self.low, "high_s": self.high, "n": self.n}
+Timing = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -34,13 +22,13 @@ class Clock:
     warm_up: int = 3
 
     def time(self, run: Callable[[], object], *, repeats: int | None = None) -> Timing:
-        """The run's median and extremes, after some runs that do not count."""
+        """The run's median and extremes in seconds, after some runs that do not count."""
         count = repeats or self.repeats
         with torch.inference_mode():
             for _ in range(min(self.warm_up, max(1, count // 3))):
                 run()
             seconds = [self._once(run) for _ in range(count)]
-        return Timing(statistics.median(seconds), min(seconds), max(seconds), count)
+        return {"s": statistics.median(seconds), "low_s": min(seconds), "high_s": max(seconds), "n": count}
 
     def _once(self, run: Callable[[], object]) -> float:
         if self.device.type != "cuda":
