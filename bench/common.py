@@ -3,6 +3,7 @@
 Progress goes to stderr by `say`. Imports no torch.
 """
 
+import argparse
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ import typer
 
 from slipstream import AsyncCaptioner, Caption, CaptionOptions, CommittedText, StageChange, Trace
 from slipstream.cli.common import run_async
+from slipstream.stack.local import POCKET_DIR
 from training.data import render_clip
 from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
@@ -25,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIP_FOLDER = ROOT / ".cache" / "bench"
 SHORT_SCENES = (1, 2)
 PROMPT = "Describe this video in detail."
+MODELS = {"target": POCKET_DIR / "target", "draft": POCKET_DIR / "draft"}
+"""What is measured unless somebody says otherwise."""
 PROC = Path("/proc")
 MARGIN = 1.1
 """What is to come is taken to last so much longer than its like has lasted."""
@@ -43,17 +47,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Event:
-    """What the client saw, and when: a stage began or moved on, or a target pass's tokens were committed."""
-
-    at_s: float
-    """Of the monotonic clock."""
-    stage: str = ""
-    num_tokens: int = 0
-    num_from_draft: int = 0
-
-
-@dataclass(frozen=True)
 class Captioned:
     """One caption as its client saw it."""
 
@@ -62,7 +55,6 @@ class Captioned:
     """How many tokens there were at each moment when a draft became ready."""
     lost_at: tuple[int, ...] = ()
     """The same for drafts that were lost."""
-    events: tuple[Event, ...] = ()
     trace: tuple[Trace, ...] = ()
 
     @property
@@ -113,7 +105,6 @@ async def run_caption(
     """
     num_tokens = 0
     moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
-    seen: list[Event] = []
     traced: list[Trace] = []
     async with captioner.events(video, options=options) as events:
         async for event in events:
@@ -121,15 +112,12 @@ async def run_caption(
                 case Trace():
                     traced.append(event)
                 case StageChange():
-                    seen.append(Event(time.monotonic(), event.stage))
                     moments.get(event.stage, []).append(num_tokens)
                 case CommittedText():
-                    written = [token.from_draft for token in event.tokens]
-                    seen.append(Event(time.monotonic(), "", len(written), sum(written)))
-                    num_tokens += len(written)
+                    num_tokens += len(event.tokens)
                     on_tokens(num_tokens, bool(moments["draft_ready"]))
     ready_at, lost_at = (tuple(counts) for counts in moments.values())
-    return Captioned(events.caption, ready_at, lost_at, tuple(seen), tuple(traced))
+    return Captioned(events.caption, ready_at, lost_at, tuple(traced))
 
 
 def first_difference(got: tuple[int, ...], expected: tuple[int, ...]) -> int | None:
@@ -155,6 +143,24 @@ def _rendered(seed: int, num_scenes: tuple[int, int]) -> Path:
         render_clip(seed, unfinished, num_scenes)
         unfinished.replace(path)
     return path
+
+
+def make_parser(name: str, description: str, **flags: Any) -> argparse.ArgumentParser:
+    """The command line of `python -m bench NAME`: a flag `--like-this` for each keyword, whose value is the default or
+    (default, help). Values have the type of their default, which for a list is that of its first element; False makes
+    a switch."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
+    for flag, given in flags.items():
+        default, words = given if isinstance(given, tuple) else (given, None)
+        how: dict[str, Any] = {"help": words, "default": default}
+        if default is False:
+            how["action"] = "store_true"
+        elif isinstance(default, list):
+            how |= {"nargs": "+", "type": type(default[0]), "metavar": flag.upper()}
+        else:
+            how["type"] = type(default)
+        parser.add_argument("--" + flag.replace("_", "-"), **how)
+    return parser
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

@@ -5,7 +5,6 @@ two targets with two drafts. Needs a Docker daemon that answers, with its compos
 containers are killed by their ids here.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, SHORT_SCENES, held_out_clips, machine_facts, run_to_end, say
+from bench.common import ROOT, SHORT_SCENES, held_out_clips, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit
 from bench.output import finish
 from slipstream import AsyncCaptioner, connect_async
@@ -320,8 +319,8 @@ def render_videos(folder: Path, count: int) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     """Exit status 1 if any step fails."""
-    parser = argparse.ArgumentParser(prog="python -m bench compose-check", description="Does the compose stack hold?")
-    parser.add_argument("--videos", type=int, default=24, help=f"clips of the batch, at least {LEAST_VIDEOS}")
+    words = f"clips of the batch, at least {LEAST_VIDEOS}"
+    parser = make_parser("compose-check", "Does the compose stack hold?", videos=(24, words))
     given = parser.parse_args(argv)
     if given.videos < LEAST_VIDEOS:
         parser.error(f"--videos: a batch of fewer than {LEAST_VIDEOS} is over before anything is broken")

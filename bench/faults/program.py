@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from bench.common import ROOT, machine_facts, run_to_end, say
+from bench.common import ROOT, machine_facts, make_parser, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
@@ -96,12 +96,9 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
     """Exit status 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m bench faults", description="Does the archive keep its promises?")
+    counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of that part")}
+    parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    parser.add_argument("--jobs", type=int, default=200, help="jobs of the part `drain`")
-    parser.add_argument("--requests", type=int, default=10_000, help="messages of the part `requests`")
-    parser.add_argument("--files", type=int, default=2_000, help="videos of the part `files`")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     began = time.monotonic()
     found = run_to_end(_run(given))

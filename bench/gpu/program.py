@@ -13,11 +13,9 @@ from typing import Any
 import torch
 
 from bench.common import machine_facts, say
-from bench.gpu.measure import Job, measure_all, measure_bandwidth, measure_encoding
+from bench.gpu.measure import Clock, Job, attempt, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
-from bench.gpu.replay_tables import graph_variant, measured_pairs, pair_rows, replay_table, write_tables
-from bench.gpu.tables import markdown
-from bench.gpu.timing import Clock, attempt
+from bench.gpu.tables import graph_variant, markdown, measured_pairs, pair_rows, replay_table, write_tables
 from bench.output import finish
 
 VIDEO_TOKENS, TINY_VIDEO_TOKENS = (8_192, 16_384, 25_000), (96, 192)

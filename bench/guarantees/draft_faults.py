@@ -11,7 +11,6 @@ long as they are asked to be and a draft has time to come back. The part `couple
 for every clip, under settings that differ in all options. A fault strikes only once a draft has joined.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,10 +25,12 @@ from typing import Any
 
 from bench.common import (
     CLIP_FOLDER,
+    MODELS,
     SHORT_SCENES,
     Captioned,
     held_out_clips,
     machine_facts,
+    make_parser,
     run_caption,
     run_to_end,
     say,
@@ -40,7 +41,7 @@ from bench.output import finish
 from bench.tables import Cell, make_console, make_table, number, text
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.cli.views import decoding_rate
-from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 
 KINDS = ("none", "kill", "freeze", "restart")
@@ -281,16 +282,9 @@ COLUMNS: dict[str, Cell] = {
 
 def main(argv: Sequence[str]) -> None:
     """Exit status 1 if any text differs, a fault could not strike, or a restarted draft did not join."""
-    parser = argparse.ArgumentParser(prog="python -m bench draft-faults", description="Does a dying draft change text?")
-    for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True):
-        parser.add_argument(f"--{kind}", type=int, default=count, help=f"runs of kind {kind!r}")
-    parser.add_argument("--clips", type=int, default=4)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--max-new-tokens", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
-    given = parser.parse_args(argv)
+    runs = {kind: (count, "runs of this kind") for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True)}
+    others = {"clips": 4, "frames": 32, "max_new_tokens": 1500, "seed": 0}
+    given = make_parser("draft-faults", "Does a dying draft change text?", **runs, **others, **MODELS).parse_args(argv)
     faults = plan_faults({kind: getattr(given, kind) for kind in KINDS}, given.clips, given.seed)
     options = StackOptions(endless_copy(given.target), given.draft, threads=1)
     shared = {"num_frames": given.frames, "max_new_tokens": given.max_new_tokens}

@@ -7,41 +7,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bench.common import Captioned, Event, Usage
+from bench.common import Captioned, Usage
 from bench.reference import Generated
 from slipstream import Trace
 from slipstream.cli.views import decoding_rate
 
-LATENCIES = tuple(
-    f"{part}_s"
-    for part in [
-        "decode",
-        "target_encode",
-        "target_prefill",
-        "draft_encode",
-        "draft_guidance",
-        "draft_prune",
-        "draft_prefill",
-        "draft_ready",
-        "first_token",
-        "generate",
-        "total",
-    ]
+LATENCIES = (
+    *("decode_s", "target_encode_s", "target_prefill_s", "draft_encode_s", "draft_guidance_s", "draft_prune_s"),
+    *("draft_prefill_s", "draft_ready_s", "first_token_s", "generate_s", "total_s"),
 )
-"""Parts of a caption's time, by their names in a summary."""
-COUNTS = tuple(
-    [
-        "passes",
-        "windows",
-        "judged",
-        "accepted",
-        "restarts",
-        "drafts_lost",
-        "kept_tokens",
-        "guidance_bytes",
-        "gated_tokens",
-        "gate_closings",
-    ]
+"""Parts of a caption's time, by their names in its timings."""
+COUNTS = (
+    *("passes", "windows", "judged", "accepted", "restarts", "drafts_lost"),
+    *("kept_tokens", "guidance_bytes", "gated_tokens", "gate_closings"),
 )
 
 
@@ -72,7 +50,6 @@ class Sample:
     costs: Mapping[int, WindowCost] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By service."""
-    events: tuple[Event, ...] = ()
     trace: tuple[Trace, ...] = ()
     text: str = ""
     note: str = ""
@@ -138,7 +115,6 @@ def stack_sample(
         figures,
         costs,
         usage,
-        captioned.events,
         captioned.trace,
         caption.text,
     )
@@ -178,19 +154,8 @@ def _mean_window(captioned: Captioned) -> float:
 
 
 def timeline(sample: Sample) -> dict[str, Any]:
-    """When the caption's stages, passes and tokens were, counted from its first token: what its client saw, and, where
-    it asked for a trace, what the gateway saw of the models."""
-    first_s = next((event.at_s for event in sample.events if event.num_tokens), 0.0)
-    return {
-        "clip": Path(sample.clip).stem,
-        "events": [_seen(event, first_s) for event in sample.events],
-        **({"trace": list(_trace_rows(sample.trace))} if sample.trace else {}),
-    }
-
-
-def _seen(event: Event, first_s: float) -> dict[str, Any]:
-    what = {"stage": event.stage} if event.stage else {"tokens": event.num_tokens, "from_draft": event.num_from_draft}
-    return {"t_s": round(event.at_s - first_s, 6)} | what
+    """What the gateway saw of the models, counted from the caption's first token, where it was asked for a trace."""
+    return {"clip": Path(sample.clip).stem, "trace": list(_trace_rows(sample.trace))}
 
 
 def _trace_rows(trace: Sequence[Trace]) -> Iterator[dict[str, Any]]:

@@ -4,14 +4,13 @@ The pocket models decide the tokens, so tau is theirs; passes last as long as ta
 divides all of a table's times, which keeps their ratios; what is shown is multiplied again.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.common import held_out_clips, machine_facts, run_caption, run_to_end, say
+from bench.common import held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
 from bench.methods.prediction import predictions
 from bench.methods.samples import Sample, stack_sample
 from bench.output import finish
@@ -127,18 +126,10 @@ def show(document: dict[str, Any]) -> None:
 
 def parse_plan(argv: Sequence[str], folder: Path) -> Plan:
     """From the command line; renders the clips."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench replay", description="REPLAY: the stack at the pace of other devices."
-    )
-    parser.add_argument("--tables", type=Path, nargs="*", default=[TABLES / f"{name}.json" for name in PAPER_TABLES])
-    parser.add_argument("--clips", type=int, default=2)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument(
-        "--speed", type=float, default=2.0, help="divides a table's times, where its passes stay long enough"
-    )
-    parser.add_argument("--prefill", action="store_true", help="prefills last as in the table, too")
-    given = parser.parse_args(argv)
+    flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
+    flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
+    flags["speed"] = (2.0, "divides a table's times, where its passes stay long enough")
+    given = make_parser("replay", "REPLAY: the stack at the pace of other devices.", **flags).parse_args(argv)
     replays = [open_replay(path, given.speed) for path in given.tables]
     if not given.prefill:
         replays = [replay.without_prefill(folder) for replay in replays]

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
-from bench.gpu.measure import Job, measure_draft, measure_kernel, measure_memory, measure_passes, measure_prefill
+from bench.gpu.measure import (
+    Clock,
+    Job,
+    attempt,
+    measure_draft,
+    measure_kernel,
+    measure_memory,
+    measure_passes,
+    measure_prefill,
+)
 from bench.gpu.program import measure, parse_plan, replay_tables
 from bench.gpu.random_model import (
     GEOMETRIES,
@@ -22,9 +31,7 @@ from bench.gpu.random_model import (
     plan_of,
     tiny,
 )
-from bench.gpu.replay_tables import best_graph_s, graph_variant, pair_rows, write_tables
-from bench.gpu.tables import markdown
-from bench.gpu.timing import Clock, attempt
+from bench.gpu.tables import best_graph_s, graph_variant, markdown, pair_rows, write_tables
 from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.states import DecodeState
