@@ -46,27 +46,18 @@ class MeasuredStack:
 
     async def caption(self, clip: Path, options: CaptionOptions) -> tuple[Captioned, dict[str, Usage]]:
         """The caption; seconds of processor time from its first token to its last, and memory peaks over all of it."""
-        meter = _Meter(self.pids, self.cores)
-        captioned = await run_caption(self.captioner, clip, options, meter.on_tokens)
-        return captioned, meter.usage()
+        at_first: dict[str, float] = {}
 
+        def on_tokens(num_tokens: int, has_draft: bool) -> None:
+            if not at_first:
+                at_first.update({name: cpu_s(pid) for name, pid in self.pids.items()})
 
-class _Meter:
-    def __init__(self, pids: Mapping[str, int], cores: int) -> None:
-        self._pids = pids
-        self._cores = cores
-        self._at_first: dict[str, float] = {}
-        for pid in pids.values():
+        for pid in self.pids.values():
             forget_peak(pid)
-
-    def on_tokens(self, num_tokens: int, has_draft: bool) -> None:
-        if not self._at_first:
-            self._at_first = {name: cpu_s(pid) for name, pid in self._pids.items()}
-
-    def usage(self) -> dict[str, Usage]:
-        return {
-            name: Usage(cpu_s(pid) - self._at_first.get(name, 0.0), peak_bytes(pid), self._cores)
-            for name, pid in self._pids.items()
+        captioned = await run_caption(self.captioner, clip, options, on_tokens)
+        return captioned, {
+            name: Usage(cpu_s(pid) - at_first.get(name, 0.0), peak_bytes(pid), self.cores)
+            for name, pid in self.pids.items()
         }
 
 

@@ -25,18 +25,9 @@ from bench.methods.samples import COUNTS, LATENCIES, Sample, Spread, by_clip, me
 from slipstream.speculation.methods import Method, get_method
 
 Row = dict[str, Any]
-_SAME = [
-    "tau",
-    "mean_accepted_length",
-    "mean_tokens_per_pass",
-    "held_share",
-    "longest_gap_s",
-    "target_idle",
-    "draft_idle",
-    "draft_ready_before_first_token",
-]
 _RENAMED = {"T_p": "target_pass_s", "T_q": "draft_pass_s", "gamma": "mean_window"}
-_FIGURES = _RENAMED | {name: name for name in (*_SAME, *COUNTS)}
+_OURS = ("mean_tokens_per_pass", "held_share", "longest_gap_s", "target_idle", "draft_idle")
+_FIGURES = _RENAMED | {name: name for name in (*COUNTS, *_OURS, "draft_ready_before_first_token")}
 """Name in a row -> name in a sample."""
 
 
