@@ -4,11 +4,13 @@ Progress goes to stderr by `say`. Imports no torch.
 """
 
 import argparse
+import asyncio
 import os
 import platform
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +21,7 @@ import typer
 from slipstream import AsyncCaptioner, Caption, CaptionOptions, CommittedText, StageChange, Trace
 from slipstream.cli.common import run_async
 from slipstream.stack.local import POCKET_DIR
+from tests.support.fuzzing import REPORT_VARIABLE, found_in
 from training.data import render_clip
 from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
@@ -30,6 +33,7 @@ PROMPT = "Describe this video in detail."
 MODELS = {"target": POCKET_DIR / "target", "draft": POCKET_DIR / "draft"}
 """What is measured unless somebody says otherwise."""
 PROC = Path("/proc")
+TEST_TIMEOUT_S = 3600
 MARGIN = 1.1
 """What is to come is taken to last so much longer than its like has lasted."""
 
@@ -169,6 +173,23 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return run_async(work)
     except typer.Exit as stopped:
         sys.exit(stopped.exit_code)
+
+
+async def run_test(path: str, report: str, environ: Mapping[str, str], *flags: str) -> dict[str, Any]:
+    """Runs one file of tests in a process of its own; `passed`, and what it reported under that name."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-test-") as folder:
+        words = ("-m", "pytest", "-q", f"--timeout={TEST_TIMEOUT_S}", *flags, path)
+        asked = {**os.environ, **environ, REPORT_VARIABLE: folder}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=ROOT, env=asked, stdout=sys.stderr.fileno()
+        )
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            raise
+        found = found_in(folder, report)
+        return {"passed": status == 0 and bool(found)} | found
 
 
 def say(line: str) -> None:

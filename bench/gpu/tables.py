@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.random_model import Pair
+from bench.gpu.random_model import PAIRS, Pair
 from bench.tables import Cell, Row, at, markdown_table, number, text
 
 # -- for people -------------------------------------------------------------------------------------------------------
@@ -141,31 +141,42 @@ def best_graph_s(row: Row) -> float | None:
     return min(seconds, default=None)
 
 
-def replay_table(pair: Pair, draft: Row, target: Row, encode_frame_s: float | None, source: str) -> dict[str, Any]:
-    """The table of one pair at one length of video.
+def replay_tables(document: Row) -> list[dict[str, Any]]:
+    """For every pair and length of video: with the draft as it is, and, where its passes were captured, as CUDA graphs
+    would make it."""
+    models = {model["name"]: model for model in document["models"]}
+    by_name = {name: model["sizes"] for name, model in models.items()}
+    source = f"bench gpu on {document['device_name']}, {document['dtype']}{', TINY' if document['tiny'] else ''}"
+    tables: list[dict[str, Any]] = []
+    for pair in PAIRS:
+        for draft, target in measured_pairs(pair, by_name):
+            eager = {alpha: row["eager"]["s"] for alpha, row in draft["draft"].items()}
+            table = {
+                "name": f"{pair.name} at {draft['video_tokens']} video tokens",
+                "source": source,
+                "target": _target_times(target, models[pair.target]["encoding"]),
+                "draft": {"pass_s": eager, **_times("prefill_s", draft["draft"].get("0.0", {}).get("prefill", {}))},
+            }
+            tables.append(table)
+            graphs = {alpha: best_graph_s(row) for alpha, row in draft["draft"].items()}
+            if None not in graphs.values():
+                name = f"{table['name']}, draft from graphs"
+                tables.append({**table, "name": name, "draft": {**table["draft"], "pass_s": graphs}})
+    return tables
 
-    Args:
-        draft, target: of `measure_all`, both at that length.
-        encode_frame_s: the target's seconds for a frame; None leaves it out.
-        source: where the times are from.
-    """
-    table: dict[str, Any] = {
-        "name": f"{pair.name} at {draft['video_tokens']} video tokens",
-        "source": source,
-        "target": {"pass_s": {rows: timing["s"] for rows, timing in target["passes"].items()}},
-        "draft": {"pass_s": {alpha: row["eager"]["s"] for alpha, row in draft["draft"].items()}},
-    }
+
+def _target_times(target: Row, encoding: Row) -> dict[str, Any]:
+    times: dict[str, Any] = {"pass_s": {rows: timing["s"] for rows, timing in target["passes"].items()}}
     prefill = target["prefill"]
     if "error" not in prefill:
         whole_s = prefill["whole"]["s"]
         guidance_s = prefill["until_layer"]["s"] + prefill["guidance"]["make_states_s"]
-        table["target"] |= {"prefill_s": whole_s, "guidance_s": min(guidance_s, whole_s)}
-    if encode_frame_s is not None:
-        table["target"]["encode_frame_s"] = encode_frame_s
-    whole = draft["draft"].get("0.0", {}).get("prefill", {})
-    if "s" in whole:
-        table["draft"]["prefill_s"] = whole["s"]
-    return table
+        times |= {"prefill_s": whole_s, "guidance_s": min(guidance_s, whole_s)}
+    return times | ({"encode_frame_s": encoding["s"] / encoding["frames"]} if "s" in encoding else {})
+
+
+def _times(name: str, timing: Row) -> dict[str, float]:
+    return {name: timing["s"]} if "s" in timing else {}
 
 
 def write_tables(tables: Sequence[Row], folder: Path) -> list[Path]:
@@ -178,12 +189,3 @@ def write_tables(tables: Sequence[Row], folder: Path) -> list[Path]:
         path.write_text(json.dumps(table, indent=2) + "\n")
         paths.append(path)
     return paths
-
-
-def graph_variant(table: Row, draft: Row) -> dict[str, Any] | None:
-    """The same table with the draft's passes from CUDA graphs, or None where they were not captured."""
-    seconds = {alpha: best_graph_s(row) for alpha, row in draft["draft"].items()}
-    if None in seconds.values():
-        return None
-    name = f"{table['name']}, draft from graphs"
-    return {**table, "name": name, "draft": {**table["draft"], "pass_s": seconds}}
