@@ -55,7 +55,7 @@ KERNELS: Mapping[str, Cell] = {
     "difference": number("largest_difference", ".3g"),
     "failed": text("error"),
 }
-PAIRS: Mapping[str, Cell] = {
+RATIOS: Mapping[str, Cell] = {
     "pair": text("pair"),
     "video tokens": number("video_tokens", ".0f"),
     "alpha": text("alpha"),
@@ -72,7 +72,7 @@ def markdown(document: Row) -> str:
     for model in document["models"]:
         parts += _model(model, document["bandwidth_bytes_per_s"])
     if document["pairs"]:
-        parts += ["## Speed ratios of pairs", markdown_table(PAIRS, document["pairs"])]
+        parts += ["## Speed ratios of pairs", markdown_table(RATIOS, document["pairs"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -151,11 +151,11 @@ def replay_tables(document: Row) -> list[dict[str, Any]]:
     for pair in PAIRS:
         for draft, target in measured_pairs(pair, by_name):
             eager = {alpha: row["eager"]["s"] for alpha, row in draft["draft"].items()}
-            table = {
+            table: dict[str, Any] = {
                 "name": f"{pair.name} at {draft['video_tokens']} video tokens",
                 "source": source,
                 "target": _target_times(target, models[pair.target]["encoding"]),
-                "draft": {"pass_s": eager, **_times("prefill_s", draft["draft"].get("0.0", {}).get("prefill", {}))},
+                "draft": {"pass_s": eager, **_unpruned_prefill(draft)},
             }
             tables.append(table)
             graphs = {alpha: best_graph_s(row) for alpha, row in draft["draft"].items()}
@@ -175,8 +175,9 @@ def _target_times(target: Row, encoding: Row) -> dict[str, Any]:
     return times | ({"encode_frame_s": encoding["s"] / encoding["frames"]} if "s" in encoding else {})
 
 
-def _times(name: str, timing: Row) -> dict[str, float]:
-    return {name: timing["s"]} if "s" in timing else {}
+def _unpruned_prefill(draft: Row) -> dict[str, Any]:
+    timing = draft["draft"].get("0.0", {}).get("prefill", {})
+    return {"prefill_s": timing["s"]} if "s" in timing else {}
 
 
 def write_tables(tables: Sequence[Row], folder: Path) -> list[Path]:
