@@ -17,7 +17,7 @@ from typing import Any
 from bench.common import CLIP_FOLDER, MODELS, held_out_clips, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.output import finish
-from bench.tables import Cell, make_console, make_table, number
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, Caption, CaptionOptions, Timings
 from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
@@ -55,20 +55,7 @@ class Drained:
         return [job.caption for job in self.jobs if job.caption is not None]
 
 
-COLUMNS: dict[str, Cell] = {
-    "method": lambda row: str(row["method"]),
-    "workers": number("workers", ".0f"),
-    "videos/h": number("videos_per_h", ".0f"),
-    "of plain": number("speedup", ".2f"),
-    "tok/s": number("tokens_per_s", ".1f"),
-    "tokens\na video": number("tokens", ".0f"),
-    **{f"{name.removesuffix('_s')}\ns": number(name, ".2f") for name in (*STAGES, "rest_s")},
-    "runs of\na job": number("runs", ".2f"),
-}
-
-
 async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]:
-    """All batches, round by round."""
     drained = []
     seeds = itertools.count()
     for number_, workers in itertools.product(range(given.rounds), WORKERS):
@@ -138,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
     given = make_parser("archive", "How fast is the archive?", **counts, **MODELS).parse_args(argv)
     drained = run_to_end(run(given, held_out_clips(given.videos)))
     rows = _rows(drained)
-    make_console().print(make_table("an archive on one target and one draft (medians over rounds)", COLUMNS, rows))
+    print_rows("an archive on one target and one draft (medians over rounds)", rows)
     texts = {(job.custom_id, str(job.caption)) for batch in drained for job in batch.jobs}
     identical = len(texts) == len({clip for clip, _ in texts})
     finish("archive", {"identical": identical, "rows": rows, "machine": machine_facts()})

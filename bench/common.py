@@ -63,7 +63,6 @@ class Captioned:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the whole text."""
         return tuple(token.token_id for token in self.caption.tokens)
 
 
@@ -89,7 +88,6 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
         return self._clock() - self._began
 
     def allows(self, seconds: float, *, reserved_s: float = 0.0) -> bool:
@@ -193,7 +191,6 @@ async def run_test(path: str, report: str, environ: Mapping[str, str], *flags: s
 
 
 def say(line: str) -> None:
-    """Tells how far the run is."""
     print(line, file=sys.stderr, flush=True)
 
 

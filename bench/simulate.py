@@ -267,7 +267,6 @@ class SimulationResult:
 
     @property
     def mean_window(self) -> float:
-        """Draft tokens a pass, passes without a window included."""
         num_drafted = sum(window * count for window, count in self.passes_by_window.items())
         return num_drafted / max(self.num_passes, 1)
 

@@ -26,8 +26,6 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One line of a gateway's log."""
-
     at: float
     """Unix time."""
     kind: Kind
@@ -89,7 +87,6 @@ class History:
     entries: Sequence[Entry]
 
     def runs(self) -> dict[str, list[Run]]:
-        """By job id, in the order in which they began."""
         ends = {(e.job_id, e.worker, e.epoch): e for e in sorted(self.events, key=lambda e: -e.at) if e.kind in ENDS}
         found: dict[str, list[Run]] = {}
         for event in sorted(self.events, key=lambda event: event.at):
@@ -112,7 +109,6 @@ def read_events(process: str, path: Path) -> list[JobEvent]:
 
 
 def count_events(path: Path, *names: str) -> int:
-    """How many lines of the log have one of these events."""
     return sum(_parse(line).get("event") in names for line in path.read_text(errors="replace").splitlines())
 
 

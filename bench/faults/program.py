@@ -66,7 +66,6 @@ async def _outcome(part: Part) -> dict[str, Any]:
 
 
 def _summary(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures that the promises name, first."""
     drain, poison = found.get("drain", {}), found.get("poison", {})
     named = ("jobs", "terminal_once", "committed_once", "identical", "stale_commits_refused", "rerun_within_s")
     return {
@@ -79,7 +78,6 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Exit status 1 if a promise was broken."""
     counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of that part")}
     parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")

@@ -175,7 +175,6 @@ async def _is_kept(captioner: AsyncCaptioner, key: str) -> bool:
 
 
 def may_mount() -> bool:
-    """Whether this process may mount."""
     return os.geteuid() == 0
 
 

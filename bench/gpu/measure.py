@@ -62,7 +62,6 @@ class Clock:
         return float(begin.elapsed_time(end)) * 1e-3
 
     def finish(self) -> None:
-        """Waits until the device has nothing left to do."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -111,7 +110,6 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole prompt."""
         return NUM_BEFORE + self.num_video_tokens + NUM_TEXT
 
 
@@ -334,7 +332,6 @@ def measure_bandwidth(clock: Clock, num_bytes: int) -> float:
 
 
 def _judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:
-    """One pass, its choices on the host, and back."""
     (logits,) = engine.step([(state, chain(num_rows))])
     logits.argmax(dim=-1).tolist()
     state.rollback(state.num_prompt_tokens)

@@ -24,7 +24,6 @@ TINY = "TINY geometries: this run shows that everything runs, its figures mean n
 
 
 def measure(plan: Namespace) -> dict[str, Any]:
-    """One model after another; only one is in memory at a time."""
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)  # of this thread
     else:
@@ -52,7 +51,6 @@ def measure(plan: Namespace) -> dict[str, Any]:
 
 
 def measure_model(plan: Namespace, geometry: Geometry) -> dict[str, Any]:
-    """Everything of one geometry."""
     say(f"{geometry.name}: making weights")
     model = RandomModel.make(geometry, plan.device, plan.dtype)
     encoding = attempt(partial(measure_encoding, model, Clock(plan.device, plan.repeats), 56 if plan.tiny else 448))
@@ -75,7 +73,6 @@ def keep(plan: Namespace, document: dict[str, Any]) -> None:
 
 
 def parse_plan(argv: Sequence[str]) -> Namespace:
-    """From the command line."""
     parser = make_parser(
         "gpu",
         __doc__ or "",

@@ -27,8 +27,6 @@ MAX_CONTEXT = 131_072
 
 @dataclass(frozen=True)
 class Geometry:
-    """One model's shape."""
-
     name: str
     family: str
     """Its model type."""
@@ -60,14 +58,11 @@ GEOMETRIES = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A draft and its target."""
-
     draft: str
     target: str
 
     @property
     def name(self) -> str:
-        """Of both."""
         return f"{self.draft} / {self.target}"
 
 
@@ -98,7 +93,6 @@ def make_upstream(geometry: Geometry, device: torch.device, dtype: torch.dtype, 
 
 
 def count_parameters(geometry: Geometry) -> int:
-    """Parameters of the whole model, shared ones once."""
     model = make_upstream(geometry, torch.device("meta"), torch.bfloat16)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -169,7 +163,6 @@ class RandomModel:
 
     @classmethod
     def make(cls, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> "RandomModel":
-        """Random weights, made on `device`."""
         return cls(geometry, make_upstream(geometry, device, dtype), device, dtype)
 
     @property
@@ -177,7 +170,6 @@ class RandomModel:
         return self.upstream.config.get_text_config()
 
     def runner(self, kernel: Kernel) -> Runner:
-        """The engine's layer loop with this kernel."""
         parts: Any = self.upstream
         return Runner(cast(Decoder, parts.model.language_model), parts.lm_head, kernel)
 
@@ -200,7 +192,6 @@ class RandomModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
         return sum(parameter.nbytes for parameter in self.upstream.parameters())
 
     def pass_bytes(self, num_tokens: int) -> int:

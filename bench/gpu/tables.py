@@ -67,7 +67,6 @@ RATIOS: Mapping[str, Cell] = {
 
 
 def markdown(document: Row) -> str:
-    """All tables, each under its heading. Times are milliseconds."""
     parts = [f"# Random weights on {document['device_name']}", *(f"> {line}" for line in document["labels"])]
     for model in document["models"]:
         parts += _model(model, document["bandwidth_bytes_per_s"])

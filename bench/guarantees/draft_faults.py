@@ -38,7 +38,7 @@ from bench.common import (
 from bench.guarantees.identity import VARIED, coverage, plan_settings
 from bench.methods.samples import Spread
 from bench.output import finish
-from bench.tables import Cell, make_console, make_table, number, text
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.cli.views import decoding_rate
 from slipstream.stack.local import Stack, StackOptions
@@ -74,8 +74,6 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run went."""
-
     fault: Fault
     identical: bool
     drafts_lost: int
@@ -94,7 +92,6 @@ class Outcome:
 
 
 def plan_faults(counts: Mapping[str, int], num_clips: int, seed: int) -> list[Fault]:
-    """The runs of each kind, in random order."""
     rng = random.Random(seed)
     faults = [
         Fault(
@@ -112,7 +109,6 @@ def plan_faults(counts: Mapping[str, int], num_clips: int, seed: int) -> list[Fa
 
 
 def kind_row(kind: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the runs of one kind showed."""
     own = [outcome for outcome in outcomes if outcome.fault.kind == kind]
     gaps, rates = Spread.of(o.longest_gap_s for o in own), Spread.of(o.tokens_per_s for o in own)
     return {
@@ -214,7 +210,6 @@ async def run_faults(
     samplings: Sequence[Mapping[str, Any]],
     **shared: Any,
 ) -> list[Outcome]:
-    """All runs on one stack."""
     outcomes = []
     say("starting the stack")
     async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
@@ -267,19 +262,6 @@ async def measure_coupled(num_clips: int = 10, runs_per_clip: int = 10, num_fram
     }
 
 
-COLUMNS: dict[str, Cell] = {
-    "fault": text("kind"),
-    "runs": number("runs", ".0f"),
-    "draft\nstruck": number("struck", ".0f"),
-    "text\nidentical": number("identical", ".0f"),
-    "drafts\nlost": number("drafts_lost", ".0f"),
-    "joined\nagain": number("rejoined", ".0f"),
-    "longest gap\nof all, ms": number("longest_gap_s", ".0f", 1e3),
-    "median of the\nlongest gaps, ms": number("median_longest_gap_s", ".0f", 1e3),
-    "tok/s": number("tokens_per_s", ".1f"),
-}
-
-
 def main(argv: Sequence[str]) -> None:
     """Exit status 1 if any text differs, a fault could not strike, or a restarted draft did not join."""
     runs = {kind: (count, "runs of this kind") for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True)}
@@ -291,7 +273,7 @@ def main(argv: Sequence[str]) -> None:
     clips = held_out_clips(given.clips)
     outcomes = run_to_end(run_faults(options, clips, faults, [{}] * given.clips, **shared))
     rows = [kind_row(kind, outcomes) for kind in KINDS]
-    make_console().print(make_table("captions whose draft fails", COLUMNS, rows))
+    print_rows("captions whose draft fails", rows)
     ok = all(outcome.passed for outcome in outcomes)
     document = {
         "identical": all(outcome.identical for outcome in outcomes),

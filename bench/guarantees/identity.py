@@ -9,12 +9,10 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-from rich.table import Table
 
 from bench.common import (
     MODELS,
@@ -31,7 +29,6 @@ from bench.common import (
 )
 from bench.output import finish
 from bench.reference import Generated, generate, start_reference, top_two_margin
-from bench.tables import make_console
 from slipstream import AsyncCaptioner, CaptionOptions, FinishReason, connect_async
 from slipstream.stack.local import Stack, StackOptions
 from training.world import FULL_SCENES
@@ -109,7 +106,6 @@ def _balanced(levels: Sequence[Any], rng: random.Random) -> Iterator[Any]:
 
 
 def coverage(settings: Iterable[Setting]) -> dict[str, dict[str, int]]:
-    """How often each level of each setting occurs."""
     chosen = list(settings)
     speculative = [setting for setting in chosen if setting.method == "slipstream"]
     counted = dict.fromkeys(("method", "cut"), chosen) | dict.fromkeys((*VARIED, "guidance"), speculative)
@@ -212,7 +208,6 @@ def guidance_facts(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def make_document(comparisons: Sequence[Comparison], differences: list[Any], elapsed_s: float) -> dict[str, Any]:
-    """Everything that was found."""
     clips = {comparison.clip for comparison in comparisons}
     differing = {difference["clip"] for difference in differences}
     return {
@@ -231,7 +226,6 @@ def make_document(comparisons: Sequence[Comparison], differences: list[Any], ela
 
 
 async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[str, Any]:
-    """Starts the processes, compares, and ends them."""
     started = time.monotonic()
     options = StackOptions(tasks[0].target, tasks[0].draft, threads=1)
     with start_reference() as outside:
@@ -260,19 +254,11 @@ def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
     return tasks, plan_settings(counts, given.seed)
 
 
-def show(document: Mapping[str, Any]) -> None:
-    """Prints the coverage and the differences."""
-    table = Table("setting", "how many texts had it", title="what was compared", title_justify="left", box=None)
-    for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
-        table.add_row(name, "  ".join(f"{level}: {count}" for level, count in counts.items()))
-    console = make_console()
-    console.print(table)
-    for difference in document["differences"]:
-        console.print(difference, highlight=False)
-
-
 def main(argv: Sequence[str]) -> None:
     document = run_to_end(run(*parse_work(argv)))
-    show(document)
+    for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
+        print(f"{name}: " + ", ".join(f"{level} {count}" for level, count in counts.items()))
+    for difference in document["differences"]:
+        print(difference)
     finish("identity", document)
     sys.exit(1 if document["differences"] else 0)

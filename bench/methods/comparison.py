@@ -63,20 +63,16 @@ class MeasuredStack:
 
 @dataclass(frozen=True)
 class Processes:
-    """All that captions."""
-
     stacks: Mapping[Place, MeasuredStack]
     outside: ProcessPoolExecutor
     default_prompt: str
 
     async def call_outside(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs a function in the reference's process."""
         return await asyncio.get_running_loop().run_in_executor(self.outside, partial(function, *args))
 
 
 @asynccontextmanager
 async def start_processes(target: Path, draft: Path, device: str) -> AsyncIterator[Processes]:
-    """Starts them all; they have ended when this is left."""
     async with AsyncExitStack() as running:
         outside = running.enter_context(start_reference(min(os.sched_getaffinity(0))))
         stacks: dict[Place, MeasuredStack] = {}
@@ -111,8 +107,6 @@ TIMELINES = ("autoregressive", "sd", "sd_tree", "parallelvlm", "slipstream")
 
 @dataclass
 class Findings:
-    """All that was measured."""
-
     samples: list[Sample] = field(default_factory=list)
     timelines: list[Sample] = field(default_factory=list)
     agreements: dict[str, dict[str, Agreement]] = field(default_factory=dict)
@@ -126,8 +120,6 @@ class Findings:
 
 
 class Comparison:
-    """One run."""
-
     def __init__(
         self,
         processes: Processes,

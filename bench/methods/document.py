@@ -89,7 +89,6 @@ def _median_of(samples: Iterable[Sample], figure: str) -> float | None:
 
 
 def _peaks(own: Iterable[Sample]) -> dict[str, int]:
-    """The most memory that each service had in any caption."""
     peaks: dict[str, int] = {}
     for sample in own:
         for name, used in sample.usage.items():
@@ -180,7 +179,6 @@ def _predictions(findings: Findings, methods: Sequence[BenchMethod]) -> dict[str
 
 
 def _as_run(method: BenchMethod) -> Method:
-    """With the parts that its options change."""
     options = method.options
     parts = [options.get(name, None) for name in ("pruner", "policy", "shape", "gate", "gamma")]
     return get_method(options.method).changed(*parts)

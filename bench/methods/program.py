@@ -22,8 +22,6 @@ from bench.report.page import show, write
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
-
     methods: tuple[BenchMethod, ...]
     clips: tuple[Path, ...]
     minutes: float
@@ -36,7 +34,6 @@ class Plan:
 
 
 async def measure(plan: Plan) -> dict[str, Any]:
-    """Starts the processes, measures, and ends them."""
     started, budget = datetime.now(UTC), Budget(60 * plan.minutes)
     async with start_processes(plan.template.target, plan.template.draft, plan.device) as processes:
         template = replace(plan.template, prompt=processes.default_prompt)
@@ -55,7 +52,6 @@ async def measure(plan: Plan) -> dict[str, Any]:
 
 
 def parse_plan(argv: Sequence[str]) -> Plan:
-    """From the command line; renders the clips."""
     flags = {"clips": (6, "at most; fewer where the time is short"), "frames": 128, "max_new_tokens": 320, **MODELS}
     flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
     parser = make_parser("methods", "Every method on the same clips.", **flags, device=("cpu", "of target and draft"))

@@ -106,7 +106,6 @@ def stack_sample(
 
 
 def reference_sample(method: str, clip: str, answer: Generated) -> Sample:
-    """From an answer of transformers."""
     rate = answer.num_timed / answer.decode_s if answer.decode_s > 0 else 0.0
     total_s = answer.first_token_s + answer.decode_s
     return Sample(method, clip, answer.token_ids, rate, answer.first_token_s, total_s, note=answer.note)
@@ -119,7 +118,6 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def by_clip(samples: Iterable[Sample], method: str) -> dict[str, Sample]:
-    """The samples of one method by clip."""
     return {sample.clip: sample for sample in samples if sample.method == method}
 
 

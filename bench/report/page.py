@@ -96,7 +96,6 @@ PREDICTION: dict[str, Cell] = {
 
 
 def show(document: Row) -> None:
-    """Prints the document's tables and notes."""
     console, rows = make_console(), document["methods"]
     console.print(make_table("speed (medians over clips)", SPEED, rows))
     stack = [row for row in rows if row.get("T_p") is not None]

@@ -63,34 +63,28 @@ _STYLE: dict[str, Any] = {
 
 
 def styled() -> AbstractContextManager[None]:
-    """Around all drawing and saving."""
     return matplotlib.rc_context(cast(Any, _STYLE))
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, inches."""
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def panels(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> list[Axes]:
-    """Its panels, row by row."""
     return list(figure.subplots(rows, columns, squeeze=False, **how).flat)
 
 
 def grid(axes: Axes, axis: Any = "y") -> None:
-    """Faint lines to read values by."""
     axes.grid(True, axis=axis)
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-    """What colours mean, under all panels."""
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def patch(label: str, colour: str, **how: Any) -> Patch:
-    """An entry of a legend."""
     return Patch(facecolor=colour, label=label, **how)
 
 
@@ -331,7 +325,6 @@ def shown_frames(num_frames: int) -> list[int]:
 
 
 def kept_in_frame(positions: Sequence[int], frame: int, grid: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which tokens of one frame are kept, [rows, columns]."""
     size = grid[0] * grid[1]
     mask = np.zeros(size, dtype=np.bool_)
     mask[[position - frame * size for position in positions if position // size == frame]] = True
