@@ -18,7 +18,7 @@ PROGRAMS = {
     "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),
     "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
-    "compose-check": ("bench.compose_check.program", "the containers, harmed under a batch; needs a running Docker"),
+    "compose-check": ("bench.compose_check", "the containers, harmed under a batch; needs a running Docker"),
     "house": ("bench.house", "sizes and names of the code itself"),
 }
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import CLIP_FOLDER, held_out_clips, machine_facts, run_to_end, say
+from bench.common import CLIP_FOLDER, MODELS, held_out_clips, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.output import finish
-from bench.tables import Cell, make_console, make_table, number
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, Caption, CaptionOptions, Timings
 from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
-from slipstream.stack.local import FRESH, POCKET_DIR
+from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
 
 WORKERS = (1, 2, 4)
@@ -55,20 +55,7 @@ class Drained:
         return [job.caption for job in self.jobs if job.caption is not None]
 
 
-COLUMNS: dict[str, Cell] = {
-    "method": lambda row: str(row["method"]),
-    "workers": number("workers", ".0f"),
-    "videos/h": number("videos_per_h", ".0f"),
-    "of plain": number("speedup", ".2f"),
-    "tok/s": number("tokens_per_s", ".1f"),
-    "tokens\na video": number("tokens", ".0f"),
-    **{f"{name.removesuffix('_s')}\ns": number(name, ".2f") for name in (*STAGES, "rest_s")},
-    "runs of\na job": number("runs", ".2f"),
-}
-
-
 async def run(given: argparse.Namespace, clips: Sequence[Path]) -> list[Drained]:
-    """All batches, round by round."""
     drained = []
     seeds = itertools.count()
     for number_, workers in itertools.product(range(given.rounds), WORKERS):
@@ -134,17 +121,11 @@ def _stages(timings: Sequence[Timings]) -> dict[str, float]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench archive", description="How fast is the archive?")
-    parser.add_argument("--videos", type=int, default=12, help="videos of a batch")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--max-new-tokens", type=int, default=192)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
-    given = parser.parse_args(argv)
+    counts = {"videos": (12, "of a batch"), "rounds": 3, "frames": 32, "max_new_tokens": 192}
+    given = make_parser("archive", "How fast is the archive?", **counts, **MODELS).parse_args(argv)
     drained = run_to_end(run(given, held_out_clips(given.videos)))
     rows = _rows(drained)
-    make_console().print(make_table("an archive on one target and one draft (medians over rounds)", COLUMNS, rows))
+    print_rows("an archive on one target and one draft (medians over rounds)", rows)
     texts = {(job.custom_id, str(job.caption)) for batch in drained for job in batch.jobs}
     identical = len(texts) == len({clip for clip, _ in texts})
     finish("archive", {"identical": identical, "rows": rows, "machine": machine_facts()})

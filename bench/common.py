@@ -3,11 +3,14 @@
 Progress goes to stderr by `say`. Imports no torch.
 """
 
+import argparse
+import asyncio
 import os
 import platform
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +20,8 @@ import typer
 
 from slipstream import AsyncCaptioner, Caption, CaptionOptions, CommittedText, StageChange, Trace
 from slipstream.cli.common import run_async
+from slipstream.stack.local import POCKET_DIR
+from tests.support.fuzzing import REPORT_VARIABLE, found_in
 from training.data import render_clip
 from training.world import FULL_SCENES, HELD_OUT_SEEDS
 
@@ -25,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CLIP_FOLDER = ROOT / ".cache" / "bench"
 SHORT_SCENES = (1, 2)
 PROMPT = "Describe this video in detail."
+MODELS = {"target": POCKET_DIR / "target", "draft": POCKET_DIR / "draft"}
+"""What is measured unless somebody says otherwise."""
 PROC = Path("/proc")
+TEST_TIMEOUT_S = 3600
 MARGIN = 1.1
 """What is to come is taken to last so much longer than its like has lasted."""
 
@@ -43,17 +51,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Event:
-    """What the client saw, and when: a stage began or moved on, or a target pass's tokens were committed."""
-
-    at_s: float
-    """Of the monotonic clock."""
-    stage: str = ""
-    num_tokens: int = 0
-    num_from_draft: int = 0
-
-
-@dataclass(frozen=True)
 class Captioned:
     """One caption as its client saw it."""
 
@@ -62,12 +59,10 @@ class Captioned:
     """How many tokens there were at each moment when a draft became ready."""
     lost_at: tuple[int, ...] = ()
     """The same for drafts that were lost."""
-    events: tuple[Event, ...] = ()
     trace: tuple[Trace, ...] = ()
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the whole text."""
         return tuple(token.token_id for token in self.caption.tokens)
 
 
@@ -93,7 +88,6 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the beginning."""
         return self._clock() - self._began
 
     def allows(self, seconds: float, *, reserved_s: float = 0.0) -> bool:
@@ -113,7 +107,6 @@ async def run_caption(
     """
     num_tokens = 0
     moments: dict[str, list[int]] = {"draft_ready": [], "draft_lost": []}
-    seen: list[Event] = []
     traced: list[Trace] = []
     async with captioner.events(video, options=options) as events:
         async for event in events:
@@ -121,15 +114,12 @@ async def run_caption(
                 case Trace():
                     traced.append(event)
                 case StageChange():
-                    seen.append(Event(time.monotonic(), event.stage))
                     moments.get(event.stage, []).append(num_tokens)
                 case CommittedText():
-                    written = [token.from_draft for token in event.tokens]
-                    seen.append(Event(time.monotonic(), "", len(written), sum(written)))
-                    num_tokens += len(written)
+                    num_tokens += len(event.tokens)
                     on_tokens(num_tokens, bool(moments["draft_ready"]))
     ready_at, lost_at = (tuple(counts) for counts in moments.values())
-    return Captioned(events.caption, ready_at, lost_at, tuple(seen), tuple(traced))
+    return Captioned(events.caption, ready_at, lost_at, tuple(traced))
 
 
 def first_difference(got: tuple[int, ...], expected: tuple[int, ...]) -> int | None:
@@ -157,6 +147,24 @@ def _rendered(seed: int, num_scenes: tuple[int, int]) -> Path:
     return path
 
 
+def make_parser(name: str, description: str, **flags: Any) -> argparse.ArgumentParser:
+    """The command line of `python -m bench NAME`: a flag `--like-this` for each keyword, whose value is the default or
+    (default, help). Values have the type of their default, which for a list is that of its first element; False makes
+    a switch."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
+    for flag, given in flags.items():
+        default, words = given if isinstance(given, tuple) else (given, None)
+        how: dict[str, Any] = {"help": words, "default": default}
+        if default is False:
+            how["action"] = "store_true"
+        elif isinstance(default, list):
+            how |= {"nargs": "+", "type": type(default[0]), "metavar": flag.upper()}
+        else:
+            how["type"] = type(default)
+        parser.add_argument("--" + flag.replace("_", "-"), **how)
+    return parser
+
+
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`. A signal that ends this process ends the processes that `work` started, too."""
     try:
@@ -165,8 +173,24 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         sys.exit(stopped.exit_code)
 
 
+async def run_test(path: str, report: str, environ: Mapping[str, str], *flags: str) -> dict[str, Any]:
+    """Runs one file of tests in a process of its own; `passed`, and what it reported under that name."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-test-") as folder:
+        words = ("-m", "pytest", "-q", f"--timeout={TEST_TIMEOUT_S}", *flags, path)
+        asked = {**os.environ, **environ, REPORT_VARIABLE: folder}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *words, cwd=ROOT, env=asked, stdout=sys.stderr.fileno()
+        )
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            process.terminate()
+            raise
+        found = found_in(folder, report)
+        return {"passed": status == 0 and bool(found)} | found
+
+
 def say(line: str) -> None:
-    """Tells how far the run is."""
     print(line, file=sys.stderr, flush=True)
 
 

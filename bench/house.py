@@ -46,8 +46,6 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """One source file."""
-
     path: Path
     """Relative to the checkout."""
     source: str
@@ -72,7 +70,6 @@ class Module:
 
     @cached_property
     def functions(self) -> Mapping[str, int]:
-        """Lines of each function and method, without decorators."""
         found = [node for node in ast.walk(self.syntax) if isinstance(node, Function)]
         return {f"{self.path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
 
@@ -130,13 +127,11 @@ class House:
 
     @property
     def one_importer(self) -> list[str]:
-        """Modules that exactly one other one imports."""
         counts = Counter(path for targets in self.graph.values() for path in targets)
         return sorted(str(m.path) for m in self.modules if counts[m.path] == 1 and not m.is_package)
 
     @property
     def repeated_files(self) -> dict[str, int]:
-        """File names that stand in more than one folder."""
         return _repeated(module.path.name for module in self.modules if not module.path.name.startswith("__"))
 
     @property
@@ -173,7 +168,6 @@ def read_modules(tree: Path, folders: Sequence[str]) -> list[Module]:
 
 
 def read_house(tree: Path) -> House:
-    """The product of a checkout."""
     texts = [path.read_text() for path in (tree / "proto").rglob("*.proto")]
     found = [definition for text in texts for definition in DEFINITION.findall(text)]
     return House(read_modules(tree, PRODUCT), {name: frozenset(MEMBER.findall(body)) for name, body in found})
@@ -226,7 +220,6 @@ def _repeated(names: Iterable[str]) -> dict[str, int]:
 
 
 def make_document(tree: Path) -> dict[str, Any]:
-    """All that can be counted without running anything."""
     house = read_house(tree)
     return {
         "areas": {area: sizes(read_modules(tree, folders)) for area, folders in AREAS.items()},
@@ -241,7 +234,6 @@ def make_document(tree: Path) -> dict[str, Any]:
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """The same for people."""
     print(f"{'':10}{'modules':>8}{'+init':>7}{'lines':>8}   {'file p50/p90/max':<18}{'function p50/p90/max':<21}")
     for area, found in document["areas"].items():
         files, functions = ("/".join(map(str, found[key].values())) for key in ("file_lines", "function_lines"))

@@ -34,8 +34,6 @@ PROMPT_LOOKUP_TOKENS = 10
 
 @dataclass(frozen=True)
 class Generated:
-    """An answer of `generate`."""
-
     token_ids: tuple[int, ...]
     first_token_s: float
     num_timed: int
@@ -51,7 +49,6 @@ def start_reference(core: int | None = None) -> ProcessPoolExecutor:
 
 
 def generate(task: Task) -> Generated:
-    """Greedy `transformers.generate`."""
     return _generate(task)
 
 

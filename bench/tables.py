@@ -25,12 +25,10 @@ def number(name: str, form: str, factor: float = 1.0, unit: str = "") -> Cell:
 
 
 def share(name: str, form: str = ".0f") -> Cell:
-    """The cell of a share, in percent."""
     return number(name, form, 100.0, "%")
 
 
 def text(name: str) -> Cell:
-    """The cell of a word."""
     return lambda row: str(row.get(name) or "-")
 
 
@@ -52,8 +50,22 @@ def make_table(title: str, columns: Mapping[str, Cell], rows: Sequence[Row]) -> 
     return table
 
 
+def print_rows(title: str, rows: Sequence[Row]) -> None:
+    """Rows as they are: a column for every name that has a word or a number in some row."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, str | int | float))
+    columns = {name.replace("_", "\n", 1): _plain(name) for name in names}
+    make_console().print(make_table(title, columns, rows))
+
+
+def _plain(name: str) -> Cell:
+    def cell(row: Row) -> str:
+        value = row.get(name)
+        return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    return cell
+
+
 def make_console() -> Console:
-    """Standard output, wide enough for the tables."""
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=PIPE_WIDTH)
 

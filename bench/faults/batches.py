@@ -40,10 +40,8 @@ async def wait_ended(captioners: Sequence[AsyncCaptioner], batch: str, timeout_s
 
 
 async def list_jobs(captioner: AsyncCaptioner, batch: str) -> list[Job]:
-    """All jobs, in the order they were handed in."""
     return [job async for job in (await archive_of(captioner)).jobs(batch)]
 
 
 async def archive_of(captioner: AsyncCaptioner) -> ArchiveClient:
-    """The archive of the captioner's gateway."""
     return ArchiveClient(await captioner.connection())

@@ -31,8 +31,6 @@ COMMITTED_STATES = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a history shows."""
-
     jobs: int
     terminal_once: int
     committed_once: int
@@ -194,7 +192,6 @@ def _had_place(history: History, runs: Mapping[str, Sequence[Run]], since: float
 
 
 def _end_of(run: Run, runs: Mapping[str, Sequence[Run]], acts: Sequence[Act]) -> float:
-    """When its gateway was rid of it: said so, or was killed."""
     killed = [act.at for act in acts if act.kind == "kill" and act.at >= run.began]
     return run.ended if run.ended is not None else min(killed, default=math.inf)
 

@@ -130,7 +130,6 @@ POISON_TOKENS = 600
 
 
 async def run_poison() -> dict[str, Any]:
-    """The whole part."""
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
         workload = make_workload(Path(folder) / "work", NUM_NEIGHBOURS + 1)
         flags = {"gateway": ("--max-crashes", str(MAX_CRASHES))}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import Job
-from slipstream.archive.queue import JobRecord, JobState
+from slipstream.archive.queue import JobState
 from slipstream.archive.redis_queue import RedisQueue
 
 
@@ -26,8 +26,6 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One line of a gateway's log."""
-
     at: float
     """Unix time."""
     kind: Kind
@@ -89,23 +87,15 @@ class History:
     entries: Sequence[Entry]
 
     def runs(self) -> dict[str, list[Run]]:
-        """By job id, in the order in which they began."""
         ends = {(e.job_id, e.worker, e.epoch): e for e in sorted(self.events, key=lambda e: -e.at) if e.kind in ENDS}
         found: dict[str, list[Run]] = {}
         for event in sorted(self.events, key=lambda event: event.at):
-            if event.kind is Kind.TAKEN:
-                end = ends.get((event.job_id, event.worker, event.epoch))
-                run = Run(
-                    event.job_id,
-                    event.process,
-                    event.worker,
-                    event.epoch,
-                    event.at,
-                    end.at if end else None,
-                    end.kind if end else None,
-                    end.reason if end else "",
-                )
-                found.setdefault(event.job_id, []).append(run)
+            if event.kind is not Kind.TAKEN:
+                continue
+            end = ends.get((event.job_id, event.worker, event.epoch))
+            ended = (end.at, end.kind, end.reason) if end else (None, None, "")
+            run = Run(event.job_id, event.process, event.worker, event.epoch, event.at, *ended)
+            found.setdefault(event.job_id, []).append(run)
         return found
 
 
@@ -119,7 +109,6 @@ def read_events(process: str, path: Path) -> list[JobEvent]:
 
 
 def count_events(path: Path, *names: str) -> int:
-    """How many lines of the log have one of these events."""
     return sum(_parse(line).get("event") in names for line in path.read_text(errors="replace").splitlines())
 
 
@@ -145,21 +134,16 @@ def _parse(line: str) -> dict[str, Any]:
 async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[Job]) -> list[Entry]:
     """One entry a job of the store, joined to what the archive says of it."""
     texts = {job.job_id: job.caption.text for job in jobs if job.caption}
-    return [
-        Entry(job.custom_id, job.job_id, job.state, job.worker, job.epoch, texts.get(job.job_id, ""), job.error)
-        for job in await _read_records(redis_url, batch_id)
-    ]
-
-
-async def _read_records(redis_url: str, batch_id: str) -> list[JobRecord]:
-    queue = RedisQueue(redis_url)
-    records: list[JobRecord] = []
+    entries: list[Entry] = []
+    queue, after = RedisQueue(redis_url), 0
     try:
-        page, position = await queue.list_jobs(batch_id)
-        records += page
-        while position:
-            page, position = await queue.list_jobs(batch_id, after=position)
-            records += page
+        while True:
+            page, after = await queue.list_jobs(batch_id, after=after)
+            entries += [
+                Entry(job.custom_id, job.job_id, job.state, job.worker, job.epoch, texts.get(job.job_id, ""), job.error)
+                for job in page
+            ]
+            if not after:
+                return entries
     finally:
         await queue.close()
-    return records

@@ -64,7 +64,6 @@ class FaultInjector:
         self._report = report
 
     async def run(self, plan: Sequence[Strike], num_jobs: int) -> None:
-        """Carries out the plan as jobs are committed."""
         for strike in sorted(plan, key=lambda strike: strike.at_share):
             while self.num_committed() < strike.at_share * num_jobs:  # noqa: ASYNC110 (what the logs of others say)
                 await asyncio.sleep(POLL_S)
@@ -82,14 +81,12 @@ class FaultInjector:
             await self.make_zombie()
 
     async def kill(self, victim: str) -> None:
-        """SIGKILL; the supervisor starts it again."""
         began, starts = time.time(), self._cluster.processes[victim].starts
         self._cluster.kill(victim)
         await self._cluster.wait_serving(victim, starts + 1)
         self._remember("kill", victim, began)
 
     async def freeze(self, victim: str, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT later."""
         began = time.time()
         self._cluster.freeze(victim)
         try:
@@ -127,11 +124,9 @@ class FaultInjector:
                     left = {(job_id, epoch) for job_id, epoch in left if latest[job_id] <= epoch}
 
     def events(self) -> list[JobEvent]:
-        """What all gateways have logged of jobs."""
         return [event for name in self._cluster.gateways for event in read_events(name, self._cluster.log(name))]
 
     def num_committed(self) -> int:
-        """Jobs that some gateway has logged as committed."""
         return len({event.job_id for event in self.events() if event.kind is Kind.COMMITTED})
 
     async def wait_busy(self) -> str:

@@ -39,8 +39,6 @@ CLEAR = frozenset({"OK", "RESOURCE_EXHAUSTED"})
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request got."""
-
     status: str
     details: str
     decided_s: float
@@ -62,11 +60,9 @@ class Phase:
 
     @property
     def goodput(self) -> float:
-        """Captions a second."""
         return self.made / self.seconds
 
     def figures(self, peak: "Phase") -> dict[str, Any]:
-        """For the document; `peak` is the closed loop's."""
         waits = [answer.decided_s for answer in self.answers]
         refused = [answer.decided_s for answer in self.answers if answer.status != "OK"]
         unclear = [a for a in self.answers if a.status not in CLEAR or not (a.status == "OK" or a.details)]
@@ -85,7 +81,6 @@ class Phase:
 
 
 async def run_overload(seed: int) -> dict[str, Any]:
-    """The whole part."""
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
         workload = make_workload(Path(folder) / "work", NUM_ITEMS)
         flags = {"gateway": ("--max-captions", str(MAX_CAPTIONS)), **FRESH}
@@ -97,8 +92,6 @@ async def run_overload(seed: int) -> dict[str, Any]:
 
 
 class _Load:
-    """Phases of one run against one gateway."""
-
     def __init__(self, cluster: Cluster, captioner: AsyncCaptioner, items: Sequence[BatchItem], seed: int) -> None:
         self._cluster = cluster
         self._captioner = captioner

@@ -11,27 +11,23 @@ Parts, each on processes of its own:
 """
 
 import argparse
-import asyncio
 import json
-import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from bench.common import ROOT, machine_facts, run_to_end, say
+from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
 from bench.faults.stop import run_stop
 from bench.output import finish
-from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, REPORT_VARIABLE, found_in
+from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE
 
 PARTS = ("drain", "poison", "redis", "overload", "stop", "requests", "files")
 TESTS = {"requests": "tests/faults/test_mutated_requests.py", "files": "tests/video/test_mutated_files.py"}
-FUZZING_TIMEOUT_S = 3600
 Part = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -42,25 +38,13 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
         "stop": run_stop,
-        "requests": lambda: run_test("requests", -(-given.requests // CALLS), given.seed),
-        "files": lambda: run_test("files", given.files, given.seed),
+        "requests": lambda: _fuzz("requests", -(-given.requests // CALLS), given.seed),
+        "files": lambda: _fuzz("files", given.files, given.seed),
     }
 
 
-async def run_test(name: str, examples: int, seed: int) -> dict[str, Any]:
-    """Runs one fuzzing test in a process of its own; `passed` and what it found."""
-    with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder:
-        asked = {EXAMPLES_VARIABLE: str(examples), REPORT_VARIABLE: folder}
-        words = ["-m", "pytest", "-q", f"--timeout={FUZZING_TIMEOUT_S}", f"--hypothesis-seed={seed}", TESTS[name]]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, cwd=ROOT, env={**os.environ, **asked}, stdout=sys.stderr.fileno()
-        )
-        try:
-            status = await process.wait()
-        except asyncio.CancelledError:
-            process.terminate()
-            raise
-        return {"passed": status == 0} | found_in(folder, name)
+async def _fuzz(name: str, examples: int, seed: int) -> dict[str, Any]:
+    return await run_test(TESTS[name], name, {EXAMPLES_VARIABLE: str(examples)}, f"--hypothesis-seed={seed}")
 
 
 async def _run(given: argparse.Namespace) -> dict[str, Any]:
@@ -85,7 +69,6 @@ async def _outcome(part: Part) -> dict[str, Any]:
 
 
 def _summary(found: dict[str, Any]) -> dict[str, Any]:
-    """The figures that the promises name, first."""
     drain, poison = found.get("drain", {}), found.get("poison", {})
     named = ("jobs", "terminal_once", "committed_once", "identical", "stale_commits_refused", "rerun_within_s")
     return {
@@ -98,13 +81,9 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Exit status 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m bench faults", description="Does the archive keep its promises?")
+    counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of that part")}
+    parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    parser.add_argument("--jobs", type=int, default=200, help="jobs of the part `drain`")
-    parser.add_argument("--requests", type=int, default=10_000, help="messages of the part `requests`")
-    parser.add_argument("--files", type=int, default=2_000, help="videos of the part `files`")
-    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
     began = time.monotonic()
     found = run_to_end(_run(given))

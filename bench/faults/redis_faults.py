@@ -11,17 +11,16 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
 from bench.faults.history import Kind
 from bench.faults.injector import FaultInjector
 from slipstream import AsyncCaptioner
-from slipstream.archive.messages import Batch, BatchItem, Job
+from slipstream.archive.messages import BatchItem
 from slipstream.archive.queue import UnknownBatch
 from slipstream.errors import SlipstreamError
 from tests.support.cluster import Cluster, ClusterOptions
@@ -41,8 +40,7 @@ LEFT_BYTES = 48 * 1024
 """Room that is left when the disk is said to be full: for a few writes."""
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(NamedTuple):
     """One batch that was handed in during a fault."""
 
     key: str
@@ -93,22 +91,20 @@ class _FaultRun:
                 submitting = asyncio.create_task(self._keep_submitting(captioner))
                 await asyncio.sleep({"disk_full": DISK_FULL_S, "kill": KILL_DOWN_S, "freeze": FREEZE_S}[self._fault])
             submitting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await submitting
+            await asyncio.wait({submitting})
             healed = time.monotonic()
             ended = await wait_ended([captioner], batch, TIMEOUT_S)
             ended_after_s = time.monotonic() - healed
             lost = [s.key for s in self._submissions if s.status == "OK" and not await _is_kept(captioner, s.key)]
-            jobs = await list_jobs(captioner, batch)
-        return self._verdict(ended, jobs, ids, lost) | {"batch_ended_after_s": round(ended_after_s, 1)}
+            attempts = sum(job.attempts for job in await list_jobs(captioner, batch))
+        return self._verdict(ids, attempts, ended.counts.done, lost) | {"batch_ended_after_s": round(ended_after_s, 1)}
 
-    def _verdict(self, ended: Batch, jobs: Sequence[Job], ids: set[str], lost: Sequence[str]) -> dict[str, Any]:
+    def _verdict(self, ids: set[str], attempts: int, done: int, lost: Sequence[str]) -> dict[str, Any]:
         refused = [submission for submission in self._submissions if submission.status != "OK"]
         slowest = max((submission.took_s for submission in refused), default=0.0)
-        events = [event for event in self._injector.events() if event.job_id in ids]
+        kinds = Counter(event.kind for event in self._injector.events() if event.job_id in ids)
         statuses = Counter(submission.status for submission in self._submissions)
         clear = set(statuses) <= {"OK", "UNAVAILABLE"} and all(submission.details for submission in refused)
-        done = ended.counts.done
         return {
             "passed": clear and not lost and slowest <= REFUSED_WITHIN_S and done == len(self._items),
             "submissions": dict(statuses),
@@ -117,10 +113,10 @@ class _FaultRun:
             "accepted_but_lost": len(lost),
             "jobs": len(self._items),
             "done": done,
-            "runs": sum(event.kind is Kind.TAKEN for event in events),
-            "commits": sum(event.kind is Kind.COMMITTED for event in events),
-            "stale_commits_refused": sum(event.kind is Kind.REFUSED for event in events),
-            "attempts": sum(job.attempts for job in jobs),
+            "runs": kinds[Kind.TAKEN],
+            "commits": kinds[Kind.COMMITTED],
+            "stale_commits_refused": kinds[Kind.REFUSED],
+            "attempts": attempts,
         }
 
     async def _wait_taken(self, ids: set[str]) -> None:
@@ -146,11 +142,8 @@ class _FaultRun:
                 yield
             await cluster.wait_serving("redis", starts + 1)
         else:
-            fill(self._disk)
-            try:
+            with filled(self._disk):
                 yield
-            finally:
-                free(self._disk)
             await cluster.wait_serving("redis", cluster.processes["redis"].starts)
 
     async def _keep_submitting(self, captioner: AsyncCaptioner) -> None:
@@ -182,30 +175,28 @@ async def _is_kept(captioner: AsyncCaptioner, key: str) -> bool:
 
 
 def may_mount() -> bool:
-    """Whether this process may mount."""
     return os.geteuid() == 0
 
 
 @contextlib.asynccontextmanager
-async def small_disk(folder: Path) -> AsyncIterator[Path]:
+async def small_disk(folder: Path) -> AsyncIterator[None]:
     """A new file system at `folder`, which exists; gone at the end."""
     await _command("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder))
     try:
-        yield folder
+        yield
     finally:
         await _command("umount", "-l", str(folder))
 
 
-def fill(folder: Path) -> None:
-    """Leaves next to no room."""
-    room = os.statvfs(folder)
-    with (folder / BALLAST).open("wb") as ballast:
-        ballast.write(bytes(max(0, room.f_bavail * room.f_frsize - LEFT_BYTES)))
-
-
-def free(folder: Path) -> None:
-    """Makes room again."""
-    (folder / BALLAST).unlink()
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Leaves next to no room, and makes room again."""
+    room, ballast = os.statvfs(folder), folder / BALLAST
+    ballast.write_bytes(bytes(max(0, room.f_bavail * room.f_frsize - LEFT_BYTES)))
+    try:
+        yield
+    finally:
+        ballast.unlink()
 
 
 async def _command(*command: str) -> None:

@@ -96,7 +96,6 @@ class StaticDecoder:
         """Those behind the last step's token, [1, vocab]; a graph writes all of them to the same place."""
 
     def rewind(self) -> None:
-        """Back to where the state was."""
         num_tokens, next_position = self._start
         with torch.inference_mode():
             self._cache.position.fill_(num_tokens)

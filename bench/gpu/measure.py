@@ -1,10 +1,13 @@
 """What is timed of one geometry at one length of video: passes, prefill, guidance, kernels, graphs.
 
-Caches of decoding passes are filled with random rows; the prefill is a real one. All passes are the engine's, with the
-choice of the likeliest tokens and their way to the host, as the services do it.
+Medians of repeated runs: CUDA events on a GPU, the clock on a CPU. Caches of decoding passes are filled with random
+rows; the prefill is a real one. All passes are the engine's, with the choice of the likeliest tokens and their way to
+the host, as the services do it.
 """
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +20,72 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
-from bench.gpu.timing import Clock, attempt
 from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
 from slipstream.engine.states import DecodeState, Prefill
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
+from slipstream.errors import SlipstreamError
 from slipstream.pruning import Guidance, Score, num_kept
 from slipstream.pruning.guided import make_guidance, scores_of, top_k
+
+Timing = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How things are timed on one device. Every run ends when the device has nothing left to do."""
+
+    device: torch.device
+    repeats: int = 20
+    warm_up: int = 3
+
+    def time(self, run: Callable[[], object], *, repeats: int | None = None) -> Timing:
+        """The run's median and extremes in seconds, after some runs that do not count."""
+        count = repeats or self.repeats
+        with torch.inference_mode():
+            for _ in range(min(self.warm_up, max(1, count // 3))):
+                run()
+            seconds = [self._once(run) for _ in range(count)]
+        return {"s": statistics.median(seconds), "low_s": min(seconds), "high_s": max(seconds), "n": count}
+
+    def _once(self, run: Callable[[], object]) -> float:
+        if self.device.type != "cuda":
+            started = time.perf_counter()
+            run()
+            return time.perf_counter() - started
+        self.finish()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e-3
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def peak_bytes(self, run: Callable[[], object]) -> int | None:
+        """The most memory that tensors took while `run()` ran; None where the device does not tell."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        with torch.inference_mode():
+            run()
+        self.finish()
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+
+def attempt(measure: Callable[[], Any]) -> Any:
+    """What it returns, or {"error": why}: one kernel that does not work here must not end the whole run."""
+    try:
+        return measure()
+    except (RuntimeError, ImportError, SlipstreamError) as error:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # most likely it was memory
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+
 
 WINDOWS = (1, 2, 4, 8, 16, 32)
 """Rows of a target pass: a window and the token before it."""
@@ -48,7 +110,6 @@ class Job:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole prompt."""
         return NUM_BEFORE + self.num_video_tokens + NUM_TEXT
 
 
@@ -68,7 +129,7 @@ def measure_passes(job: Job, windows: Sequence[int] = WINDOWS) -> dict[str, Any]
     """T_p(k): seconds of a target pass by its rows."""
     engine = job.model.engine(job.kernel)
     state = job.model.filled_state(job.model.runner(job.kernel), job.num_tokens)
-    return {str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in windows}
+    return {str(rows): job.clock.time(partial(_judge, engine, state, rows)) for rows in windows}
 
 
 def measure_draft(job: Job, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
@@ -82,7 +143,7 @@ def _draft_at(job: Job, alpha: float) -> dict[str, Any]:
     engine, runner = job.model.engine(job.kernel), job.model.runner(job.kernel)
     state = job.model.filled_state(runner, num_tokens)
     row: dict[str, Any] = {"kept": num_video, "pass_bytes": job.model.pass_bytes(num_tokens)}
-    row["eager"] = job.clock.time(partial(_judge, engine, state, 1)).as_dict()
+    row["eager"] = job.clock.time(partial(_judge, engine, state, 1))
     expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
     (logits,) = engine.step([(state, chain(1))])
     state.rollback(num_tokens)
@@ -123,8 +184,8 @@ def measure_graph(
         "captured": on_cuda,
         "largest_difference": difference,
         "same_tokens": sum(ours == theirs for ours, theirs in zip(written, expected, strict=True)) / len(expected),
-        **job.clock.time(step_and_read).as_dict(),
-        "unread_s": job.clock.time(decoder.step).median,
+        **job.clock.time(step_and_read),
+        "unread_s": job.clock.time(decoder.step)["s"],
     }
 
 
@@ -137,7 +198,7 @@ def _pruned_prefill(job: Job, num_video: int) -> dict[str, Any]:
         state, _ = engine.start_prefill(plan, embeddings, keep=keep).finish()
         state.close()
 
-    return job.clock.time(prefill, repeats=3).as_dict()
+    return job.clock.time(prefill, repeats=3)
 
 
 def measure_prefill(job: Job) -> dict[str, Any]:
@@ -166,21 +227,21 @@ def measure_prefill(job: Job) -> dict[str, Any]:
     states, scores = guidance("hidden_states"), guidance("scores")
     timed = {
         "layer": split,
-        "until_layer": until.as_dict(),
+        "until_layer": until,
         "guidance": {
-            "make_states_s": job.clock.time(lambda: guidance("hidden_states")).median,
-            "make_scores_s": job.clock.time(lambda: guidance("scores")).median,
-            "states_to_host_s": job.clock.time(lambda: _to_host(states)).median,
+            "make_states_s": job.clock.time(lambda: guidance("hidden_states"))["s"],
+            "make_scores_s": job.clock.time(lambda: guidance("scores"))["s"],
+            "states_to_host_s": job.clock.time(lambda: _to_host(states))["s"],
             "states_bytes": _num_bytes(states),
             "scores_bytes": _num_bytes(scores),
-            "select_s": job.clock.time(select).median,
+            "select_s": job.clock.time(select)["s"],
         },
     }
     prefill.cache.clear()
     held.clear()
     after = job.clock.time(lambda: _run_on(engine, plan, embeddings, split), repeats=3)
-    timed["whole"] = after.as_dict()
-    timed["after_layer_s"] = max(after.median - until.median, 0.0)
+    timed["whole"] = after
+    timed["after_layer_s"] = max(after["s"] - until["s"], 0.0)
     return timed
 
 
@@ -215,7 +276,7 @@ def measure_kernel(job: Job, name: str) -> dict[str, Any]:
     state = job.model.filled_state(job.model.runner(kernel), job.num_tokens)
     with sdpa_kernel(SDPBackend.MATH) if name == "math" else nullcontext():
         row: dict[str, Any] = {
-            str(rows): job.clock.time(partial(_judge, engine, state, rows)).as_dict() for rows in KERNEL_WINDOWS
+            str(rows): job.clock.time(partial(_judge, engine, state, rows)) for rows in KERNEL_WINDOWS
         }
     row["largest_difference"] = _difference(job, engine, state)
     return row
@@ -260,18 +321,17 @@ def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[
     engine = model.engine(SdpaKernel())
     frames = np.full((FRAMES_PER_CHUNK, side, side, 3), 127, dtype=np.uint8)
     timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
-    return {"frames": len(frames), **timing.as_dict()}
+    return {"frames": len(frames), **timing}
 
 
 def measure_bandwidth(clock: Clock, num_bytes: int) -> float:
     """Bytes a second that a copy on the device moves, read and written."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=clock.device)
     copy = torch.empty_like(source)
-    return 2 * num_bytes / clock.time(lambda: copy.copy_(source)).median
+    return 2 * num_bytes / clock.time(lambda: copy.copy_(source))["s"]
 
 
 def _judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:
-    """One pass, its choices on the host, and back."""
     (logits,) = engine.step([(state, chain(num_rows))])
     logits.argmax(dim=-1).tolist()
     state.rollback(state.num_prompt_tokens)

@@ -1,23 +1,20 @@
 """Full-size models with random weights on a GPU; tables to stderr. On a CPU, `--tiny` shows that all of it runs."""
 
-import argparse
 import gc
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.common import machine_facts, say
-from bench.gpu.measure import Job, measure_all, measure_bandwidth, measure_encoding
+from bench.common import machine_facts, make_parser, say
+from bench.gpu.measure import Clock, Job, attempt, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
-from bench.gpu.replay_tables import graph_variant, measured_pairs, pair_rows, replay_table, write_tables
-from bench.gpu.tables import markdown
-from bench.gpu.timing import Clock, attempt
+from bench.gpu.tables import markdown, pair_rows, replay_tables, write_tables
 from bench.output import finish
 
 VIDEO_TOKENS, TINY_VIDEO_TOKENS = (8_192, 16_384, 25_000), (96, 192)
@@ -26,27 +23,7 @@ RANDOM = "Weights are random: times and memory are those of the real geometries;
 TINY = "TINY geometries: this run shows that everything runs, its figures mean nothing."
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is measured, and where."""
-
-    device: torch.device
-    dtype: torch.dtype
-    geometries: tuple[Geometry, ...]
-    video_tokens: tuple[int, ...]
-    is_tiny: bool
-    repeats: int
-    attention: str
-    out: Path | None = None
-    tables: Path | None = None
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(self.device, self.repeats)
-
-
-def measure(plan: Plan) -> dict[str, Any]:
-    """One model after another; only one is in memory at a time."""
+def measure(plan: Namespace) -> dict[str, Any]:
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)  # of this thread
     else:
@@ -57,15 +34,15 @@ def measure(plan: Plan) -> dict[str, Any]:
         keep(plan, {"unfinished": True, "models": models})
     by_name = {model["name"]: model["sizes"] for model in models}
     pairs = [row for pair in PAIRS for row in pair_rows(pair, by_name)]
-    copied = TINY_COPIED_BYTES if plan.is_tiny else COPIED_BYTES
+    copied = TINY_COPIED_BYTES if plan.tiny else COPIED_BYTES
     document = {
-        "labels": [RANDOM, *([TINY] if plan.is_tiny else [])],
+        "labels": [RANDOM, *([TINY] if plan.tiny else [])],
         "device": str(plan.device),
         "device_name": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "cpu",
         "dtype": str(plan.dtype).removeprefix("torch."),
-        "tiny": plan.is_tiny,
+        "tiny": plan.tiny,
         "machine": machine_facts(),
-        "bandwidth_bytes_per_s": measure_bandwidth(plan.clock, copied),
+        "bandwidth_bytes_per_s": measure_bandwidth(Clock(plan.device, plan.repeats), copied),
         "models": models,
         "pairs": pairs,
     }
@@ -73,84 +50,53 @@ def measure(plan: Plan) -> dict[str, Any]:
     return document
 
 
-def measure_model(plan: Plan, geometry: Geometry) -> dict[str, Any]:
-    """Everything of one geometry."""
+def measure_model(plan: Namespace, geometry: Geometry) -> dict[str, Any]:
     say(f"{geometry.name}: making weights")
     model = RandomModel.make(geometry, plan.device, plan.dtype)
-    encoding = attempt(partial(measure_encoding, model, plan.clock, 56 if plan.is_tiny else 448))
+    encoding = attempt(partial(measure_encoding, model, Clock(plan.device, plan.repeats), 56 if plan.tiny else 448))
     sizes = []
     for num_video_tokens in plan.video_tokens:
         say(f"{geometry.name}: {num_video_tokens} video tokens")
-        sizes.append(measure_all(Job(model, plan.clock, num_video_tokens, plan.attention)))
-    found = {
-        "name": geometry.name,
-        "source": geometry.source,
-        "parameters": count_parameters(geometry),
-        "weight_bytes": model.weight_bytes,
-        "encoding": encoding,
-        "sizes": sizes,
-    }
+        sizes.append(measure_all(Job(model, Clock(plan.device, plan.repeats), num_video_tokens, plan.attention)))
+    size = {"parameters": count_parameters(geometry), "weight_bytes": model.weight_bytes}
     del model
     gc.collect()
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()
-    return found
+    return {"name": geometry.name, "source": geometry.source, **size, "encoding": encoding, "sizes": sizes}
 
 
-def keep(plan: Plan, document: dict[str, Any]) -> None:
+def keep(plan: Namespace, document: dict[str, Any]) -> None:
     """Writes what there is so far, so that a run that is cut off leaves its finished models."""
     if plan.out is not None:
         plan.out.write_text(json.dumps(document) + "\n")
 
 
-def replay_tables(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """For every pair and length of video: with the draft as it is, and as CUDA graphs would make it."""
-    models = {model["name"]: model for model in document["models"]}
-    by_name = {name: model["sizes"] for name, model in models.items()}
-    source = f"bench gpu on {document['device_name']}, {document['dtype']}{', TINY' if document['tiny'] else ''}"
-    tables: list[dict[str, Any]] = []
-    for pair in PAIRS:
-        for draft, target in measured_pairs(pair, by_name):
-            encoding = models[pair.target]["encoding"]
-            frame_s = encoding["s"] / encoding["frames"] if "s" in encoding else None
-            table = replay_table(pair, draft, target, frame_s, source)
-            graphed = graph_variant(table, draft)
-            tables += [table] if graphed is None else [table, graphed]
-    return tables
-
-
-def parse_plan(argv: Sequence[str]) -> Plan:
-    """From the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench gpu", description=__doc__)
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu together with --tiny")
+def parse_plan(argv: Sequence[str]) -> Namespace:
+    parser = make_parser(
+        "gpu",
+        __doc__ or "",
+        device=("cuda", "cuda, cuda:1, or cpu together with --tiny"),
+        tiny=(False, "tiny geometries, to see that everything runs"),
+        repeats=20,
+        attention=("auto", "kernel of the engine: auto, sdpa, matmul or flash"),
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--tiny", action="store_true", help="tiny geometries, to see that everything runs")
     parser.add_argument("--models", nargs="+", default=list(GEOMETRIES), choices=list(GEOMETRIES), metavar="NAME")
     parser.add_argument("--video-tokens", nargs="+", type=int)
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--attention", default="auto", help="kernel of the engine: auto, sdpa, matmul or flash")
-    parser.add_argument("--out", type=Path, help="file for the JSON document, too")
+    parser.add_argument("--out", type=Path, help="file for the JSON document, too, as far as it is after each model")
     parser.add_argument("--tables", type=Path, help="folder for replay tables of what was measured")
-    given = parser.parse_args(argv)
-    device = torch.device(given.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    plan = parser.parse_args(argv)
+    plan.device, plan.dtype = torch.device(plan.device), getattr(torch, plan.dtype)
+    if plan.device.type == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; `--device cpu --tiny` shows that the code runs")
-    if device.type != "cuda" and not given.tiny:
+    if plan.device.type != "cuda" and not plan.tiny:
         parser.error("full-size models need a GPU; on a CPU add --tiny")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    shapes = tuple(GEOMETRIES[name] for name in given.models)
-    return Plan(
-        device=device,
-        dtype=getattr(torch, given.dtype),
-        geometries=tuple(tiny(shape) for shape in shapes) if given.tiny else shapes,
-        video_tokens=tuple(given.video_tokens or (TINY_VIDEO_TOKENS if given.tiny else VIDEO_TOKENS)),
-        is_tiny=given.tiny,
-        repeats=given.repeats,
-        attention=given.attention,
-        out=given.out,
-        tables=given.tables,
-    )
+    if plan.device.type == "cuda" and plan.device.index is None:
+        plan.device = torch.device("cuda", torch.cuda.current_device())
+    plan.geometries = [tiny(GEOMETRIES[name]) if plan.tiny else GEOMETRIES[name] for name in plan.models]
+    plan.video_tokens = plan.video_tokens or (TINY_VIDEO_TOKENS if plan.tiny else VIDEO_TOKENS)
+    return plan
 
 
 def main(argv: Sequence[str]) -> None:

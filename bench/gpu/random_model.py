@@ -1,7 +1,9 @@
 """A geometry as the engine's own `VideoLM`, without checkpoint and tokenizer. Knows no measurement."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,35 +20,12 @@ from slipstream.families.adapter import PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.messages import ModelInfo
 
-_SIGLIP = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 16,
-    "image_size": 384,
-    "patch_size": 14,
-    "vision_use_head": False,
-}
-_QWEN_TOWER = {
-    "depth": 32,
-    "hidden_size": 1280,
-    "num_heads": 16,
-    "in_channels": 3,
-    "patch_size": 14,
-    "spatial_merge_size": 2,
-    "temporal_patch_size": 2,
-    "window_size": 112,
-    "fullatt_block_indexes": [7, 15, 23, 31],
-}
 MAX_CONTEXT = 131_072
 """Positions, for all of them: 25,000 video tokens must fit whatever the checkpoint was trained for."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """One model's shape."""
-
     name: str
     family: str
     """Its model type."""
@@ -69,72 +48,20 @@ class Geometry:
         return AutoConfig.for_model(self.family, text_config=text, vision_config=dict(self.vision), **shared)
 
 
-def _llava(name: str, parameters: float, **text: Any) -> Geometry:
-    source = f"llava-hf/{name}-ov-hf"
-    return Geometry(name, "llava_onevision", {"vocab_size": 152_000, **text}, _SIGLIP, parameters, source)
-
-
-def _qwen(name: str, parameters: float, tower_width: int, **text: Any) -> Geometry:
-    vision = {**_QWEN_TOWER, "intermediate_size": tower_width, "out_hidden_size": text["hidden_size"]}
-    return Geometry(name, "qwen2_5_vl", {"vocab_size": 152_064, **text}, vision, parameters, f"Qwen/{name}-Instruct")
-
-
 GEOMETRIES = {
-    geometry.name: geometry
-    for geometry in (
-        _llava(
-            "llava-onevision-qwen2-0.5b",
-            0.894e9,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        ),
-        _llava(
-            "llava-onevision-qwen2-7b",
-            8.03e9,
-            hidden_size=3584,
-            intermediate_size=18_944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-        ),
-        _qwen(
-            "Qwen2.5-VL-7B",
-            8.292e9,
-            3420,
-            hidden_size=3584,
-            intermediate_size=18_944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-        ),
-        _qwen(
-            "Qwen2.5-VL-32B",
-            33.45e9,
-            3456,
-            hidden_size=5120,
-            intermediate_size=27_648,
-            num_hidden_layers=64,
-            num_attention_heads=40,
-            num_key_value_heads=8,
-        ),
-    )
+    name: Geometry(name, **facts)
+    for name, facts in json.loads(Path(__file__).with_name("geometries.json").read_text()).items()
 }
+"""By the numbers of the published configurations."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A draft and its target."""
-
     draft: str
     target: str
 
     @property
     def name(self) -> str:
-        """Of both."""
         return f"{self.draft} / {self.target}"
 
 
@@ -143,40 +70,28 @@ PAIRS = (Pair("llava-onevision-qwen2-0.5b", "llava-onevision-qwen2-7b"), Pair("Q
 
 def tiny(geometry: Geometry) -> Geometry:
     """The same family in a size that a CPU runs in milliseconds; keeps the name."""
-    deep = 4 if geometry.text["num_hidden_layers"] > 24 else 2
-    text = {
-        **geometry.text,
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": deep,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    layers = 4 if geometry.text["num_hidden_layers"] > 24 else 2
+    text = {**geometry.text, "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
+    vision = {**geometry.vision, "hidden_size": 16, "intermediate_size": 32}
     if geometry.family == "llava_onevision":
-        vision = {**_SIGLIP, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-        vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+        vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
     else:
         text["mrope_section"] = [2, 1, 1]
-        vision = {**_QWEN_TOWER, "depth": 1, "hidden_size": 16, "num_heads": 2, "fullatt_block_indexes": [0]}
-        vision |= {"intermediate_size": 32, "out_hidden_size": 32}
+        vision |= {"depth": 1, "num_heads": 2, "fullatt_block_indexes": [0], "out_hidden_size": 32}
     return replace(geometry, text=text, vision=vision, published_parameters=0.0)
 
 
 def make_upstream(geometry: Geometry, device: torch.device, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     """The upstream model with random weights that were made on `device`: nothing passes through the host's memory."""
+    attention = {"": "sdpa", "vision_config": "sdpa", "text_config": IMPLEMENTATION}
     torch.manual_seed(seed)
     with torch.device(device):
-        model = AutoModelForImageTextToText.from_config(
-            geometry.config(),
-            dtype=dtype,
-            attn_implementation={"": "sdpa", "vision_config": "sdpa", "text_config": IMPLEMENTATION},
-        )
+        model = AutoModelForImageTextToText.from_config(geometry.config(), dtype=dtype, attn_implementation=attention)
     return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
 def count_parameters(geometry: Geometry) -> int:
-    """Parameters of the whole model, shared ones once."""
     model = make_upstream(geometry, torch.device("meta"), torch.bfloat16)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -247,38 +162,35 @@ class RandomModel:
 
     @classmethod
     def make(cls, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> "RandomModel":
-        """Random weights, made on `device`."""
         return cls(geometry, make_upstream(geometry, device, dtype), device, dtype)
 
+    @property
+    def _text(self) -> Any:
+        return self.upstream.config.get_text_config()
+
     def runner(self, kernel: Kernel) -> Runner:
-        """The engine's layer loop with this kernel."""
         parts: Any = self.upstream
         return Runner(cast(Decoder, parts.model.language_model), parts.lm_head, kernel)
 
     def engine(self, kernel: Kernel) -> VideoLM:
         """The model as the services have it, except that it has no words."""
-        text: Any = self.upstream.config.get_text_config()
+        text = self._text
         info = ModelInfo(
             model_id=self.geometry.name,
             model_type=self.geometry.family,
-            dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            tokenizer_digest="",
             vocab_size=text.vocab_size,
             hidden_size=text.hidden_size,
             num_layers=text.num_hidden_layers,
-            eos_token_ids=(),
             max_context=MAX_CONTEXT,
             tokens_per_frame=1,
             max_frames=MAX_CONTEXT,
-            revision="random weights",
         )
         adapter = RandomAdapter(self.upstream, self.geometry)
         return VideoLM(info, adapter, self.runner(kernel), cast(TextDecoder, None))
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters."""
         return sum(parameter.nbytes for parameter in self.upstream.parameters())
 
     def pass_bytes(self, num_tokens: int) -> int:
@@ -290,20 +202,18 @@ class RandomModel:
 
     @property
     def _kv_bytes_per_token(self) -> int:
-        text: Any = self.upstream.config.get_text_config()
-        head_dim = text.hidden_size // text.num_attention_heads
-        return int(2 * text.num_hidden_layers * text.num_key_value_heads * head_dim) * self.dtype.itemsize
+        head_dim = self._text.hidden_size // self._text.num_attention_heads
+        return int(2 * self._text.num_hidden_layers * self._text.num_key_value_heads * head_dim) * self.dtype.itemsize
 
     def video_embeddings(self, num_video_tokens: int, seed: int = 0) -> Tensor:
         """Random ones, [num_video_tokens, hidden], of the size that the embedding table has."""
-        text: Any = self.upstream.config.get_text_config()
         generator = torch.Generator(self.device).manual_seed(seed)
-        shape = (num_video_tokens, text.hidden_size)
+        shape = (num_video_tokens, self._text.hidden_size)
         return 0.02 * torch.randn(shape, dtype=self.dtype, device=self.device, generator=generator)
 
     def filled_state(self, runner: Runner, num_tokens: int, headroom: int = 64, seed: int = 0) -> DecodeState:
         """A state whose cache holds `num_tokens` random rows: passes over it take as long as over a real prompt."""
-        text: Any = self.upstream.config.get_text_config()
+        text = self._text
         shape = (2, text.num_key_value_heads, num_tokens, text.hidden_size // text.num_attention_heads)
         generator = torch.Generator(self.device).manual_seed(seed)
         cache = runner.new_cache(num_tokens + headroom)

@@ -1,8 +1,14 @@
-"""The figures as tables in Markdown."""
+"""What was measured, as tables: in Markdown for people, and for replays (`bench.replay.device_times`)."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from bench.gpu.random_model import PAIRS, Pair
 from bench.tables import Cell, Row, at, markdown_table, number, text
+
+# -- for people -------------------------------------------------------------------------------------------------------
 
 
 def ms(name: str) -> Cell:
@@ -49,7 +55,7 @@ KERNELS: Mapping[str, Cell] = {
     "difference": number("largest_difference", ".3g"),
     "failed": text("error"),
 }
-PAIRS: Mapping[str, Cell] = {
+RATIOS: Mapping[str, Cell] = {
     "pair": text("pair"),
     "video tokens": number("video_tokens", ".0f"),
     "alpha": text("alpha"),
@@ -61,12 +67,11 @@ PAIRS: Mapping[str, Cell] = {
 
 
 def markdown(document: Row) -> str:
-    """All tables, each under its heading. Times are milliseconds."""
     parts = [f"# Random weights on {document['device_name']}", *(f"> {line}" for line in document["labels"])]
     for model in document["models"]:
         parts += _model(model, document["bandwidth_bytes_per_s"])
     if document["pairs"]:
-        parts += ["## Speed ratios of pairs", markdown_table(PAIRS, document["pairs"])]
+        parts += ["## Speed ratios of pairs", markdown_table(RATIOS, document["pairs"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -103,3 +108,84 @@ def _captured(found: Row) -> str:
 
 def _named(row: Row, **others: object) -> Row:
     return {"video_tokens": row["video_tokens"], **others}
+
+
+# -- for replays ------------------------------------------------------------------------------------------------------
+
+
+def pair_rows(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """c by alpha for each length of video at which both models of a pair were measured, with the draft as the engine
+    runs it and as a CUDA graph would. `models`: by name, the rows of `measure_all`."""
+    rows = []
+    for draft, target in measured_pairs(pair, models):
+        plain_s = target["passes"]["1"]["s"]
+        for alpha, found in draft["draft"].items():
+            draft_s, graph_s = found["eager"]["s"], best_graph_s(found)
+            row = {"pair": pair.name, "video_tokens": draft["video_tokens"], "alpha": alpha}
+            row |= {"draft_pass_s": draft_s, "c": plain_s / draft_s}
+            rows.append(row | ({"graph_pass_s": graph_s, "graph_c": plain_s / graph_s} if graph_s else {}))
+    return rows
+
+
+def measured_pairs(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[tuple[Row, Row]]:
+    """The rows of draft and target at each length at which neither failed."""
+    drafts = {row["video_tokens"]: row for row in models.get(pair.draft, ()) if "error" not in row["draft"]}
+    targets = {row["video_tokens"]: row for row in models.get(pair.target, ()) if "error" not in row["passes"]}
+    return [(drafts[size], targets[size]) for size in sorted(drafts.keys() & targets.keys())]
+
+
+def best_graph_s(row: Row) -> float | None:
+    """Seconds of a draft token from the faster of the captured graphs; None where there is none."""
+    seconds = [row[name]["s"] for name in row if name.startswith("graph_") and row[name].get("captured")]
+    return min(seconds, default=None)
+
+
+def replay_tables(document: Row) -> list[dict[str, Any]]:
+    """For every pair and length of video: with the draft as it is, and, where its passes were captured, as CUDA graphs
+    would make it."""
+    models = {model["name"]: model for model in document["models"]}
+    by_name = {name: model["sizes"] for name, model in models.items()}
+    source = f"bench gpu on {document['device_name']}, {document['dtype']}{', TINY' if document['tiny'] else ''}"
+    tables: list[dict[str, Any]] = []
+    for pair in PAIRS:
+        for draft, target in measured_pairs(pair, by_name):
+            eager = {alpha: row["eager"]["s"] for alpha, row in draft["draft"].items()}
+            table: dict[str, Any] = {
+                "name": f"{pair.name} at {draft['video_tokens']} video tokens",
+                "source": source,
+                "target": _target_times(target, models[pair.target]["encoding"]),
+                "draft": {"pass_s": eager, **_unpruned_prefill(draft)},
+            }
+            tables.append(table)
+            graphs = {alpha: best_graph_s(row) for alpha, row in draft["draft"].items()}
+            if None not in graphs.values():
+                name = f"{table['name']}, draft from graphs"
+                tables.append({**table, "name": name, "draft": {**table["draft"], "pass_s": graphs}})
+    return tables
+
+
+def _target_times(target: Row, encoding: Row) -> dict[str, Any]:
+    times: dict[str, Any] = {"pass_s": {rows: timing["s"] for rows, timing in target["passes"].items()}}
+    prefill = target["prefill"]
+    if "error" not in prefill:
+        whole_s = prefill["whole"]["s"]
+        guidance_s = prefill["until_layer"]["s"] + prefill["guidance"]["make_states_s"]
+        times |= {"prefill_s": whole_s, "guidance_s": min(guidance_s, whole_s)}
+    return times | ({"encode_frame_s": encoding["s"] / encoding["frames"]} if "s" in encoding else {})
+
+
+def _unpruned_prefill(draft: Row) -> dict[str, Any]:
+    timing = draft["draft"].get("0.0", {}).get("prefill", {})
+    return {"prefill_s": timing["s"]} if "s" in timing else {}
+
+
+def write_tables(tables: Sequence[Row], folder: Path) -> list[Path]:
+    """One JSON file a table, named after it; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for table in tables:
+        words = "".join(letter if letter.isalnum() else " " for letter in table["name"].lower()).split()
+        path = folder / f"{'-'.join(words)}.json"
+        path.write_text(json.dumps(table, indent=2) + "\n")
+        paths.append(path)
+    return paths

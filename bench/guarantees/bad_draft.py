@@ -21,8 +21,6 @@ VICES = ("none", "nonsense", "slow", "turns bad")
 
 @dataclass(frozen=True, kw_only=True)
 class BadDraftConfig(DraftConfig):
-    """Options of a draft that is bad."""
-
     vice: str = option("what is wrong with it", check=one_of(*VICES))
     turns_at: int = option("output tokens after which a draft that turns bad does", default=80, check=between(0, 10**6))
     slow_pass_ms: float = option("what a pass of a slow draft takes on top", default=40.0, check=between(0, 10**5))
@@ -52,7 +50,6 @@ class BadModel(VideoLM):
 
 
 async def setup(server: grpc.aio.Server, config: BadDraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
-    """As the draft service's own."""
     return await set_up_draft(server, config, lifecycle, lambda model: BadModel(model, config))
 
 

@@ -11,7 +11,6 @@ long as they are asked to be and a draft has time to come back. The part `couple
 for every clip, under settings that differ in all options. A fault strikes only once a draft has joined.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,10 +25,12 @@ from typing import Any
 
 from bench.common import (
     CLIP_FOLDER,
+    MODELS,
     SHORT_SCENES,
     Captioned,
     held_out_clips,
     machine_facts,
+    make_parser,
     run_caption,
     run_to_end,
     say,
@@ -37,9 +38,9 @@ from bench.common import (
 from bench.guarantees.identity import VARIED, coverage, plan_settings
 from bench.methods.samples import Spread
 from bench.output import finish
-from bench.tables import Cell, make_console, make_table, number, text
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
-from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 
 KINDS = ("none", "kill", "freeze", "restart")
@@ -72,8 +73,6 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one run went."""
-
     fault: Fault
     identical: bool
     drafts_lost: int
@@ -92,7 +91,6 @@ class Outcome:
 
 
 def plan_faults(counts: Mapping[str, int], num_clips: int, seed: int) -> list[Fault]:
-    """The runs of each kind, in random order."""
     rng = random.Random(seed)
     faults = [
         Fault(
@@ -110,7 +108,6 @@ def plan_faults(counts: Mapping[str, int], num_clips: int, seed: int) -> list[Fa
 
 
 def kind_row(kind: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the runs of one kind showed."""
     own = [outcome for outcome in outcomes if outcome.fault.kind == kind]
     gaps, rates = Spread.of(o.longest_gap_s for o in own), Spread.of(o.tokens_per_s for o in own)
     return {
@@ -212,7 +209,6 @@ async def run_faults(
     samplings: Sequence[Mapping[str, Any]],
     **shared: Any,
 ) -> list[Outcome]:
-    """All runs on one stack."""
     outcomes = []
     say("starting the stack")
     async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
@@ -265,38 +261,18 @@ async def measure_coupled(num_clips: int = 10, runs_per_clip: int = 10, num_fram
     }
 
 
-COLUMNS: dict[str, Cell] = {
-    "fault": text("kind"),
-    "runs": number("runs", ".0f"),
-    "draft\nstruck": number("struck", ".0f"),
-    "text\nidentical": number("identical", ".0f"),
-    "drafts\nlost": number("drafts_lost", ".0f"),
-    "joined\nagain": number("rejoined", ".0f"),
-    "longest gap\nof all, ms": number("longest_gap_s", ".0f", 1e3),
-    "median of the\nlongest gaps, ms": number("median_longest_gap_s", ".0f", 1e3),
-    "tok/s": number("tokens_per_s", ".1f"),
-}
-
-
 def main(argv: Sequence[str]) -> None:
     """Exit status 1 if any text differs, a fault could not strike, or a restarted draft did not join."""
-    parser = argparse.ArgumentParser(prog="python -m bench draft-faults", description="Does a dying draft change text?")
-    for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True):
-        parser.add_argument(f"--{kind}", type=int, default=count, help=f"runs of kind {kind!r}")
-    parser.add_argument("--clips", type=int, default=4)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--max-new-tokens", type=int, default=1500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
-    given = parser.parse_args(argv)
+    runs = {kind: (count, "runs of this kind") for kind, count in zip(KINDS, (4, 20, 10, 10), strict=True)}
+    others = {"clips": 4, "frames": 32, "max_new_tokens": 1500, "seed": 0}
+    given = make_parser("draft-faults", "Does a dying draft change text?", **runs, **others, **MODELS).parse_args(argv)
     faults = plan_faults({kind: getattr(given, kind) for kind in KINDS}, given.clips, given.seed)
     options = StackOptions(endless_copy(given.target), given.draft, threads=1)
     shared = {"num_frames": given.frames, "max_new_tokens": given.max_new_tokens}
     clips = held_out_clips(given.clips)
     outcomes = run_to_end(run_faults(options, clips, faults, [{}] * given.clips, **shared))
     rows = [kind_row(kind, outcomes) for kind in KINDS]
-    make_console().print(make_table("captions whose draft fails", COLUMNS, rows))
+    print_rows("captions whose draft fails", rows)
     ok = all(outcome.passed for outcome in outcomes)
     document = {
         "identical": all(outcome.identical for outcome in outcomes),

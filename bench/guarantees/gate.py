@@ -23,8 +23,6 @@ WARM_UP_TOKENS = 32
 
 @dataclass(frozen=True)
 class GatePlan:
-    """What is captioned."""
-
     num_clips: int = 3
     num_frames: int = 128
     max_new_tokens: int = 320

@@ -4,36 +4,33 @@ Every clip is captioned under a part of the settings such that all of them are c
 any text differs.
 """
 
-import argparse
 import asyncio
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from bench.common import (
+    MODELS,
     SHORT_SCENES,
     Captioned,
     Task,
     first_difference,
     held_out_clips,
     machine_facts,
+    make_parser,
     run_caption,
     run_to_end,
     say,
 )
 from bench.output import finish
 from bench.reference import Generated, generate, start_reference, top_two_margin
-from bench.tables import make_console
 from slipstream import AsyncCaptioner, CaptionOptions, FinishReason, connect_async
-from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 from training.world import FULL_SCENES
 
 GUIDED_PRUNERS = ("uv", "uv_spread")
@@ -109,7 +106,6 @@ def _balanced(levels: Sequence[Any], rng: random.Random) -> Iterator[Any]:
 
 
 def coverage(settings: Iterable[Setting]) -> dict[str, dict[str, int]]:
-    """How often each level of each setting occurs."""
     chosen = list(settings)
     speculative = [setting for setting in chosen if setting.method == "slipstream"]
     counted = dict.fromkeys(("method", "cut"), chosen) | dict.fromkeys((*VARIED, "guidance"), speculative)
@@ -212,7 +208,6 @@ def guidance_facts(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def make_document(comparisons: Sequence[Comparison], differences: list[Any], elapsed_s: float) -> dict[str, Any]:
-    """Everything that was found."""
     clips = {comparison.clip for comparison in comparisons}
     differing = {difference["clip"] for difference in differences}
     return {
@@ -231,7 +226,6 @@ def make_document(comparisons: Sequence[Comparison], differences: list[Any], ela
 
 
 async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[str, Any]:
-    """Starts the processes, compares, and ends them."""
     started = time.monotonic()
     options = StackOptions(tasks[0].target, tasks[0].draft, threads=1)
     with start_reference() as outside:
@@ -246,18 +240,10 @@ async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[
 
 def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
     """Clips and settings from the command line; renders the clips."""
-    parser = argparse.ArgumentParser(prog="python -m bench identity", description="Is the stack's text transformers'?")
-    parser.add_argument("--clips", type=int, default=27, help="short clips")
-    parser.add_argument("--frames", type=int, default=16, help="frames of a short clip")
-    parser.add_argument("--settings", type=int, default=8, help="speculative settings for a short clip")
-    parser.add_argument("--full-clips", type=int, default=3, help="clips of full length")
-    parser.add_argument("--full-frames", type=int, default=128)
-    parser.add_argument("--full-settings", type=int, default=4)
-    parser.add_argument("--max-new-tokens", type=int, default=320)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
-    given = parser.parse_args(argv)
+    short = {"clips": (27, "short clips"), "frames": 16, "settings": (8, "speculative settings for a short clip")}
+    full = {"full_clips": (3, "clips of full length"), "full_frames": 128, "full_settings": 4}
+    flags = {**short, **full, "max_new_tokens": 320, "seed": 0, **MODELS}
+    given = make_parser("identity", "Is the stack's text transformers'?", **flags).parse_args(argv)
     kinds = [(given.full_clips, given.full_frames, FULL_SCENES), (given.clips, given.frames, SHORT_SCENES)]
     tasks = [
         Task(clip, frames, "", given.max_new_tokens, given.target, given.draft)
@@ -268,19 +254,11 @@ def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
     return tasks, plan_settings(counts, given.seed)
 
 
-def show(document: Mapping[str, Any]) -> None:
-    """Prints the coverage and the differences."""
-    table = Table("setting", "how many texts had it", title="what was compared", title_justify="left", box=None)
-    for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
-        table.add_row(name, "  ".join(f"{level}: {count}" for level, count in counts.items()))
-    console = make_console()
-    console.print(table)
-    for difference in document["differences"]:
-        console.print(difference, highlight=False)
-
-
 def main(argv: Sequence[str]) -> None:
     document = run_to_end(run(*parse_work(argv)))
-    show(document)
+    for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
+        print(f"{name}: " + ", ".join(f"{level} {count}" for level, count in counts.items()))
+    for difference in document["differences"]:
+        print(difference)
     finish("identity", document)
     sys.exit(1 if document["differences"] else 0)

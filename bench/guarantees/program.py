@@ -3,7 +3,6 @@
 Exit status 1 when one of them did not hold; `broken` names it.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.common import ROOT, Task, held_out_clips, machine_facts, run_to_end, say
+from bench.common import ROOT, Task, held_out_clips, machine_facts, make_parser, run_to_end, say
 from bench.guarantees.draft_faults import measure_coupled
 from bench.guarantees.gate import measure_gate
 from bench.guarantees.identity import plan_settings
@@ -71,7 +70,7 @@ def _is_whole(share: str) -> bool:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench guarantees", description="Do the guarantees hold?")
+    parser = make_parser("guarantees", "Do the guarantees hold?")
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -58,7 +58,6 @@ class Clients:
     clips: Sequence[Path]
 
     async def run(self, num_clients: int, **options: Any) -> Run:
-        """Every clip once, `num_clients` at a time."""
         run, waiting = Run(num_clients), list(self.clips)
         pids = {name: process.pid for name, process in self.stack.processes.items()}
         for pid in pids.values():

@@ -1,20 +1,101 @@
-"""Measures every method on the same clips, clip by clip in rotating order.
+"""Measures every method on the same clips, clip by clip in rotating order. Knows how to run things, not what they mean.
 
-Knows how to run things, not what they mean.
+The processes are stacks, with every service's use of processor and memory, and the outside reference. While one of them
+works the others are idle, so that each has the cores to itself.
 """
 
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bench.common import Budget, Task, say
+from bench import reference
+from bench.common import Budget, Captioned, Task, Usage, cpu_s, forget_peak, peak_bytes, run_caption, say
 from bench.methods.agreement import Agreement, accepted_shares, draft_agreements, kept_tokens
 from bench.methods.listing import ALPHA, ENGINE_PLAIN, BenchMethod, Place, caption_options
 from bench.methods.samples import Sample, median, reference_sample, stack_sample
-from bench.methods.stacks import OUTSIDE, Processes
-from slipstream import CaptionOptions
+from bench.reference import Generated, start_reference
+from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.errors import SlipstreamError
 from slipstream.speculation.methods import Drafter, get_method
+from slipstream.stack.local import FRESH, Stack, StackOptions
+
+# -- the processes ----------------------------------------------------------------------------------------------------
+
+OUTSIDE: Mapping[str, Callable[[Task], Generated]] = {
+    "transformers": reference.generate,
+    "transformers_assisted": reference.generate_assisted,
+    "transformers_assisted_shown": reference.generate_assisted_with_video,
+    "transformers_prompt_lookup": reference.generate_with_prompt_lookup,
+}
+
+
+@dataclass(frozen=True)
+class MeasuredStack:
+    """A running stack whose captions are measured one at a time."""
+
+    captioner: AsyncCaptioner
+    pids: Mapping[str, int]
+    cores: int
+    """That each model may run on at a time."""
+
+    async def caption(self, clip: Path, options: CaptionOptions) -> tuple[Captioned, dict[str, Usage]]:
+        """The caption; seconds of processor time from its first token to its last, and memory peaks over all of it."""
+        at_first: dict[str, float] = {}
+
+        def on_tokens(num_tokens: int, has_draft: bool) -> None:
+            if not at_first:
+                at_first.update({name: cpu_s(pid) for name, pid in self.pids.items()})
+
+        for pid in self.pids.values():
+            forget_peak(pid)
+        captioned = await run_caption(self.captioner, clip, options, on_tokens)
+        return captioned, {
+            name: Usage(cpu_s(pid) - at_first.get(name, 0.0), peak_bytes(pid), self.cores)
+            for name, pid in self.pids.items()
+        }
+
+
+@dataclass(frozen=True)
+class Processes:
+    stacks: Mapping[Place, MeasuredStack]
+    outside: ProcessPoolExecutor
+    default_prompt: str
+
+    async def call_outside(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.outside, partial(function, *args))
+
+
+@asynccontextmanager
+async def start_processes(target: Path, draft: Path, device: str) -> AsyncIterator[Processes]:
+    async with AsyncExitStack() as running:
+        outside = running.enter_context(start_reference(min(os.sched_getaffinity(0))))
+        stacks: dict[Place, MeasuredStack] = {}
+        for place, options in _settings(target, draft, device).items():
+            say(f"starting the stack: {place}")
+            stack = await running.enter_async_context(Stack(options))
+            captioner = await running.enter_async_context(connect_async(stack.gateway_address))
+            pids = {name: process.pid for name, process in stack.processes.items()}
+            stacks[place] = MeasuredStack(captioner, pids, options.threads or 1)
+        info = await stacks[Place.PAIR].captioner.info()
+        yield Processes(stacks, outside, info.default_prompt)
+
+
+def _settings(target: Path, draft: Path, device: str) -> dict[Place, StackOptions]:
+    pair = StackOptions(target, draft, device=device, threads=1, pin=True, extra_flags=FRESH)
+    settings = {Place.PAIR: pair, Place.SAME: replace(pair, draft_model=target)}
+    if device == "cpu":
+        num_cores = len(os.sched_getaffinity(0))
+        settings[Place.BOTH_CORES] = StackOptions(target, None, threads=num_cores, extra_flags=FRESH)
+    return settings
+
+
+# -- the comparison ---------------------------------------------------------------------------------------------------
 
 WARM_UP_TOKENS = 32
 RECORDED_PRUNERS = ("uv_spread", "uv", "none", "all")
@@ -26,8 +107,6 @@ TIMELINES = ("autoregressive", "sd", "sd_tree", "parallelvlm", "slipstream")
 
 @dataclass
 class Findings:
-    """All that was measured."""
-
     samples: list[Sample] = field(default_factory=list)
     timelines: list[Sample] = field(default_factory=list)
     agreements: dict[str, dict[str, Agreement]] = field(default_factory=dict)
@@ -41,8 +120,6 @@ class Findings:
 
 
 class Comparison:
-    """One run."""
-
     def __init__(
         self,
         processes: Processes,

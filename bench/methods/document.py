@@ -25,18 +25,9 @@ from bench.methods.samples import COUNTS, LATENCIES, Sample, Spread, by_clip, me
 from slipstream.speculation.methods import Method, get_method
 
 Row = dict[str, Any]
-_SAME = [
-    "tau",
-    "mean_accepted_length",
-    "mean_tokens_per_pass",
-    "held_share",
-    "longest_gap_s",
-    "target_idle",
-    "draft_idle",
-    "draft_ready_before_first_token",
-]
 _RENAMED = {"T_p": "target_pass_s", "T_q": "draft_pass_s", "gamma": "mean_window"}
-_FIGURES = _RENAMED | {name: name for name in (*_SAME, *COUNTS)}
+_OURS = ("mean_tokens_per_pass", "held_share", "longest_gap_s", "target_idle", "draft_idle")
+_FIGURES = _RENAMED | {name: name for name in (*COUNTS, *_OURS, "draft_ready_before_first_token")}
 """Name in a row -> name in a sample."""
 
 
@@ -98,7 +89,6 @@ def _median_of(samples: Iterable[Sample], figure: str) -> float | None:
 
 
 def _peaks(own: Iterable[Sample]) -> dict[str, int]:
-    """The most memory that each service had in any caption."""
     peaks: dict[str, int] = {}
     for sample in own:
         for name, used in sample.usage.items():
@@ -189,7 +179,6 @@ def _predictions(findings: Findings, methods: Sequence[BenchMethod]) -> dict[str
 
 
 def _as_run(method: BenchMethod) -> Method:
-    """With the parts that its options change."""
     options = method.options
     parts = [options.get(name, None) for name in ("pruner", "policy", "shape", "gate", "gamma")]
     return get_method(options.method).changed(*parts)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 from slipstream import CaptionOptions
 from slipstream.errors import InvalidRequest
@@ -73,55 +75,38 @@ class BenchMethod:
         return RUN_BETWEEN_DEATHS if self.family is Family.PARALLEL else None
 
 
-def _ask(method: str, **options: object) -> CaptionOptions:
-    return CaptionOptions.from_mapping({"method": method, **options})
-
-
-def _sequential(name: str, title: str, options: CaptionOptions) -> BenchMethod:
-    return BenchMethod(name, title, Family.SEQUENTIAL, options=options)
+def _on_stack(name: str, title: str, family: Family, method: str = "", **others: Any) -> BenchMethod:
+    """`others`: fields of the row, and options of the caption."""
+    shape = {field: others.pop(field) for field in ("place", "devices", "max_clips") if field in others}
+    options = CaptionOptions.from_mapping({"method": method or name, **others})
+    return BenchMethod(name, title, family, options=options, **shape)
 
 
 def methods(side_clips: int) -> tuple[BenchMethod, ...]:
     """All of them, in the table's order; those beside the question run on the first `side_clips` clips only."""
+    in_turns, side = partial(_on_stack, family=Family.SEQUENTIAL), {"max_clips": side_clips}
     return (
-        BenchMethod(ENGINE_PLAIN, "plain decoding", Family.PLAIN, options=_ask("autoregressive"), devices=1),
-        _sequential("sd", "SD, gamma 5", _ask("sd")),
-        _sequential("sd_tree", "SD, static tree", _ask("sd_tree")),
-        _sequential("specvlm", "SpecVLM", _ask("specvlm")),
-        _sequential("specvlm_chain", "SpecVLM, chain", _ask("specvlm", shape="chain")),
-        _sequential("specvlm_attention", "SpecVLM, attention alone", _ask("specvlm", pruner="attention")),
-        _sequential("specvlm_uniform", "SpecVLM, uniform alone", _ask("specvlm", pruner="uniform")),
-        _sequential("onsd", "text-only draft", _ask("onsd")),
-        BenchMethod("std", "STD, gamma 9", Family.SELF, options=_ask("std"), devices=1),
-        BenchMethod(PARALLELVLM, "ParallelVLM", Family.PARALLEL, options=_ask("parallelvlm")),
-        BenchMethod(SLIPSTREAM, "Slipstream", Family.PARALLEL, options=_ask("slipstream")),
-        BenchMethod(
-            "slipstream_open",
-            "Slipstream, no gate",
-            Family.PARALLEL,
-            options=_ask("slipstream", gate=False),
-            max_clips=side_clips,
-        ),
-        BenchMethod(
-            "parallelvlm_same",
-            "ParallelVLM, target as draft",
-            Family.PARALLEL,
-            Place.SAME,
-            _ask("parallelvlm"),
-            max_clips=side_clips,
+        _on_stack(ENGINE_PLAIN, "plain decoding", Family.PLAIN, devices=1),
+        in_turns("sd", "SD, gamma 5"),
+        in_turns("sd_tree", "SD, static tree"),
+        in_turns("specvlm", "SpecVLM"),
+        in_turns("specvlm_chain", "SpecVLM, chain", method="specvlm", shape="chain"),
+        in_turns("specvlm_attention", "SpecVLM, attention alone", method="specvlm", pruner="attention"),
+        in_turns("specvlm_uniform", "SpecVLM, uniform alone", method="specvlm", pruner="uniform"),
+        in_turns("onsd", "text-only draft"),
+        _on_stack("std", "STD, gamma 9", Family.SELF, devices=1),
+        _on_stack(PARALLELVLM, "ParallelVLM", Family.PARALLEL),
+        _on_stack(SLIPSTREAM, "Slipstream", Family.PARALLEL),
+        _on_stack("slipstream_open", "Slipstream, no gate", Family.PARALLEL, SLIPSTREAM, gate=False, **side),
+        _on_stack(
+            "parallelvlm_same", "ParallelVLM, target as draft", Family.PARALLEL, PARALLELVLM, place=Place.SAME, **side
         ),
         *(
-            BenchMethod(
-                name,
-                f"{title}, keeps {LOSSY_KEEP:.0%}",
-                Family.LOSSY,
-                options=_ask("autoregressive", lossy=name, lossy_keep=LOSSY_KEEP),
-                devices=1,
-                max_clips=side_clips,
-            )
+            _on_stack(name, f"{title}, keeps {LOSSY_KEEP:.0%}", Family.LOSSY, ENGINE_PLAIN, devices=1, **asked, **side)
             for name, title in zip(LOSSY_METHODS, ("FastV", "PyramidDrop", "SparseVLM", "DyCoke"), strict=True)
+            for asked in ({"lossy": name, "lossy_keep": LOSSY_KEEP},)
         ),
-        BenchMethod("plain_both_cores", "plain, both cores", Family.FAIRNESS, Place.BOTH_CORES, _ask("autoregressive")),
+        _on_stack("plain_both_cores", "plain, both cores", Family.FAIRNESS, ENGINE_PLAIN, place=Place.BOTH_CORES),
         *(
             BenchMethod(f"{OUTSIDE_PLAIN}{name}", title, Family.OUTSIDE, Place.OUTSIDE, devices=1, max_clips=side_clips)
             for name, title in (
@@ -140,16 +125,16 @@ def variations(asked: Sequence[str], side_clips: int) -> list[BenchMethod]:
     Raises ValueError for an option or a value that captions do not have.
     """
     rows = []
-    words = [(name, values.split(",")) for name, _, values in (word.partition("=") for word in asked)]
-    for name, value in [(name, value) for name, values in words for value in values]:
-        title = f"Slipstream, {name} {value}"
-        try:
-            options = CaptionOptions.from_mapping({"method": SLIPSTREAM, name: _parsed(value)})
-        except InvalidRequest as error:
-            raise ValueError(f"{name}={value}: {error}") from None
-        rows.append(
-            BenchMethod(f"{SLIPSTREAM} {name}={value}", title, Family.PARALLEL, options=options, max_clips=side_clips)
-        )
+    for name, _, values in (word.partition("=") for word in asked):
+        for value in values.split(","):
+            title, side = f"Slipstream, {name} {value}", {"max_clips": side_clips}
+            try:
+                row = _on_stack(
+                    f"{SLIPSTREAM} {name}={value}", title, Family.PARALLEL, SLIPSTREAM, **{name: _parsed(value)}, **side
+                )
+            except InvalidRequest as error:
+                raise ValueError(f"{name}={value}: {error}") from None
+            rows.append(row)
     return rows
 
 

@@ -8,8 +8,8 @@ rounds in turns, with paper 000's lemma 1 for the tokens that one yields; so is 
 caption is worth up to one plain pass to the measured side.)
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.methods.agreement import Agreement
 from bench.methods.samples import Sample, WindowCost, median
@@ -40,40 +40,41 @@ def predictions(
         `prediction_error`, the median of |measured / predicted - 1| over all captions, or None for no captions;
         `methods`, a row each; `clips`, tokens a second of each caption: measured and predicted.
     """
-    clips: list[dict[str, object]] = []
-    ratios: list[float] = []
+    clips: list[dict[str, Any]] = []
     rows = []
     for name, method in methods.items():
         own = _predictable(method, [sample for sample in samples if sample.method == name])
         recorded = agreements.get(name, {})
-        seconds = _predicted_seconds(method, own, recorded, max_window)
-        own_ratios = [sample.tokens_per_s * token_s for sample, token_s in zip(own, seconds, strict=True)]
-        ratios += own_ratios
-        clips += [
+        found: list[dict[str, Any]] = [
             {"method": name, "clip": sample.clip, "measured": sample.tokens_per_s, "predicted": 1 / token_s}
-            for sample, token_s in zip(own, seconds, strict=True)
+            for sample, token_s in zip(own, _predicted_seconds(method, own, recorded, max_window), strict=True)
         ]
-        if own:
+        clips += found
+        if found:
             rows.append(
                 {
                     "method": name,
-                    "n": len(own),
+                    "n": len(found),
                     "agreement_from": "recorded" if all(sample.clip in recorded for sample in own) else "tau",
-                    "measured_tokens_per_s": median(sample.tokens_per_s for sample in own),
-                    "predicted_tokens_per_s": median(1 / token_s for token_s in seconds),
-                    "ratio": median(own_ratios),
-                    "error": median(abs(ratio - 1) for ratio in own_ratios),
+                    "measured_tokens_per_s": median(clip["measured"] for clip in found),
+                    "predicted_tokens_per_s": median(clip["predicted"] for clip in found),
+                    "ratio": median(clip["measured"] / clip["predicted"] for clip in found),
+                    "error": _error(found),
                     "round_overhead_s": round_overhead_s(pooled_costs(sample.costs for sample in own)),
                 }
             )
-    return {"prediction_error": median(abs(ratio - 1) for ratio in ratios), "methods": rows, "clips": clips}
+    return {"prediction_error": _error(clips), "methods": rows, "clips": clips}
 
 
-def predict_caption(
+def _error(clips: Sequence[Mapping[str, Any]]) -> float | None:
+    return median(abs(clip["measured"] / clip["predicted"] - 1) for clip in clips)
+
+
+def _predict_caption(
     method: Method, sample: Sample, pass_table: Mapping[int, float], agreement: Agreement | None, max_window: int
 ) -> float:
     """Seconds a token, from seconds of a target pass by window, and where the draft agrees; without that, from the
-    sample's tau. `sample` must have tokens to time, and, where a draft takes part, T_q."""
+    sample's tau."""
     if method.drafter is not Drafter.DRAFT or method.shape is not Shape.CHAIN:
         return _in_turns(method, sample, pass_table)
     setup = SimulationInput(
@@ -92,34 +93,21 @@ def predict_caption(
 
 def _in_turns(method: Method, sample: Sample, pass_table: Mapping[int, float]) -> float:
     """A round drafts, then judges; it yields the accepted tokens (lemma 1) and the target's own."""
-    levels = _levels(method)
-    window = max(sample.costs, key=lambda window: sample.costs[window].count) if levels else 0
-    pass_s = pass_cost_table(pass_table)(window)
-    if not levels:
-        return pass_s + round_overhead_s(sample.costs)
-    draft_pass_s = sample.figures["draft_pass_s"]
+    if method.drafter is Drafter.NONE:
+        return pass_cost_table(pass_table)(0) + round_overhead_s(sample.costs)
+    window = max(sample.costs, key=lambda window: sample.costs[window].count)
+    pass_s, draft_pass_s = pass_cost_table(pass_table)(window), sample.figures["draft_pass_s"]
     if method.drafter is Drafter.SELF:
-        overhead_s = round_overhead_s(sample.costs, draft_pass_s)
-    else:
-        overhead_s = 2 * round_overhead_s(sample.costs)  # the draft's messages take as long as the target's
-    num_tokens = expected_accepted(sample.figures.get("tau", 0.0), levels) + 1
-    return (pass_s + levels * draft_pass_s + overhead_s) / num_tokens
+        num_passes, overhead_s = method.gamma or SPARSE_GAMMA, round_overhead_s(sample.costs, draft_pass_s)
+    else:  # the draft's messages take as long as the target's
+        num_passes, overhead_s = method.gamma or DEFAULT_GAMMA, 2 * round_overhead_s(sample.costs)
+    num_tokens = expected_accepted(sample.figures.get("tau", 0.0), num_passes) + 1
+    return (pass_s + num_passes * draft_pass_s + overhead_s) / num_tokens
 
 
 def expected_accepted(tau: float, num_tokens: int) -> float:
     """Of so many draft tokens in a row, those before the first that is rejected (paper 000, lemma 1)."""
     return sum(tau**length for length in range(1, num_tokens + 1))
-
-
-def _levels(method: Method) -> int:
-    """Draft passes of a round."""
-    match method.drafter:
-        case Drafter.NONE:
-            return 0
-        case Drafter.SELF:
-            return method.gamma or SPARSE_GAMMA
-        case Drafter.DRAFT:
-            return method.gamma or DEFAULT_GAMMA
 
 
 def _predictable(method: Method, samples: Sequence[Sample]) -> list[Sample]:
@@ -141,7 +129,7 @@ def _predicted_seconds(
     for sample in samples:
         own_pace = pace(sample.costs, costs)
         own_table = {window: own_pace * seconds for window, seconds in table.items()}
-        predicted.append(predict_caption(method, sample, own_table, agreements.get(sample.clip), max_window))
+        predicted.append(_predict_caption(method, sample, own_table, agreements.get(sample.clip), max_window))
     return predicted
 
 
@@ -150,11 +138,9 @@ def _predicted_seconds(
 
 def pooled_costs(tables: Iterable[Mapping[int, WindowCost]]) -> dict[int, WindowCost]:
     """The tables of several captions as one, in ascending order."""
-    by_window: defaultdict[int, list[WindowCost]] = defaultdict(list)
-    for table in tables:
-        for window, cost in table.items():
-            by_window[window].append(cost)
-    return {window: _pooled(by_window[window]) for window in sorted(by_window)}
+    found = list(tables)
+    windows = sorted({window for table in found for window in table})
+    return {window: _pooled([table[window] for table in found if window in table]) for window in windows}
 
 
 def round_overhead_s(costs: Mapping[int, WindowCost], drafted_token_s: float = 0.0) -> float:

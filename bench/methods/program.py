@@ -5,7 +5,6 @@ idle, and the other way round. A run ends within `--minutes`: clips that have no
 says so.
 """
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +12,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench.common import Budget, Task, held_out_clips, run_to_end, say
-from bench.methods.comparison import Comparison
+from bench.common import MODELS, Budget, Task, held_out_clips, make_parser, run_to_end, say
+from bench.methods.comparison import Comparison, start_processes
 from bench.methods.document import make_document
 from bench.methods.listing import BenchMethod, methods, variations
-from bench.methods.stacks import start_processes
 from bench.output import finish
 from bench.report.page import show, write
-from slipstream.stack.local import POCKET_DIR
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
-
     methods: tuple[BenchMethod, ...]
     clips: tuple[Path, ...]
     minutes: float
@@ -39,7 +34,6 @@ class Plan:
 
 
 async def measure(plan: Plan) -> dict[str, Any]:
-    """Starts the processes, measures, and ends them."""
     started, budget = datetime.now(UTC), Budget(60 * plan.minutes)
     async with start_processes(plan.template.target, plan.template.draft, plan.device) as processes:
         template = replace(plan.template, prompt=processes.default_prompt)
@@ -58,21 +52,14 @@ async def measure(plan: Plan) -> dict[str, Any]:
 
 
 def parse_plan(argv: Sequence[str]) -> Plan:
-    """From the command line; renders the clips."""
-    parser = argparse.ArgumentParser(prog="python -m bench methods", description="Every method on the same clips.")
-    parser.add_argument("--clips", type=int, default=6, help="at most; fewer where the time is short")
-    parser.add_argument("--side-clips", type=int, default=2, help="clips for transformers and lossy methods")
-    parser.add_argument("--minutes", type=float, default=27.0, help="after which the run has ended")
+    flags = {"clips": (6, "at most; fewer where the time is short"), "frames": 128, "max_new_tokens": 320, **MODELS}
+    flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
+    parser = make_parser("methods", "Every method on the same clips.", **flags, device=("cpu", "of target and draft"))
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
     )
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="rows to measure; without it, all")
     parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
-    parser.add_argument("--device", default="cpu", help="of target and draft")
-    parser.add_argument("--frames", type=int, default=128)
-    parser.add_argument("--max-new-tokens", type=int, default=320)
-    parser.add_argument("--target", type=Path, default=POCKET_DIR / "target")
-    parser.add_argument("--draft", type=Path, default=POCKET_DIR / "draft")
     given = parser.parse_args(argv)
     try:
         compared = (*methods(given.side_clips), *variations(given.vary, given.side_clips))

@@ -2,46 +2,18 @@
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bench.common import Captioned, Event, Usage
+from bench.common import Captioned, Usage
 from bench.reference import Generated
-from slipstream import Trace
+from slipstream import Speculation, Timings, Trace
 
-LATENCIES = tuple(
-    f"{part}_s"
-    for part in [
-        "decode",
-        "target_encode",
-        "target_prefill",
-        "draft_encode",
-        "draft_guidance",
-        "draft_prune",
-        "draft_prefill",
-        "draft_ready",
-        "first_token",
-        "generate",
-        "total",
-    ]
-)
-"""Parts of a caption's time, by their names in a summary."""
-COUNTS = tuple(
-    [
-        "passes",
-        "windows",
-        "judged",
-        "accepted",
-        "restarts",
-        "drafts_lost",
-        "kept_tokens",
-        "guidance_bytes",
-        "gated_tokens",
-        "gate_closings",
-    ]
-)
+LATENCIES = tuple(part.name for part in fields(Timings))
+COUNTS = tuple(part.name for part in fields(Speculation) if part.type in (int, float))
+"""What a caption tells in numbers, by their names there."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +43,7 @@ class Sample:
     costs: Mapping[int, WindowCost] = field(default_factory=dict)
     usage: Mapping[str, Usage] = field(default_factory=dict)
     """By service."""
-    events: tuple[Event, ...] = ()
     trace: tuple[Trace, ...] = ()
-    text: str = ""
     note: str = ""
 
 
@@ -102,49 +72,39 @@ def stack_sample(
     method: str, clip: str, captioned: Captioned, usage: Mapping[str, Usage] = MappingProxyType({})
 ) -> Sample:
     """From what a client of the stack saw, and what the services used while they decoded."""
-    caption = captioned.caption
-    speculation, timings = caption.speculation, caption.timings
-    figures: dict[str, float] = {
-        **{name: getattr(timings, name) for name in LATENCIES},
-        "longest_gap_s": timings.longest_gap_s,
-        "target_pass_s": speculation.target_pass_s,
-        "passes": speculation.passes,
-        "video_tokens": caption.video.video_tokens,
-        **_idle_shares(usage, timings.generate_s, ("target", "draft") if captioned.ready_at else ("target",)),
-    }
-    if speculation.plain_pass_s:
-        figures["plain_pass_s"] = speculation.plain_pass_s
-    if speculation.passes:
-        figures["mean_tokens_per_pass"] = (caption.num_tokens - 1) / speculation.passes
-    if caption.options["method"] != "autoregressive":
-        figures |= {name: getattr(speculation, name) for name in COUNTS} | {
-            "mean_accepted_length": speculation.mean_accepted_length,
-            "tau": speculation.tau,
-            "draft_pass_s": speculation.draft_pass_s,
-            "c": speculation.speed_ratio,
-            "mean_window": _mean_window(captioned),
-            "held_share": speculation.held_s / timings.generate_s if timings.generate_s else 0.0,
-            "draft_ready_before_first_token": float(captioned.ready_at[:1] == (0,)),
-        }
-    costs = {cost.window: WindowCost(cost.count, cost.pass_s, cost.round_s) for cost in speculation.pass_costs}
+    caption, costs = captioned.caption, captioned.caption.speculation.pass_costs
+    told = vars(caption.timings) | {name: getattr(caption.speculation, name) for name in COUNTS}
+    generate_s, passes = told["generate_s"], told["passes"]
+    if caption.options["method"] == "autoregressive":
+        told = {name: told[name] for name in (*LATENCIES, "passes", "target_pass_s", "plain_pass_s")}
+    else:
+        num_drafted = sum(cost.window * cost.count for cost in costs)
+        told["mean_window"] = num_drafted / max(sum(cost.count for cost in costs), 1)
+        told["held_share"] = told["held_s"] / generate_s if generate_s else 0.0
+        told["draft_ready_before_first_token"] = float(captioned.ready_at[:1] == (0,))
+        told["c"] = told["speed_ratio"]
+    if not told["plain_pass_s"]:
+        del told["plain_pass_s"]
+    if passes:
+        told["mean_tokens_per_pass"] = (caption.num_tokens - 1) / passes
+    for name in ("target", "draft") if captioned.ready_at else ("target",):
+        if name in usage and generate_s:  # the share of the time in which no thread ran, while tokens were decoded
+            told[f"{name}_idle"] = 1 - usage[name].cpu_s / (usage[name].cores * generate_s)
     return Sample(
         method,
         clip,
         captioned.token_ids,
         caption.decoding_rate,
-        timings.first_token_s,
-        timings.total_s,
-        figures,
-        costs,
+        caption.timings.first_token_s,
+        caption.timings.total_s,
+        told | {"video_tokens": caption.video.video_tokens},
+        {cost.window: WindowCost(cost.count, cost.pass_s, cost.round_s) for cost in costs},
         usage,
-        captioned.events,
         captioned.trace,
-        caption.text,
     )
 
 
 def reference_sample(method: str, clip: str, answer: Generated) -> Sample:
-    """From an answer of transformers."""
     rate = answer.num_timed / answer.decode_s if answer.decode_s > 0 else 0.0
     total_s = answer.first_token_s + answer.decode_s
     return Sample(method, clip, answer.token_ids, rate, answer.first_token_s, total_s, note=answer.note)
@@ -157,39 +117,12 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def by_clip(samples: Iterable[Sample], method: str) -> dict[str, Sample]:
-    """The samples of one method by clip."""
     return {sample.clip: sample for sample in samples if sample.method == method}
 
 
-def _idle_shares(usage: Mapping[str, Usage], generate_s: float, services: Iterable[str]) -> dict[str, float]:
-    """Of processes, while tokens were decoded: the share of the time in which no thread ran."""
-    return {
-        f"{name}_idle": 1 - usage[name].cpu_s / (usage[name].cores * generate_s)
-        for name in services
-        if name in usage and generate_s
-    }
-
-
-def _mean_window(captioned: Captioned) -> float:
-    """Draft tokens a pass, passes without a window included."""
-    costs = captioned.caption.speculation.pass_costs
-    return sum(cost.window * cost.count for cost in costs) / max(sum(cost.count for cost in costs), 1)
-
-
 def timeline(sample: Sample) -> dict[str, Any]:
-    """When the caption's stages, passes and tokens were, counted from its first token: what its client saw, and, where
-    it asked for a trace, what the gateway saw of the models."""
-    first_s = next((event.at_s for event in sample.events if event.num_tokens), 0.0)
-    return {
-        "clip": Path(sample.clip).stem,
-        "events": [_seen(event, first_s) for event in sample.events],
-        **({"trace": list(_trace_rows(sample.trace))} if sample.trace else {}),
-    }
-
-
-def _seen(event: Event, first_s: float) -> dict[str, Any]:
-    what = {"stage": event.stage} if event.stage else {"tokens": event.num_tokens, "from_draft": event.num_from_draft}
-    return {"t_s": round(event.at_s - first_s, 6)} | what
+    """What the gateway saw of the models, counted from the caption's first token, where it was asked for a trace."""
+    return {"clip": Path(sample.clip).stem, "trace": list(_trace_rows(sample.trace))}
 
 
 def _trace_rows(trace: Sequence[Trace]) -> Iterator[dict[str, Any]]:

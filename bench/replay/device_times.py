@@ -37,7 +37,6 @@ class DeviceTimes:
     encode_frame_s: float = 0.0
 
     def pass_s(self, place: float) -> float:
-        """Seconds of a pass at so many rows, or at that alpha."""
         for (left, low), (right, high) in itertools.pairwise(self.points):
             if left <= place <= right:
                 return low + (high - low) * (place - left) / (right - left)

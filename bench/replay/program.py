@@ -4,19 +4,18 @@ The pocket models decide the tokens, so tau is theirs; passes last as long as ta
 divides all of a table's times, which keeps their ratios; what is shown is multiplied again.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.common import held_out_clips, machine_facts, run_caption, run_to_end, say
+from bench.common import held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
 from bench.methods.prediction import predictions
 from bench.methods.samples import Sample, stack_sample
 from bench.output import finish
 from bench.replay.rows import PLAIN, TABLES, Replay, open_replay, replay_rows, replaying
-from bench.tables import Cell, make_console, make_table, number, share, text
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.speculation.methods import get_method
 from slipstream.stack.local import FRESH, Stack, StackOptions
@@ -32,28 +31,10 @@ METHODS = {
 PAPER_TABLES = ("7b-72b", "7b-32b", "0.5b-7b")
 ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 16
 NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
-COLUMNS: dict[str, Cell] = {
-    "method": text("method"),
-    "n": number("n", ".0f"),
-    "tok/s": number("tokens_per_s", ".2f"),
-    "x plain": number("speedup", ".2f"),
-    "paper": number("paper_speedup", ".2f"),
-    "tau": number("tau", ".3f"),
-    "M": number("M", ".1f"),
-    "mean\nwindow": number("mean_window", ".1f"),
-    "T_p ms\n(table)": number("table_T_p", ".1f", 1e3),
-    "T_p ms": number("T_p", ".1f", 1e3),
-    "T_q ms\n(table)": number("table_T_q", ".1f", 1e3),
-    "T_q ms": number("T_q", ".1f", 1e3),
-    "c": number("c", ".1f"),
-    "identical": share("identical"),
-}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run."""
-
     replays: tuple[Replay, ...]
     clips: tuple[Path, ...]
     num_frames: int
@@ -61,7 +42,6 @@ class Plan:
 
 
 async def measure(plan: Plan) -> dict[str, Any]:
-    """Every table's stack, one after the other."""
     found = [await _run_table(replay, plan) for replay in plan.replays]
     return {
         "replay": True,
@@ -112,33 +92,22 @@ def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """Prints a table for each device, and what is wrong with it."""
-    console = make_console()
     for found in document["tables"]:
         speed, error = f"speed {found['speed']:.2f}", found["prediction_error"]
         missed = "" if error is None else f", prediction error {error:.0%}"
         title = f"REPLAY of {found['table']} ({speed}{missed})"
-        console.print(make_table(title, COLUMNS, found["methods"]))
+        print_rows(title, found["methods"])
         for row in found["methods"]:
             if row["late"]:
-                console.print(f"{row['method']}: passes took longer than the table says; use a lower --speed")
-    console.print(NOTE)
+                print(f"{row['method']}: passes took longer than the table says; use a lower --speed")
+    print(NOTE)
 
 
 def parse_plan(argv: Sequence[str], folder: Path) -> Plan:
-    """From the command line; renders the clips."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench replay", description="REPLAY: the stack at the pace of other devices."
-    )
-    parser.add_argument("--tables", type=Path, nargs="*", default=[TABLES / f"{name}.json" for name in PAPER_TABLES])
-    parser.add_argument("--clips", type=int, default=2)
-    parser.add_argument("--frames", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument(
-        "--speed", type=float, default=2.0, help="divides a table's times, where its passes stay long enough"
-    )
-    parser.add_argument("--prefill", action="store_true", help="prefills last as in the table, too")
-    given = parser.parse_args(argv)
+    flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
+    flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
+    flags["speed"] = (2.0, "divides a table's times, where its passes stay long enough")
+    given = make_parser("replay", "REPLAY: the stack at the pace of other devices.", **flags).parse_args(argv)
     replays = [open_replay(path, given.speed) for path in given.tables]
     if not given.prefill:
         replays = [replay.without_prefill(folder) for replay in replays]

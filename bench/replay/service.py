@@ -23,8 +23,6 @@ from slipstream.services.target import __main__ as target
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """What a replaying service is told beside its own options."""
-
     replay: str = option("passes last as long as in this table of a device, see bench/replay/device_times.py")
     replay_speed: float = option("divides all times of --replay", default=1.0, check=between(0.001, 1000))
 
@@ -49,8 +47,6 @@ class ReplayDraftConfig(draft.DraftConfig, ReplayOptions):
 async def setup_target(
     server: grpc.aio.Server, config: ReplayTargetConfig, lifecycle: Lifecycle
 ) -> Callable[[], Awaitable[None]]:
-    """As the target service's own."""
-
     def paced(model: VideoLM) -> VideoLM:
         layer = config.guidance_layer or default_guidance_layer(model.info.num_layers)
         return config.paced(model, "target", guidance_layer=layer)
@@ -61,7 +57,6 @@ async def setup_target(
 async def setup_draft(
     server: grpc.aio.Server, config: ReplayDraftConfig, lifecycle: Lifecycle
 ) -> Callable[[], Awaitable[None]]:
-    """As the draft service's own."""
     return await draft.setup(server, config, lifecycle, lambda model: config.paced(model, "draft"))
 
 

@@ -3,7 +3,6 @@
 The page has a generated part between two markers; what stands around them is written by hand and stays.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,20 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.common import ROOT, held_out_clips, say
+from bench.common import ROOT, held_out_clips, make_parser, say
 from bench.output import finish, kept_document
-from bench.report import timeline
-from bench.report.figures import save, styled
-from bench.report.kept import PRUNERS, draw_kept, shown_frames
-from bench.report.methods import draw_latencies, draw_speedups
+from bench.report.pictures import (
+    PRUNERS,
+    TIMELINE_S,
+    TIMELINES,
+    draw_kept,
+    draw_latencies,
+    draw_speedups,
+    draw_timelines,
+    save,
+    shown_frames,
+    styled,
+)
 from bench.tables import Cell, Row, make_console, make_table, markdown_table, number, share, text
 
 DOCS = ROOT / "docs"
@@ -30,7 +37,7 @@ SIGNIFICANT = 4
 DROPPED = ("samples", "prediction", "sweeps")
 PICTURES: Mapping[str, tuple[Callable[[Row], Figure | None], str]] = {
     "speedup.svg": (draw_speedups, "speedup over plain decoding, by method"),
-    "timeline.svg": (timeline.draw_timelines, "target passes, draft tokens and gaps of one caption"),
+    "timeline.svg": (draw_timelines, "target passes, draft tokens and gaps of one caption"),
     "latency.svg": (draw_latencies, "where a caption's seconds go, by method"),
     "kept.png": (draw_kept, "frames with the kept tokens in colour"),
 }
@@ -89,7 +96,6 @@ PREDICTION: dict[str, Cell] = {
 
 
 def show(document: Row) -> None:
-    """Prints the document's tables and notes."""
     console, rows = make_console(), document["methods"]
     console.print(make_table("speed (medians over clips)", SPEED, rows))
     stack = [row for row in rows if row.get("T_p") is not None]
@@ -157,7 +163,7 @@ def slim(document: Row) -> dict[str, Any]:
     lines: Mapping[str, Row] = small.get("timelines") or {}
     small["timelines"] = {
         name: {"clip": lines[name].get("clip"), "trace": _shown_trace(lines[name].get("trace") or [])}
-        for name in timeline.METHODS
+        for name in TIMELINES
         if name in lines
     }
     return {name: _rounded(value) for name, value in small.items()}
@@ -187,7 +193,7 @@ def _shown_kept(kept: Row) -> dict[str, Any]:
 
 
 def _shown_trace(trace: Sequence[Row]) -> list[Row]:
-    return [entry for entry in trace if entry.get("start_s", entry["t_s"]) <= timeline.SHOWN_S]
+    return [entry for entry in trace if entry.get("start_s", entry["t_s"]) <= TIMELINE_S]
 
 
 def _rounded(value: Any) -> Any:
@@ -201,9 +207,9 @@ def _rounded(value: Any) -> Any:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench report", description="Draws docs/results.md again.")
+    folder = (DOCS, "where results.md, results/ and results.json go")
+    parser = make_parser("report", "Draws docs/results.md again.", folder=folder)
     parser.add_argument("document", nargs="?", type=Path, default=DOCS / "results.json", help="JSON, or a run's output")
-    parser.add_argument("--folder", type=Path, default=DOCS, help="where results.md, results/ and results.json go")
     given = parser.parse_args(argv)
     document = kept_document(given.document)
     held_out_clips(1)  # whose frames are drawn

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.common import Event, Task, Usage
+from bench.common import Task, Usage
 from bench.methods.agreement import Agreement
 from bench.methods.comparison import Findings, recorded_pruner
 from bench.methods.document import make_document
@@ -23,12 +23,11 @@ FIGURES = {
     "mean_tokens_per_pass": 4.0,
 }
 COSTS = {0: WindowCost(4, 0.02, 0.021), 4: WindowCost(20, 0.03, 0.031)}
-EVENTS = (Event(9.0, "prefill"), Event(10.0, num_tokens=1), Event(10.5, num_tokens=5, num_from_draft=4))
 
 
 def sample(name: str, rate: float) -> Sample:
     usage = {"target": Usage(1.0, 1000), "draft": Usage(1.0, 500)}
-    return Sample(name, "/tmp/clip-1.mp4", (1,) * 100, rate, 5.0, 8.0, FIGURES, COSTS, usage, EVENTS)
+    return Sample(name, "/tmp/clip-1.mp4", (1,) * 100, rate, 5.0, 8.0, FIGURES, COSTS, usage)
 
 
 def test_all_that_was_found_is_in_the_document() -> None:
@@ -54,11 +53,7 @@ def test_all_that_was_found_is_in_the_document() -> None:
     assert rows["fastv"]["A"] == 0.9
     assert document["prediction_error"] is not None
     assert document["kept"]["grid"] == [7, 7]
-    assert document["timelines"]["slipstream"]["events"] == [
-        {"t_s": -1.0, "stage": "prefill"},
-        {"t_s": 0.0, "tokens": 1, "from_draft": 0},
-        {"t_s": 0.5, "tokens": 5, "from_draft": 4},
-    ]
+    assert document["timelines"]["slipstream"] == {"clip": "clip-1", "trace": []}
 
 
 def test_a_pass_lies_in_the_middle_of_its_round() -> None:

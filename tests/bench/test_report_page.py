@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.report.kept import kept_in_frame, veiled
-from bench.report.methods import latency_stages
 from bench.report.page import BEGIN, END, PICTURES, make_page, slim, speedup_quartiles, write
+from bench.report.pictures import kept_in_frame, latency_stages, veiled
 
 
 def method(name: str, rate: float, **figures: Any) -> dict[str, Any]:

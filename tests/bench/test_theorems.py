@@ -11,8 +11,7 @@ import statistics
 import pytest
 
 from bench.methods.prediction import expected_accepted
-from bench.simulate import SimulationInput, SimulationResult, simulate
-from bench.simulated_caption import draw_agreement
+from bench.simulate import SimulationInput, SimulationResult, draw_agreement, simulate
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked, Sequential
 
 SPEED_RATIOS = (3, 9, 25)

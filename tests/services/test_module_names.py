@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def test_a_gateway_by_its_folder(stack: Stack, tmp_path: Path) -> None:
     process = new_process("gateway", tmp_path, "--target", stack.processes["target"].address)
-    process.argv = (sys.executable, "-m", "services.gateway", *process.argv[3:])
+    process.argv = (sys.executable, "-m", "slipstream.services.gateway", *process.argv[3:])
     await process.start()
     try:
         await process.wait_serving(START_S)
