@@ -11,7 +11,7 @@ from slipstream.captioning.plan import make_plan
 from slipstream.cli.caption import caption_options
 from slipstream.errors import InvalidRequest
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
-from slipstream.rpc.session_codec import options_message, read_options
+from slipstream.rpc.codec import options_message, read_options
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 from slipstream.sampling.params import SamplingParams
 

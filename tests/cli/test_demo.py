@@ -13,7 +13,7 @@ from slipstream.cli.app import run
 from slipstream.cli.demo import ArchiveResult, ClipResult, demo_document, demo_table
 from slipstream.messages import Caption, CommittedToken
 from slipstream.rpc.archive_codec import read_batch, read_job
-from slipstream.rpc.session_codec import read_summary
+from slipstream.rpc.codec import read_summary
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_gateway import make_summary
 

@@ -9,8 +9,8 @@ import grpc
 from slipstream.client.caption_client import Connection, RemotePath, caption_events
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
 from slipstream.options import CaptionOptions
+from slipstream.rpc.codec import read_caption_event
 from slipstream.rpc.grpc_options import CHUNK_BYTES
-from slipstream.rpc.session_codec import read_caption_event
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 TIMEOUT_S = 120.0
