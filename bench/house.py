@@ -3,7 +3,6 @@
 Reads source, and imports nothing of the checkout that it counts; so the same program measures an older one.
 """
 
-import argparse
 import ast
 import json
 import os
@@ -17,9 +16,10 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from bench.common import ROOT as TREE
+from bench.common import make_parser
 from bench.output import last_line
 
-TREE = Path(__file__).resolve().parents[1]
 PRODUCT = ("slipstream", "services")
 AREAS = {"product": PRODUCT, "bench": ("bench",), "tests": ("tests",), "training": ("training",)}
 LONG_FILE, LONG_FUNCTION = 400, 60
@@ -126,11 +126,6 @@ class House:
         return []
 
     @property
-    def one_importer(self) -> list[str]:
-        counts = Counter(path for targets in self.graph.values() for path in targets)
-        return sorted(str(m.path) for m in self.modules if counts[m.path] == 1 and not m.is_package)
-
-    @property
     def repeated_files(self) -> dict[str, int]:
         return _repeated(module.path.name for module in self.modules if not module.path.name.startswith("__"))
 
@@ -229,7 +224,6 @@ def make_document(tree: Path) -> dict[str, Any]:
         "cycle": house.cycle,
         "repeated_files": house.repeated_files,
         "ambiguous_classes": house.ambiguous_classes,
-        "one_importer": len(house.one_importer),
     }
 
 
@@ -247,7 +241,6 @@ def show(document: Mapping[str, Any]) -> None:
     print(f"import cycle: {document['cycle'] or 'none'}")
     for key in ("repeated_files", "ambiguous_classes"):
         print(f"{key.replace('_', ' ')}: {len(document[key])}: {_some(document[key])}")
-    print(f"modules with one importer: {document['one_importer']}")
     for name, files in document.get("walk", {}).get("files", {}).items():
         print("\n  ".join([f"{name.replace('_', ' ')}: {len(files)} files", *files]))
 
@@ -269,9 +262,9 @@ def walk_document(tree: Path) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench house", description="The code's size and shape, counted.")
-    parser.add_argument("--tree", type=Path, default=TREE, help="checkout to measure")
-    parser.add_argument("--walk", action="store_true", help="caption a clip and list the files that this crosses")
+    walk = (False, "caption a clip and list the files that this crosses")
+    tree = (TREE, "checkout to measure")
+    parser = make_parser("house", "The code's size and shape, counted.", tree=tree, walk=walk)
     parser.add_argument("--output", type=Path, help="write the document with all lists into this file, too")
     given = parser.parse_args(argv)
     document = make_document(given.tree)

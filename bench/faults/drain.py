@@ -12,12 +12,12 @@ from typing import Any
 
 from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
-from bench.faults.checker import Verdict, check
-from bench.faults.history import History, Kind, count_events, read_entries
-from bench.faults.injector import FaultInjector, plan_strikes
 from slipstream import AsyncCaptioner, CaptionOptions, RemotePath
 from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
+from tests.support.archive_faults.checker import Verdict, check
+from tests.support.archive_faults.history import History, Kind, count_events, read_entries
+from tests.support.archive_faults.injector import FaultInjector, plan_strikes
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import make_workload
 

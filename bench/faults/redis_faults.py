@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from bench.common import say
 from bench.faults.batches import list_jobs, submit, wait_ended
-from bench.faults.history import Kind
-from bench.faults.injector import FaultInjector
 from slipstream import AsyncCaptioner
 from slipstream.archive.messages import BatchItem
 from slipstream.archive.queue import UnknownBatch
 from slipstream.errors import SlipstreamError
+from tests.support.archive_faults.history import Kind
+from tests.support.archive_faults.injector import FaultInjector
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import make_workload
 

@@ -123,64 +123,57 @@ def kind_row(kind: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
+@dataclass
 class Strike:
     """Carries out one fault once the caption has a draft and so many tokens. Call it as tokens come."""
 
-    def __init__(self, fault: Fault, draft: ServiceProcess, at_token: int) -> None:
-        self.struck_at = 0
-        self._fault = fault
-        self._draft = draft
-        self._at_token = at_token
-        self._thaw: asyncio.TimerHandle | None = None
+    fault: Fault
+    draft: ServiceProcess
+    at_token: int
+    struck_at: int = 0
+    _thaw: asyncio.TimerHandle | None = None
 
     def __call__(self, num_tokens: int, has_draft: bool) -> None:
-        if self.struck_at or self._fault.kind == "none" or not has_draft or num_tokens < self._at_token:
+        if self.struck_at or self.fault.kind == "none" or not has_draft or num_tokens < self.at_token:
             return
         self.struck_at = num_tokens
-        if self._fault.kind == "freeze":
-            os.kill(self._draft.pid, signal.SIGSTOP)
-            self._thaw = asyncio.get_running_loop().call_later(self._fault.freeze_s, self.thaw)
+        if self.fault.kind == "freeze":
+            os.kill(self.draft.pid, signal.SIGSTOP)
+            self._thaw = asyncio.get_running_loop().call_later(self.fault.freeze_s, self.thaw)
         else:
-            os.kill(self._draft.pid, signal.SIGKILL)
+            os.kill(self.draft.pid, signal.SIGKILL)
 
     def thaw(self) -> None:
         """Lets a frozen draft go on, at the latest when its caption has ended."""
         if self._thaw is not None:
             self._thaw.cancel()
             with suppress(ProcessLookupError):
-                os.kill(self._draft.pid, signal.SIGCONT)
+                os.kill(self.draft.pid, signal.SIGCONT)
 
 
+@dataclass
 class FaultRuns:
     """Captions on one stack, with and without faults. `samplings`: options of each clip's texts, the plain one too."""
 
-    def __init__(
-        self,
-        stack: Stack,
-        captioner: AsyncCaptioner,
-        clips: Sequence[Path],
-        samplings: Sequence[Mapping[str, Any]],
-        **shared: Any,
-    ) -> None:
-        self._stack = stack
-        self._captioner = captioner
-        self._clips = clips
-        self._samplings = samplings
-        self._shared = shared
-        self._draft = stack.processes["draft"]
-        self._texts: dict[int, tuple[int, ...]] = {}
+    stack: Stack
+    captioner: AsyncCaptioner
+    clips: Sequence[Path]
+    samplings: Sequence[Mapping[str, Any]]
+    shared: Mapping[str, Any]
+    texts: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     async def run(self, fault: Fault) -> Outcome:
         """One caption with its fault; returns when the draft is well again."""
         expected = await self._plain_text(fault.clip)
-        starts = self._draft.starts
-        strike = Strike(fault, self._draft, at_token=max(1, round(fault.at_share * len(expected))))
+        draft = self.stack.processes["draft"]
+        starts = draft.starts
+        strike = Strike(fault, draft, at_token=max(1, round(fault.at_share * len(expected))))
         try:
             captioned = await self._caption(fault.clip, strike, method="slipstream", **fault.options)
         finally:
             strike.thaw()
         if strike.struck_at and fault.kind in ("kill", "restart"):
-            await self._stack.wait_started("draft", starts + 1)
+            await self.stack.wait_started("draft", starts + 1)
         return Outcome(
             fault,
             identical=captioned.token_ids == expected,
@@ -192,14 +185,14 @@ class FaultRuns:
         )
 
     async def _plain_text(self, clip: int) -> tuple[int, ...]:
-        if clip not in self._texts:
+        if clip not in self.texts:
             plain = await self._caption(clip, lambda num_tokens, has_draft: None, method="autoregressive")
-            self._texts[clip] = plain.token_ids
-        return self._texts[clip]
+            self.texts[clip] = plain.token_ids
+        return self.texts[clip]
 
     async def _caption(self, clip: int, on_tokens: Callable[[int, bool], None], **options: Any) -> Captioned:
-        asked = CaptionOptions(gate=False, **self._shared, **self._samplings[clip], **options)
-        return await run_caption(self._captioner, self._clips[clip], asked, on_tokens)
+        asked = CaptionOptions(gate=False, **self.shared, **self.samplings[clip], **options)
+        return await run_caption(self.captioner, self.clips[clip], asked, on_tokens)
 
 
 async def run_faults(
@@ -212,7 +205,7 @@ async def run_faults(
     outcomes = []
     say("starting the stack")
     async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
-        runs = FaultRuns(stack, captioner, clips, samplings, **shared)
+        runs = FaultRuns(stack, captioner, clips, samplings, shared)
         for number_, fault in enumerate(faults, 1):
             outcome = await runs.run(fault)
             outcomes.append(outcome)
@@ -274,13 +267,7 @@ def main(argv: Sequence[str]) -> None:
     rows = [kind_row(kind, outcomes) for kind in KINDS]
     print_rows("captions whose draft fails", rows)
     ok = all(outcome.passed for outcome in outcomes)
-    document = {
-        "identical": all(outcome.identical for outcome in outcomes),
-        "ok": ok,
-        "kinds": rows,
-        "runs": [asdict(outcome) for outcome in outcomes],
-        "seed": given.seed,
-        "machine": machine_facts(),
-    }
+    found = {"identical": all(outcome.identical for outcome in outcomes), "ok": ok, "kinds": rows, "seed": given.seed}
+    document = {**found, "runs": [asdict(outcome) for outcome in outcomes], "machine": machine_facts()}
     finish("draft-faults", document, series=("runs",))
     sys.exit(0 if ok else 1)

@@ -5,29 +5,20 @@ caption, so a ratio compares neighbours in time; the figure of a kind is the med
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.common import Captioned, held_out_clips, run_caption, say
 from bench.simulate import bad_drafts, simulate
-from slipstream import AsyncCaptioner, CaptionOptions, connect_async
-from slipstream.stack.local import FRESH, POCKET_DIR, Stack, StackOptions
+from slipstream import CaptionOptions, connect_async
+from slipstream.stack.local import FRESH, Stack, StackOptions
 
 BAD = ("nonsense", "slow", "turns bad")
 LIMIT = 1.05
 """Decoding may take this much of plain decoding's time with a bad draft."""
 WARM_UP_TOKENS = 32
-
-
-@dataclass(frozen=True)
-class GatePlan:
-    num_clips: int = 3
-    num_frames: int = 128
-    max_new_tokens: int = 320
-    target: Path = POCKET_DIR / "target"
-    draft: Path = POCKET_DIR / "draft"
 
 
 @dataclass(frozen=True)
@@ -42,17 +33,16 @@ class GateSample:
     gated_tokens: int
 
 
-async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
+async def measure_gate(num_clips: int = 3, num_frames: int = 128, max_new_tokens: int = 320) -> dict[str, Any]:
     """`time_ratio` by bad draft, `speedup` of the good one with the gate on and off, and each caption's figures.
 
     `simulated_time_ratio` is the same without the noise of a machine: 200 tokens at the simulator's CPU point.
     """
-    plan = plan or GatePlan()
-    clips = held_out_clips(plan.num_clips)
+    clips, shared = held_out_clips(num_clips), {"num_frames": num_frames, "max_new_tokens": max_new_tokens}
     samples: dict[str, list[GateSample]] = {}
     for vice in (*BAD, "none"):
         say(f"draft: {vice}")
-        samples |= await _measure_draft(plan, clips, vice)
+        samples |= await _measure_draft(clips, vice, shared)
     ratios = {kind: statistics.median(sample.ratio for sample in of_kind) for kind, of_kind in samples.items()}
     return {
         "time_ratio": {vice: round(ratios[vice], 3) for vice in BAD},
@@ -62,13 +52,13 @@ async def measure_gate(plan: GatePlan | None = None) -> dict[str, Any]:
         "closings_of_good": sum(sample.closings for sample in samples["good, gate on"]),
         "identical": all(sample.identical for of_kind in samples.values() for sample in of_kind),
         "captions": {kind: [vars(sample) for sample in of_kind] for kind, of_kind in samples.items()},
-        "frames": plan.num_frames,
+        "frames": num_frames,
     }
 
 
-async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> dict[str, list[GateSample]]:
+async def _measure_draft(clips: Sequence[Path], vice: str, shared: Mapping[str, Any]) -> dict[str, list[GateSample]]:
     """Captions of all clips by the kinds that this draft makes."""
-    options = StackOptions(plan.target, plan.draft, threads=1, pin=True)
+    options = StackOptions(threads=1, pin=True)
     options = replace(
         options,
         modules={**options.modules, "draft": "bench.guarantees.bad_draft"},
@@ -77,21 +67,21 @@ async def _measure_draft(plan: GatePlan, clips: Sequence[Path], vice: str) -> di
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
     samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}
     async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:
-        await _caption(captioner, plan, clips[0], method="autoregressive", max_new_tokens=WARM_UP_TOKENS)
+
+        async def caption(clip: Path, method: str, **given: Any) -> Captioned:
+            asked = CaptionOptions.from_mapping({**shared, "method": method, **given})
+            return await run_caption(captioner, clip, asked)
+
+        await caption(clips[0], "autoregressive", max_new_tokens=WARM_UP_TOKENS)
         for clip in clips:
-            before = await _caption(captioner, plan, clip, method="autoregressive")
+            before = await caption(clip, "autoregressive")
             for kind, gate in kinds.items():
-                drafted = await _caption(captioner, plan, clip, method="slipstream", gate=gate)
-                after = await _caption(captioner, plan, clip, method="autoregressive")
+                drafted = await caption(clip, "slipstream", gate=gate)
+                after = await caption(clip, "autoregressive")
                 samples[kind].append(_sample(drafted, before, after))
                 say(f"  {kind}: {samples[kind][-1]}")
                 before = after
     return samples
-
-
-async def _caption(captioner: AsyncCaptioner, plan: GatePlan, clip: Path, **given: Any) -> Captioned:
-    common = {"num_frames": plan.num_frames, "max_new_tokens": plan.max_new_tokens}
-    return await run_caption(captioner, clip, CaptionOptions(**common | given))
 
 
 def _sample(drafted: Captioned, before: Captioned, after: Captioned) -> GateSample:

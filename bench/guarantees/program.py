@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from bench.common import ROOT, Task, held_out_clips, machine_facts, make_parser, run_to_end, say
+from bench.guarantees.acceptance import PAIRS, joint_chi2, measure_positions, pocket_acceptance
 from bench.guarantees.draft_faults import measure_coupled
 from bench.guarantees.gate import measure_gate
 from bench.guarantees.identity import plan_settings
 from bench.guarantees.identity import run as compare_with_transformers
-from bench.guarantees.positions import PAIRS, measure_positions
-from bench.guarantees.sampling import joint_chi2, pocket_acceptance
 from bench.guarantees.sessions import measure_prefix_reuse, measure_sessions
 from bench.guarantees.strict import measure_strict
 from bench.output import finish

@@ -119,21 +119,17 @@ class Findings:
     num_clips: int = 0
 
 
+@dataclass
 class Comparison:
-    def __init__(
-        self,
-        processes: Processes,
-        methods: Sequence[BenchMethod],
-        clips: Sequence[Path],
-        template: Task,
-        budget: Budget,
-    ) -> None:
-        self.findings = Findings()
-        self._processes = processes
-        self._methods = [m for m in methods if m.place is Place.OUTSIDE or m.place in processes.stacks]
-        self._clips = clips
-        self._template = template
-        self._budget = budget
+    processes: Processes
+    compared: Sequence[BenchMethod]
+    clips: Sequence[Path]
+    template: Task
+    budget: Budget
+    findings: Findings = field(default_factory=Findings)
+
+    def __post_init__(self) -> None:
+        self._methods = [m for m in self.compared if m.place is Place.OUTSIDE or m.place in self.processes.stacks]
         self._clip_s: list[float] = []
 
     async def warm_up(self) -> None:
@@ -141,7 +137,7 @@ class Comparison:
         for method in list(self._methods):
             say(f"warming up: {method.name}")
             try:
-                await self._measure(method, self._clips[0], WARM_UP_TOKENS)
+                await self._measure(method, self.clips[0], WARM_UP_TOKENS)
             except SlipstreamError as error:
                 self._methods.remove(method)
                 self.findings.notes.append(f"{method.name} is left out: {error}")
@@ -149,30 +145,30 @@ class Comparison:
     async def run(self) -> None:
         """The clips with the timelines among them, as far as there is time, then what the reference can tell of the
         texts."""
-        for number, clip in enumerate(self._clips):
+        for number, clip in enumerate(self.clips):
             if number == TIMELINES_AFTER_CLIPS:
                 await self._draw_timelines()
-            if number > TIMELINES_AFTER_CLIPS and not self._budget.allows(
+            if number > TIMELINES_AFTER_CLIPS and not self.budget.allows(
                 self._clip_s[-1], reserved_s=self._epilogue_s(number + 1)
             ):
-                self.findings.notes.append(f"{number} of {len(self._clips)} clips: there was no time for more")
+                self.findings.notes.append(f"{number} of {len(self.clips)} clips: there was no time for more")
                 break
             await self._run_clip(number, clip)
-        if len(self._clips) <= TIMELINES_AFTER_CLIPS:
+        if len(self.clips) <= TIMELINES_AFTER_CLIPS:
             await self._draw_timelines()
         await self._consult()
 
     async def _run_clip(self, number: int, clip: Path) -> None:
-        began_s = self._budget.spent_s
+        began_s = self.budget.spent_s
         methods = [m for m in self._methods if m.max_clips is None or number < m.max_clips]
         turn = number % len(methods)
         for method in methods[turn:] + methods[:turn]:
-            say(f"clip {number + 1} of {len(self._clips)}: {method.name}")
+            say(f"clip {number + 1} of {len(self.clips)}: {method.name}")
             try:
-                self.findings.samples.append(await self._measure(method, clip, self._template.max_new_tokens))
+                self.findings.samples.append(await self._measure(method, clip, self.template.max_new_tokens))
             except SlipstreamError as error:
                 self.findings.notes.append(f"{method.name} failed on {clip.stem}: {error}")
-        self._clip_s.append(self._budget.spent_s - began_s)
+        self._clip_s.append(self.budget.spent_s - began_s)
         self.findings.num_clips = number + 1
 
     async def _draw_timelines(self) -> None:
@@ -182,7 +178,7 @@ class Comparison:
             say(f"timeline: {name}")
             asked = caption_options(method=name, trace=True)
             try:
-                self.findings.timelines.append(await self._caption(name, Place.PAIR, self._clips[0], asked))
+                self.findings.timelines.append(await self._caption(name, Place.PAIR, self.clips[0], asked))
             except SlipstreamError as error:
                 self.findings.notes.append(f"timeline of {name}: {error}")
 
@@ -191,16 +187,14 @@ class Comparison:
         plain = [sample for sample in self.findings.samples if sample.method == ENGINE_PLAIN]
         for sample in plain:
             say(f"the draft's agreement on {Path(sample.clip).stem}")
-            task = replace(self._template, video=Path(sample.clip))
-            found = await self._processes.call_outside(
-                draft_agreements, task, sample.token_ids, RECORDED_PRUNERS, ALPHA
-            )
+            task = replace(self.template, video=Path(sample.clip))
+            found = await self.processes.call_outside(draft_agreements, task, sample.token_ids, RECORDED_PRUNERS, ALPHA)
             for pruner, agreement in zip(RECORDED_PRUNERS, found, strict=True):
                 self.findings.agreements.setdefault(pruner, {})[sample.clip] = agreement
             await self._accepted(task)
         say("the tokens that pruners keep")
-        task = replace(self._template, video=self._clips[0])
-        self.findings.kept = await self._processes.call_outside(kept_tokens, task, DRAWN_PRUNERS, ALPHA)
+        task = replace(self.template, video=self.clips[0])
+        self.findings.kept = await self.processes.call_outside(kept_tokens, task, DRAWN_PRUNERS, ALPHA)
 
     async def _accepted(self, task: Task) -> None:
         lossy = {method.name for method in self._methods if method.lossy}
@@ -208,7 +202,7 @@ class Comparison:
             s.method: s.token_ids for s in self.findings.samples if s.method in lossy and s.clip == str(task.video)
         }
         if texts:
-            for name, share in (await self._processes.call_outside(accepted_shares, task, texts)).items():
+            for name, share in (await self.processes.call_outside(accepted_shares, task, texts)).items():
                 self.findings.accepted.setdefault(name, []).append(share)
 
     def _epilogue_s(self, num_clips: int) -> float:
@@ -217,22 +211,17 @@ class Comparison:
         return prefill_s * 3 * (num_clips + 1)
 
     async def _measure(self, method: BenchMethod, clip: Path, max_new_tokens: int) -> Sample:
-        task = replace(self._template, video=clip, max_new_tokens=max_new_tokens)
+        task = replace(self.template, video=clip, max_new_tokens=max_new_tokens)
         if method.place is Place.OUTSIDE:
-            answer = await self._processes.call_outside(OUTSIDE[method.name], task)
+            answer = await self.processes.call_outside(OUTSIDE[method.name], task)
             return reference_sample(method.name, str(clip), answer)
         options = caption_options(method.options, max_new_tokens=max_new_tokens)
         return await self._caption(method.name, method.place, clip, options)
 
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
-        asked = options.over(
-            CaptionOptions(
-                self._template.prompt,
-                num_frames=self._template.num_frames,
-                max_new_tokens=self._template.max_new_tokens,
-            )
-        )
-        return stack_sample(name, str(clip), *await self._processes.stacks[place].caption(clip, asked))
+        prompt, num_frames, most = self.template.prompt, self.template.num_frames, self.template.max_new_tokens
+        asked = options.over(CaptionOptions(prompt, num_frames=num_frames, max_new_tokens=most))
+        return stack_sample(name, str(clip), *await self.processes.stacks[place].caption(clip, asked))
 
 
 def recorded_pruner(method: BenchMethod) -> str | None:

@@ -6,8 +6,8 @@ says so.
 """
 
 import shlex
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,23 @@ from bench.output import finish
 from bench.report.page import show, write
 
 
-@dataclass(frozen=True)
-class Plan:
-    methods: tuple[BenchMethod, ...]
-    clips: tuple[Path, ...]
-    minutes: float
-    device: str
-    report: Path | None
-    """Folder for the page, its plots and the document."""
-    template: Task
-    """All but the clip."""
-    command: str
-
-
-async def measure(plan: Plan) -> dict[str, Any]:
-    started, budget = datetime.now(UTC), Budget(60 * plan.minutes)
-    async with start_processes(plan.template.target, plan.template.draft, plan.device) as processes:
-        template = replace(plan.template, prompt=processes.default_prompt)
-        comparison = Comparison(processes, plan.methods, plan.clips, template, budget)
+async def measure(given: Namespace, compared: Sequence[BenchMethod], command: str) -> dict[str, Any]:
+    """Starts the processes, measures, and ends them."""
+    started, budget, clips = datetime.now(UTC), Budget(60 * given.minutes), held_out_clips(given.clips)
+    async with start_processes(given.target, given.draft, given.device) as processes:
+        prompt = processes.default_prompt
+        template = Task(clips[0], given.frames, prompt, given.max_new_tokens, given.target, given.draft)
+        comparison = Comparison(processes, compared, clips, template, budget)
         await comparison.warm_up()
         await comparison.run()
     say("comparing with theory")
-    run = {
-        "command": plan.command,
-        "started": started.isoformat(timespec="seconds"),
-        "wall_s": budget.spent_s,
-        "minutes": plan.minutes,
-        "device": plan.device,
-    }
-    return make_document(comparison.findings, plan.methods, template, plan.clips, run)
+    run = {"command": command, "started": started.isoformat(timespec="seconds"), "wall_s": budget.spent_s}
+    run |= {"minutes": given.minutes, "device": given.device}
+    return make_document(comparison.findings, compared, template, clips, run)
 
 
-def parse_plan(argv: Sequence[str]) -> Plan:
+def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
+    """The command line, and the rows to measure."""
     flags = {"clips": (6, "at most; fewer where the time is short"), "frames": 128, "max_new_tokens": 320, **MODELS}
     flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
     parser = make_parser("methods", "Every method on the same clips.", **flags, device=("cpu", "of target and draft"))
@@ -62,25 +47,22 @@ def parse_plan(argv: Sequence[str]) -> Plan:
     parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
     given = parser.parse_args(argv)
     try:
-        compared = (*methods(given.side_clips), *variations(given.vary, given.side_clips))
+        compared = [*methods(given.side_clips), *variations(given.vary, given.side_clips)]
     except ValueError as error:
         parser.error(f"--vary: {error}")
     unknown = set(given.methods or ()) - {method.name for method in compared}
     if unknown:
         parser.error(f"--methods: there is no {', '.join(sorted(unknown))}")
-    compared = tuple(method for method in compared if not given.methods or method.name in given.methods)
-    clips = tuple(held_out_clips(given.clips))
-    template = Task(clips[0], given.frames, "", given.max_new_tokens, given.target, given.draft)
-    command = shlex.join(["python", "-m", "bench", "methods", *argv])
-    return Plan(compared, clips, given.minutes, given.device, given.report, template, command)
+    return given, [method for method in compared if not given.methods or method.name in given.methods]
 
 
 def main(argv: Sequence[str]) -> None:
-    plan = parse_plan(argv)
-    document = run_to_end(measure(plan))
+    given, compared = parse_work(argv)
+    command = shlex.join(["python", "-m", "bench", "methods", *argv])
+    document = run_to_end(measure(given, compared, command))
     show(document)
-    if plan.report is not None:
-        say(f"wrote {write(document, plan.report)}")
+    if given.report is not None:
+        say(f"wrote {write(document, given.report)}")
     brief = ("name", "n", "tokens_per_s", "speedup", "end_to_end_speedup", "identical", "tau", "M")
     table = [{key: row[key] for key in brief} for row in document["methods"]]
     series = ("methods", "samples", "timelines", "kept", "prediction")

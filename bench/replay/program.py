@@ -5,8 +5,9 @@ divides all of a table's times, which keeps their ratios; what is shown is multi
 """
 
 import tempfile
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,43 +34,30 @@ ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 16
 NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
 
 
-@dataclass(frozen=True)
-class Plan:
-    replays: tuple[Replay, ...]
-    clips: tuple[Path, ...]
-    num_frames: int
-    num_tokens: int
+async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
+    """Every table's stack, one after the other. `folder` is for tables without prefills."""
+    clips, tables = held_out_clips(given.clips), []
+    for replay in [open_replay(path, given.speed) for path in given.tables]:
+        tables.append(await _run_table(replay if given.prefill else replay.without_prefill(folder), clips, given))
+    shape = {"clips": len(clips), "frames": given.frames, "max_new_tokens": given.tokens, "alpha": ALPHA}
+    return {"replay": True, "note": NOTE, **shape, "tables": tables, "machine": machine_facts()}
 
 
-async def measure(plan: Plan) -> dict[str, Any]:
-    found = [await _run_table(replay, plan) for replay in plan.replays]
-    return {
-        "replay": True,
-        "note": NOTE,
-        "clips": len(plan.clips),
-        "frames": plan.num_frames,
-        "max_new_tokens": plan.num_tokens,
-        "alpha": ALPHA,
-        "tables": found,
-        "machine": machine_facts(),
-    }
-
-
-async def _run_table(replay: Replay, plan: Plan) -> dict[str, Any]:
+async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace) -> dict[str, Any]:
     say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
     samples: list[Sample] = []
     options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
     async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
         prompt = (await captioner.info()).default_prompt
-        template = CaptionOptions(prompt=prompt, num_frames=plan.num_frames, alpha=ALPHA, max_window=MAX_WINDOW)
+        template = CaptionOptions(prompt=prompt, num_frames=given.frames, alpha=ALPHA, max_window=MAX_WINDOW)
         for method in METHODS:
-            await _caption(captioner, plan.clips[0], method, template, WARM_UP_TOKENS)
+            await _caption(captioner, clips[0], method, template, WARM_UP_TOKENS)
         names = list(METHODS)
-        for clip_number, clip in enumerate(plan.clips):
+        for clip_number, clip in enumerate(clips):
             turn = clip_number % len(names)
             for method in names[turn:] + names[:turn]:
                 say(f"REPLAY of {replay.name}: {method} on {clip.name}")
-                samples.append(await _caption(captioner, clip, method, template, plan.num_tokens))
+                samples.append(await _caption(captioner, clip, method, template, given.tokens))
     return _document(replay, samples)
 
 
@@ -103,19 +91,12 @@ def show(document: dict[str, Any]) -> None:
     print(NOTE)
 
 
-def parse_plan(argv: Sequence[str], folder: Path) -> Plan:
+def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
     flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
     flags["speed"] = (2.0, "divides a table's times, where its passes stay long enough")
     given = make_parser("replay", "REPLAY: the stack at the pace of other devices.", **flags).parse_args(argv)
-    replays = [open_replay(path, given.speed) for path in given.tables]
-    if not given.prefill:
-        replays = [replay.without_prefill(folder) for replay in replays]
-    return Plan(tuple(replays), tuple(held_out_clips(given.clips)), given.frames, given.tokens)
-
-
-def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="slipstream-replay-") as folder:
-        document = run_to_end(measure(parse_plan(argv, Path(folder))))
+        document = run_to_end(measure(given, Path(folder)))
     show(document)
     finish("replay", document)

@@ -75,40 +75,31 @@ def replay_rows(replay: Replay, samples: Sequence[Sample], alphas: Mapping[str, 
 
 
 def _row(replay: Replay, own: Sequence[Sample], plain: Mapping[str, Sample], alpha: float | None) -> dict[str, object]:
-    name = own[0].method
-    target_s, draft_s = _in_table_time("target_pass_s", own, replay), _in_table_time("draft_pass_s", own, replay)
-    table_target_s = replay.target.pass_s(1)
+    def figure(name: str, factor: float = 1.0) -> float | None:
+        return median(sample.figures[name] * factor for sample in own if sample.figures.get(name))
+
+    draft_s, table_target_s = figure("draft_pass_s", replay.speed), replay.target.pass_s(1)
     table_draft_s = None if alpha is None else replay.draft.pass_s(alpha)
     pairs = [(s, plain[s.clip]) for s in own if s.clip in plain]
     return {
-        "method": name,
+        "method": own[0].method,
         "n": len(own),
         "tokens_per_s": median(s.tokens_per_s / replay.speed for s in own),
         "speedup": median(s.tokens_per_s / p.tokens_per_s for s, p in pairs if p.tokens_per_s),
-        "paper_speedup": replay.paper_speedups.get(name),
-        "tau": median(s.figures["tau"] for s in own if "tau" in s.figures),
-        "M": median(s.figures["mean_accepted_length"] for s in own if "mean_accepted_length" in s.figures),
-        "mean_window": median(s.figures["mean_window"] for s in own if "mean_window" in s.figures),
-        "T_p": target_s,
+        "paper_speedup": replay.paper_speedups.get(own[0].method),
+        "tau": figure("tau"),
+        "M": figure("mean_accepted_length"),
+        "mean_window": figure("mean_window"),
+        "T_p": figure("target_pass_s", replay.speed),
         "T_q": draft_s,
         "c": table_target_s / table_draft_s if table_draft_s else None,
         "table_T_p": table_target_s,
         "table_T_q": table_draft_s,
         "late": _is_late(own, replay, draft_s, table_draft_s),
-        "first_token_s": _first_token_s(own, replay),
+        # Nobody's, where prefills lasted what they really take.
+        "first_token_s": median(s.first_token_s * replay.speed for s in own) if replay.target.prefill_s else None,
         "identical": median(float(s.token_ids == p.token_ids) for s, p in pairs),
     }
-
-
-def _in_table_time(figure: str, samples: Sequence[Sample], replay: Replay) -> float | None:
-    return median(s.figures[figure] * replay.speed for s in samples if s.figures.get(figure))
-
-
-def _first_token_s(samples: Sequence[Sample], replay: Replay) -> float | None:
-    """None where prefills lasted what they really take."""
-    if replay.target.prefill_s is None:
-        return None
-    return median(sample.first_token_s * replay.speed for sample in samples)
 
 
 def _is_late(samples: Sequence[Sample], replay: Replay, measured_draft_s: float | None, draft_s: float | None) -> bool:

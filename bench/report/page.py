@@ -25,7 +25,7 @@ from bench.report.pictures import (
     shown_frames,
     styled,
 )
-from bench.tables import Cell, Row, make_console, make_table, markdown_table, number, share, text
+from bench.tables import Cell, Row, make_console, make_table, markdown_table, number, print_rows, share
 
 DOCS = ROOT / "docs"
 FOLDER = "results"
@@ -74,34 +74,14 @@ SPECULATION: dict[str, Cell] = {
     "c": number("c", ".1f"),
     "gamma\nused": number("gamma", ".1f"),
 }
-MORE: dict[str, Cell] = {
-    "passes": number("passes", ".0f"),
-    "kept": number("kept_tokens", ".0f"),
-    "held": share("held_share"),
-    "target\nidle": share("target_idle"),
-    "draft\nidle": share("draft_idle"),
-    "longest\ngap ms": number("longest_gap_s", ".0f", 1e3),
-    "target\nMB": number("peak_bytes.target", ".0f", 1e-6),
-    "draft\nMB": number("peak_bytes.draft", ".0f", 1e-6),
-    "gateway\nMB": number("peak_bytes.gateway", ".0f", 1e-6),
-}
-PREDICTION: dict[str, Cell] = {
-    "method": text("method"),
-    "measured\ntok/s": number("measured_tokens_per_s", ".1f"),
-    "predicted": number("predicted_tokens_per_s", ".1f"),
-    "measured /\npredicted": number("ratio", ".2f"),
-    "a round's\noverhead ms": number("round_overhead_s", ".2f", 1e3),
-    "agreement\nfrom": text("agreement_from"),
-}
 
 
 def show(document: Row) -> None:
     console, rows = make_console(), document["methods"]
     console.print(make_table("speed (medians over clips)", SPEED, rows))
     stack = [row for row in rows if row.get("T_p") is not None]
-    console.print(make_table("what the stack did", {"method": _name, **SPECULATION, **MORE}, stack))
-    predicted = (document.get("prediction") or {}).get("methods") or []
-    console.print(make_table("against the event simulator", PREDICTION, predicted))
+    console.print(make_table("what the stack did", {"method": _name, **SPECULATION}, stack))
+    print_rows("against the event simulator", (document.get("prediction") or {}).get("methods") or [])
     notes = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
     for note in (*notes, *(document.get("notes") or [])):
         console.print(note, highlight=False)

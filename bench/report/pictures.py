@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -26,43 +26,16 @@ from slipstream.video.decode import DecodeLimits, sample_video
 # -- how pictures look and are written --------------------------------------------------------------------------------
 
 INK, FAINT, PAPER = "#24292f", "#d0d7de", "#ffffff"
-BLUE, GREEN, SKY, RED, YELLOW, PURPLE, GREY = (
-    "#0072b2",
-    "#009e73",
-    "#56b4e9",
-    "#d55e00",
-    "#f0e442",
-    "#cc79a7",
-    "#8c959f",
-)
+BLUE, GREEN, SKY, RED = "#0072b2", "#009e73", "#56b4e9", "#d55e00"
+YELLOW, PURPLE, GREY = "#f0e442", "#cc79a7", "#8c959f"
+STYLE = Path(__file__).with_name("pictures.mplstyle")
 DIGITS = 1
 """Behind the point of a place in an SVG, whose unit is a 72nd of an inch."""
-_STYLE: dict[str, Any] = {
-    "font.size": 9,
-    "font.family": "DejaVu Sans",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": GREY,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "hatch.linewidth": 0.8,
-    "svg.hashsalt": "slipstream",
-    "svg.fonttype": "none",
-}
 
 
 def styled() -> AbstractContextManager[None]:
-    return matplotlib.rc_context(cast(Any, _STYLE))
+    """Around all drawing and saving."""
+    return matplotlib.rc_context(fname=STYLE)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -73,14 +46,6 @@ def new_figure(width: float, height: float) -> Figure:
 
 def panels(figure: Figure, rows: int = 1, columns: int = 1, **how: Any) -> list[Axes]:
     return list(figure.subplots(rows, columns, squeeze=False, **how).flat)
-
-
-def grid(axes: Axes, axis: Any = "y") -> None:
-    axes.grid(True, axis=axis)
-
-
-def legend_below(figure: Figure, handles: Sequence[Any], columns: int) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
 def patch(label: str, colour: str, **how: Any) -> Patch:
@@ -150,7 +115,7 @@ def draw_speedups(document: Row) -> Figure | None:
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.margins(x=0.08)
     axes.set_xlabel("decoding speed over plain decoding\n(median over clips; line: quartiles)")
-    grid(axes, "x")
+    axes.grid(True, axis="x")
     families = {row.get("family") for row in rows}
     shown = {name: look for name, look in FAMILIES.items() if name in families}
     axes.legend(handles=[_family_patch(name) for name in shown], loc="lower right")
@@ -185,8 +150,12 @@ def draw_latencies(document: Row) -> Figure | None:
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlabel("seconds from the request (medians over clips; thin bars: the draft, meanwhile)")
     axes.margins(x=0.1)
-    grid(axes, "x")
-    legend_below(figure, [patch(*look) for look in (*STAGES.values(), *DRAFT_STAGES.values())], columns=4)
+    axes.grid(True, axis="x")
+    figure.legend(
+        handles=[patch(*look) for look in (*STAGES.values(), *DRAFT_STAGES.values())],
+        loc="outside lower center",
+        ncols=4,
+    )
     return figure
 
 
@@ -246,7 +215,7 @@ def draw_timelines(document: Row) -> Figure | None:
         patch("idle, or messages under way", "white", edgecolor=GREY),
         Line2D([], [], color=INK, linewidth=0.7, label="the draft begins anew"),
     ]
-    legend_below(figure, meanings, columns=3)
+    figure.legend(handles=meanings, loc="outside lower center", ncols=3)
     return figure
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.guarantees.sampling import acceptance_bounds, joint_chi2
+from bench.guarantees.acceptance import acceptance_bounds, joint_chi2
 from tests.sampling.statistics import P_FLOOR
 
 

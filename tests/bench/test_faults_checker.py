@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.faults.checker import Verdict, check
-from bench.faults.history import Act, Entry, History, JobEvent, Kind, read_events
-from bench.faults.injector import plan_strikes
 from slipstream.archive.queue import JobState
+from tests.support.archive_faults.checker import Verdict, check
+from tests.support.archive_faults.history import Act, Entry, History, JobEvent, Kind, read_events
+from tests.support.archive_faults.injector import plan_strikes
 
 LEASE_S = 5.0
 TEXTS = {"a": "text of a", "b": "text of b"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.guarantees import positions
+from bench.guarantees import acceptance as positions
 from tests.support.tiny_checkpoint import write_tiny_qwen
 from training.data import render_clip
 

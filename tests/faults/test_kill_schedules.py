@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from bench.faults.drain import Harmed, harm_batch, undisturbed_texts
-from bench.faults.injector import FaultInjector
 from slipstream.archive.queue import JobState
+from tests.support.archive_faults.injector import FaultInjector
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import Workload, make_workload
 

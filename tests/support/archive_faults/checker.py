@@ -17,8 +17,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.faults.history import Act, Entry, History, JobEvent, Kind, Run, overlapping
 from slipstream.archive.queue import JobState
+from tests.support.archive_faults.history import Act, Entry, History, JobEvent, Kind, Run, overlapping
 
 MARGIN_S = 2.0
 """On top of the lease: until a lost job runs again."""

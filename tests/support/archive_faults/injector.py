@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from bench.faults.history import Act, JobEvent, Kind, read_events
+from tests.support.archive_faults.history import Act, JobEvent, Kind, read_events
 from tests.support.cluster import Cluster
 
 FREEZE_S = 20.0
