@@ -95,10 +95,10 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
         (tmp_path / role / "config.json").write_text("{}")
     script = (
         "from functools import partial\n"
-        "from slipstream.cli import up\n"
+        "from slipstream.cli import common\n"
         "from slipstream.cli import main\n"
         "names = ('target', 'draft', 'gateway')\n"
-        "up.StackOptions = partial(up.StackOptions, modules=dict.fromkeys(names, 'tests.cli.fake_service'))\n"
+        "common.StackOptions = partial(common.StackOptions, modules=dict.fromkeys(names, 'tests.cli.fake_service'))\n"
         "main()\n"
     )
     arguments = ["up", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
