@@ -20,10 +20,8 @@ from slipstream.errors import (
     InvalidRequest,
     LimitExceeded,
     Overloaded,
-    ProtocolViolation,
     VideoNotFound,
 )
-from slipstream.rpc.v1 import gateway_pb2
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -61,9 +59,9 @@ def ignore(done: int, total: int) -> None:
     """Nobody follows the progress."""
 
 
-async def chunks(data: bytes, size: int = 1000) -> AsyncIterator[gateway_pb2.CaptionRequest]:
+async def chunks(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
     for start in range(0, len(data), size):
-        yield gateway_pb2.CaptionRequest(video=data[start : start + size])
+        yield data[start : start + size]
 
 
 async def test_an_upload_becomes_frames(media: Media) -> None:
@@ -73,16 +71,9 @@ async def test_an_upload_becomes_frames(media: Media) -> None:
     assert (video.sha256, video.num_bytes) == (hashlib.sha256(CLIP).hexdigest(), len(CLIP))
 
 
-async def test_an_upload_that_is_too_large_or_something_else_is_refused(media: Media) -> None:
+async def test_an_upload_that_is_too_large_is_refused(media: Media) -> None:
     with pytest.raises(LimitExceeded, match="100000 bytes"):
         async with media.open("", chunks(bytes(100_001), 50_000)):
-            pass
-
-    async def options() -> AsyncIterator[gateway_pb2.CaptionRequest]:
-        yield gateway_pb2.CaptionRequest(options=gateway_pb2.CaptionOptions())
-
-    with pytest.raises(ProtocolViolation, match="`video` chunks only"):
-        async with media.open("", options()):
             pass
 
 
