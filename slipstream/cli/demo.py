@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import statistics
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext
@@ -263,8 +264,14 @@ def _sample_clips(count: int) -> list[Path]:
     return paths
 
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""Of the project, if this is one."""
+
+
 def _training(module: str) -> Any:
-    """A module of the trainer's package, which alone knows the world of the sample clips."""
+    """A module of the trainer's package, which alone knows the world of the clips. It is in the checkout only."""
+    if str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
     try:
         return importlib.import_module(f"training.{module}")
     except ModuleNotFoundError as error:
