@@ -12,6 +12,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import STOPPING
 from slipstream.rpc.server import PARENT_PID_VARIABLE
@@ -104,7 +105,7 @@ async def test_a_busy_stack_ends_by_itself(world: World, monkeypatch: pytest.Mon
         )
         await begun.wait()
         leaving = asyncio.create_task(stack.__aexit__(None, None, None))
-        with pytest.raises(grpc.aio.AioRpcError, match=STOPPING):
+        with pytest.raises(ServiceUnavailable, match=STOPPING):
             await captioning
         await leaving
         assert {process.exit_status for process in stack.processes.values()} == {0}
