@@ -182,6 +182,14 @@ class ScriptStore:
 
     async def run(self, script: str, *args: str | int | float | bytes) -> Any:
         """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`."""
+        task = asyncio.current_task()
+        asked = task.cancelling() if task else 0
+        answer = await self._answer(script, args)
+        if task and task.cancelling() > asked:  # `wait_for` of Python 3.11, used by redis-py, may swallow it
+            raise asyncio.CancelledError
+        return answer
+
+    async def _answer(self, script: str, args: Sequence[str | int | float | bytes]) -> Any:
         try:
             async with asyncio.timeout(CALL_S):
                 return await self._scripts[script](keys=[self.prefix], args=args)
