@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tempfile
 import urllib.request
 
 import pytest
@@ -11,11 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from slipstream.archive.queue import QueueDepth
 from slipstream.archive.service import watch_depth
 from slipstream.engine.memory import Admission
-from slipstream.errors import InvalidConfig, Overloaded
+from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
 from slipstream.messages import CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
 from slipstream.rpc.v1 import gateway_pb2
+from slipstream.video.messages import DecodeLimits
+from slipstream.video.pool import DecodePool
 from tests.support.memory_queue import MemoryQueue
+
+CAUSES = ("lost", "stopped", "worn")
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -85,6 +90,23 @@ def test_a_failed_decode_is_counted_by_its_kind_alone() -> None:
     assert value(registry, "slipstream_decode_failures_total", kind="OSError") == 1
     assert value(registry, "slipstream_video_bytes_total") == 5
     assert b"secret" not in generate_latest(registry)
+
+
+async def test_decoders_that_are_replaced_are_counted_by_cause() -> None:
+    pool = DecodePool(1, DecodeLimits(timeout_s=20.0), module="tests.support.bad_decoder", max_jobs=2)
+    before = {cause: value(REGISTRY, "slipstream_decoder_restarts_total", cause=cause) or 0 for cause in CAUSES}
+    waited = value(REGISTRY, "slipstream_wait_seconds_count", place="decoder") or 0
+    orders = (b"crash SIGSEGV", b"answer not json", b"refuse", b"refuse")
+    for order in orders:
+        with tempfile.TemporaryFile() as file:
+            file.write(order)
+            file.flush()
+            with pytest.raises(SlipstreamError):
+                await pool.sample(file.fileno(), 4)
+    pool.close()
+    counted = {cause: value(REGISTRY, "slipstream_decoder_restarts_total", cause=cause) for cause in CAUSES}
+    assert counted == {cause: number + 1 for cause, number in before.items()}
+    assert value(REGISTRY, "slipstream_wait_seconds_count", place="decoder") == waited + len(orders)
 
 
 async def test_a_model_service_shows_how_full_it_is() -> None:

@@ -151,7 +151,8 @@ class DecodePool:
 
     def _discard(self, decoder: Decoder) -> None:
         if not self._is_closed:
-            cause = "stopped" if decoder.is_killed else "worn" if decoder.is_alive else "lost"
+            has_ended = decoder.process.returncode is not None
+            cause = "lost" if has_ended else "stopped" if decoder.is_killed else "worn"
             metrics.DECODER_RESTARTS.labels(cause).inc()
         decoder.kill()
         self._decoders.discard(decoder)
