@@ -5,6 +5,7 @@
 #
 # What pip finds in a folder `wheels/` of the build context is taken first. A CPU build of torch there makes the image
 # small, and builds without a package index become possible when all wheels are there (add --build-arg PIP_NO_INDEX=1).
+# BASE may be pinned by digest (NAME@DIGEST); `docker buildx imagetools inspect NAME` shows the one that a name has now.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS builder

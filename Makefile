@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
-.PHONY: setup gen fmt check test demo up down clean
-.PHONY: bench replay-bench gpu-bench guarantees identity draft-faults faults archive-bench simulate compose-check
+.PHONY: setup gen fmt check test demo secrets up down clean
+.PHONY: bench replay-bench gpu-bench guarantees identity draft-faults faults fuzz archive-bench simulate compose-check
 
 setup: $(VENV)/.ready
 
@@ -57,6 +57,10 @@ draft-faults: setup
 faults: setup
 	$(BIN)/python -m bench faults
 
+# An hour in all: five seeds, 720 s each.
+fuzz: setup
+	for seed in 1 2 3 4 5; do $(BIN)/python -m bench faults --only fuzz --fuzz 720 --seed $$seed || exit 1; done
+
 archive-bench: setup
 	$(BIN)/python -m bench archive
 
@@ -66,7 +70,14 @@ simulate: setup
 compose-check: setup
 	$(BIN)/python -m bench compose-check
 
-up:
+secrets: secrets/redis_password
+
+secrets/redis_password:
+	mkdir -p -m 700 secrets
+	head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' > $@
+	chmod 644 $@
+
+up: secrets
 	mkdir -p videos
 	docker compose up -d --build --wait
 

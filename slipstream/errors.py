@@ -2,6 +2,9 @@
 
 from typing import ClassVar
 
+MAX_MESSAGE_CHARS = 2000
+"""A message may repeat what it complains of, which may be long; logs, queues and terminals get no more than this."""
+
 
 class SlipstreamError(Exception):
     """Base of every error that a user may see. The message says what is wrong and what to do about it."""
@@ -10,6 +13,10 @@ class SlipstreamError(Exception):
     """Name of the `grpc.StatusCode` that a service answers with."""
     exit_code: ClassVar[int] = 1
     """Exit status of a command line that ends with this error."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 3]}..."
 
 
 class InvalidRequest(SlipstreamError):

@@ -5,6 +5,7 @@ read what is captioned, and the number of series stays small.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -16,12 +17,14 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
     start_http_server,
 )
 
+from slipstream import __version__
 from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import Caption
+from slipstream.messages import Caption, CaptionEvent, CommittedText
 from slipstream.speculation.methods import METHODS
 
 LOOPBACK = "127.0.0.1"
@@ -29,11 +32,24 @@ REGISTRY = CollectorRegistry()
 """What this process shows. Objects that are made without a registry count for nobody, as in tests."""
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 _PASS_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
+_TOKEN_SECONDS = (*_PASS_SECONDS, 10, 30)
 _SHARES = tuple(tenth / 10 for tenth in range(11))
 _SESSIONS = (1, 2, 4, 8, 16, 32)
 
 for _collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
     REGISTRY.register(_collector)
+
+# What has one place in a process, wherever it is counted.
+Info("slipstream_build", "What runs", registry=REGISTRY).info({"version": __version__})
+TOKENS_UNREADABLE = Gauge(
+    "slipstream_tokens_unreadable",
+    "1 while the file of tokens cannot be used; its former content holds",
+    registry=REGISTRY,
+)
+DECODER_RESTARTS = Counter(
+    "slipstream_decoder_restarts", "Decoders that had to be replaced", ["cause"], registry=REGISTRY
+)
+WAIT_SECONDS = Histogram("slipstream_wait_seconds", "Waits for a place", ["place"], buckets=_SECONDS, registry=REGISTRY)
 
 
 class GatewayMetrics:
@@ -47,6 +63,16 @@ class GatewayMetrics:
         self._in_work = Gauge("slipstream_captions_in_work", "Captions in work", ["door"], registry=to)
         self._seconds = Histogram(
             "slipstream_caption_seconds", "Of captions that were finished", ["stage"], buckets=_SECONDS, registry=to
+        )
+        self._ended_seconds = Histogram(
+            "slipstream_caption_ended_seconds",
+            "From a caption's admission to its end, by gRPC status",
+            ["outcome"],
+            buckets=_SECONDS,
+            registry=to,
+        )
+        self._token_seconds = Histogram(
+            "slipstream_inter_token_seconds", "Between two tokens of a caption", buckets=_TOKEN_SECONDS, registry=to
         )
         self._tokens = Counter("slipstream_tokens", "Tokens of finished captions", ["origin"], registry=to)
         self._tau = Histogram(
@@ -65,7 +91,7 @@ class GatewayMetrics:
     def captioning(self, method: str, *, door: str = "interactive") -> Iterator[None]:
         """Surrounds one caption, from its admission to its end. `door`: interactive or archive."""
         with self._in_work.labels(door).track_inprogress():
-            outcome = "CANCELLED"
+            outcome, began = "CANCELLED", time.monotonic()
             try:
                 yield
                 outcome = "OK"
@@ -77,6 +103,24 @@ class GatewayMetrics:
                 raise
             finally:
                 self._captions.labels(method if method in METHODS else "other", outcome).inc()
+                self._ended_seconds.labels(outcome).observe(time.monotonic() - began)
+
+    def timing(self, emit: Callable[[CaptionEvent], None]) -> Callable[[CaptionEvent], None]:
+        """`emit` for one caption, with the time from text to text shared out among the tokens of the later."""
+        last_text = None
+
+        def timed(event: CaptionEvent) -> None:
+            nonlocal last_text
+            emit(event)
+            if not isinstance(event, CommittedText) or not event.tokens:
+                return
+            now = time.monotonic()
+            if last_text is not None:
+                for _ in event.tokens:
+                    self._token_seconds.observe((now - last_text) / len(event.tokens))
+            last_text = now
+
+        return timed
 
     def captioned(self, caption: Caption) -> None:
         """A caption was finished."""
@@ -125,6 +169,7 @@ class Occupancy(Protocol):
     budget_bytes: int
     used_bytes: int
     num_admitted: int
+    on_admitted: Callable[[float], None]
 
     @property
     def num_queued(self) -> int: ...
@@ -148,7 +193,11 @@ class ModelMetrics:
         self._pass_sessions.observe(num_sessions)
 
     def watch(self, occupancy: Occupancy) -> None:
-        """Shows how full the service is whenever somebody asks."""
+        """Shows how full the service is whenever somebody asks, and how long each session waited for its place."""
+        waits = Histogram(
+            "slipstream_session_wait_seconds", "Of a session for its place", buckets=_SECONDS, registry=self._registry
+        )
+        occupancy.on_admitted = waits.observe
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "slipstream_sessions": ("Sessions that are served", lambda: occupancy.num_admitted),
             "slipstream_sessions_queued": ("Sessions that wait for a place", lambda: occupancy.num_queued),

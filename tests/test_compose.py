@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
+from slipstream.errors import InvalidConfig
 from slipstream.services.draft.__main__ import DraftConfig
 from slipstream.services.target.__main__ import TargetConfig
 
@@ -73,10 +75,114 @@ def test_only_the_gateway_is_published_and_on_loopback() -> None:
     assert all(with_defaults(port).startswith("127.0.0.1:") for port in published["gateway"])
 
 
-def test_only_the_gateway_is_on_a_network_that_leads_outside() -> None:
+def test_networks_are_apart_and_none_leads_outside() -> None:
     networks = yaml.safe_load((ROOT / "compose.yaml").read_text())["networks"]
-    assert networks["back"]["internal"] is True
-    assert {name for name, settings in STACK.items() if settings["networks"] != ["back"]} == {"gateway"}
+    assert {name: settings["networks"] for name, settings in STACK.items()} == {
+        "redis": ["queue"],
+        "target": ["models"],
+        "draft": ["models"],
+        "gateway": ["front", "models", "queue"],
+    }
+    assert networks["models"] == networks["queue"] == {"internal": True}
+    assert networks["front"]["driver_opts"] == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
+
+
+def test_only_who_fetches_videos_gets_a_network_that_leads_outside() -> None:
+    for name in OVERRIDES:
+        document = yaml.safe_load((ROOT / name).read_text())
+        outside = {service for service, settings in document["services"].items() if "networks" in settings}
+        assert (document.get("networks"), outside) == (
+            ({"egress": None}, {"gateway"}) if "egress" in name else (None, set())
+        )
+
+
+def test_secrets_are_files() -> None:
+    document = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    assert set(document["secrets"]) == {"redis_password"} and "file" in document["secrets"]["redis_password"]
+    assert {name for name, settings in STACK.items() if "secrets" in settings} == {"redis", "gateway"}
+    config = config_of("gateway", STACK["gateway"]["environment"])
+    assert config.redis == "redis://redis:6379/0" and config.redis_password_file == "/run/secrets/redis_password"
+    said = [*STACK["redis"]["command"], *map(str, STACK["redis"].get("environment", {}).values())]
+    assert not any("PASSWORD" in word or "--requirepass" in word for word in said)
+    default = with_defaults(document["secrets"]["redis_password"]["file"]).removeprefix("./")
+    assert f"\n{default}:\n" in (ROOT / "Makefile").read_text()
+    assert "secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_redis_reads_its_password_from_the_file(tmp_path: Path) -> None:
+    """The line of shell as it stands, with other folders and with a printer in place of the server."""
+    shell, flags, script, name, *options = STACK["redis"]["command"]
+    (tmp_path / "redis_password").write_text("abc123\n")
+    script = script.replace("/run/secrets", str(tmp_path)).replace("/tmp/password", f"{tmp_path}/password")
+    script = script.replace("exec redis-server", "printf '%s\\n'").replace("$$", "$")
+    shown = subprocess.run(
+        [shell, flags, script, name, *options], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert shown.stdout.splitlines() == [f"{tmp_path}/password.conf", *options]
+    assert (tmp_path / "password.conf").read_text().splitlines() == ["requirepass abc123"]
+    assert (tmp_path / "password.conf").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_password_file_completes_the_url(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("a/b@c\n")
+    base = GatewayConfig(listen="127.0.0.1:0", target="t:1", redis_password_file=str(file))
+    urls = ("redis://redis:6379/0", "rediss://me@redis/0", "unix:///run/a@b.sock")
+    assert [replace(base, redis=url).redis_url for url in urls] == [
+        "redis://:a%2Fb%40c@redis:6379/0",
+        "rediss://me:a%2Fb%40c@redis/0",
+        "unix://:a%2Fb%40c@/run/a@b.sock",
+    ]
+    for wrong in ("redis://:other@redis", "redis"):
+        with pytest.raises(InvalidConfig, match="--redis-password-file"):
+            assert replace(base, redis=wrong).redis_url
+    file.unlink()
+    with pytest.raises(InvalidConfig, match="--redis-password-file: cannot read"):
+        assert replace(base, redis=urls[0]).redis_url
+
+
+MIB = 1024**2
+FRAME_BYTES = 448 * 448 * 3
+GATEWAY_MIB, MODEL_MIB = 256, 1024
+"""A service at rest: the gateway with two decoders; a pocket model with torch, and room for its passes."""
+UNITS = {"m": MIB, "g": 1024 * MIB}
+
+
+def num_bytes(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(?:m|g)b?", text), text.rstrip("b")[-1]
+    assert number is not None
+    return int(number[1]) * UNITS[unit]
+
+
+def test_limits_of_memory_follow_from_the_settings() -> None:
+    """docs/operating.md has the same sums in words."""
+    gateway = config_of("gateway", STACK["gateway"]["environment"])
+    frames = gateway.max_frames * FRAME_BYTES
+    captions = gateway.max_captions + gateway.archive_slots
+    (tmpfs,) = (re.search(r"size=([^,]+)", with_defaults(mount)) for mount in STACK["gateway"]["tmpfs"])
+    assert tmpfs is not None
+    uploads, decoders = num_bytes(tmpfs[1]), gateway.decode_workers * gateway.decode_memory_mb * MIB
+    needed = {"gateway": GATEWAY_MIB * MIB + uploads + decoders + (captions + gateway.archive_ahead) * frames}
+    for name in ("target", "draft"):
+        budget_mib = config_of(name, STACK[name]["environment"]).kv_budget_mb
+        assert budget_mib, "half of what is available is not what is left beside frames"
+        needed[name] = (MODEL_MIB + budget_mib) * MIB + captions * frames
+    for name, least in needed.items():
+        assert least <= num_bytes(with_defaults(STACK[name]["mem_limit"])) <= 1.3 * least, (name, least / MIB)
+    words = STACK["redis"]["command"][4:]
+    kept = dict(zip(words[::2], words[1::2], strict=True))["--maxmemory"]
+    assert num_bytes(with_defaults(kept)) < num_bytes(with_defaults(STACK["redis"]["mem_limit"]))
+
+
+def test_every_container_has_a_limit_of_cores_to_set() -> None:
+    limits = {name: float(with_defaults(str(settings["cpus"]))) for name, settings in STACK.items()}
+    assert limits == {"redis": 1, "target": 0, "draft": 0, "gateway": 2}
+
+
+def test_images_from_elsewhere_can_be_pinned_and_no_registry_is_named() -> None:
+    assert STACK["target"]["build"]["args"] == {"BASE": "${SLIPSTREAM_BASE:-python:3.11-slim}"}
+    assert STACK["redis"]["image"] == "${SLIPSTREAM_REDIS_IMAGE:-redis:7-bookworm}"
+    assert "ARG BASE=python:3.11-slim\n" in (ROOT / "Dockerfile").read_text()
 
 
 def test_one_service_builds_the_image_for_all() -> None:
@@ -99,12 +205,12 @@ def test_the_services_take_what_compose_gives_them(service: str) -> None:
 def test_the_services_take_what_overrides_give_them(name: str) -> None:
     for service, settings in services(name).items():
         config_of(service, STACK[service]["environment"] | settings.get("environment", {}))
-        assert not {"privileged", "cap_add", "network_mode", "ports"} & set(settings)
+        assert not {"privileged", "cap_add", "network_mode", "ports", "secrets"} & set(settings)
 
 
 def test_redis_is_durable_and_never_evicts() -> None:
-    words = STACK["redis"]["command"]
-    settings = dict(zip(words[1::2], words[2::2], strict=True))
+    words = STACK["redis"]["command"][4:]
+    settings = dict(zip(words[::2], words[1::2], strict=True))
     assert settings["--appendonly"] == "yes" and settings["--appendfsync"] == "always"
     assert settings["--maxmemory-policy"] == "noeviction"
     assert "redis:/data" in STACK["redis"]["volumes"]

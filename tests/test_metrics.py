@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import tempfile
 import urllib.request
 
 import pytest
@@ -11,10 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from slipstream.archive.queue import QueueDepth
 from slipstream.archive.service import watch_depth
 from slipstream.engine.memory import Admission
-from slipstream.errors import InvalidConfig, Overloaded
+from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
+from slipstream.messages import CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
 from slipstream.rpc.v1 import gateway_pb2
+from slipstream.video.messages import DecodeLimits
+from slipstream.video.pool import DecodePool
 from tests.support.memory_queue import MemoryQueue
+
+CAUSES = ("lost", "stopped", "worn")
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -58,6 +64,22 @@ def test_captions_are_counted_by_method_and_outcome() -> None:
     assert value(registry, "slipstream_tokens_total", origin="target") == 7
     assert value(registry, "slipstream_tau_count") == 1
     assert value(registry, "slipstream_caption_seconds_sum", stage="total") == 2.0
+    refused = value(registry, "slipstream_caption_ended_seconds_count", outcome="RESOURCE_EXHAUSTED")
+    assert refused == 2, "a caption without a result took its time too"
+
+
+def test_the_time_between_texts_is_shared_out_among_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry, now = CollectorRegistry(), 0.0
+    monkeypatch.setattr("slipstream.metrics.time.monotonic", lambda: now)
+    told: list[CaptionEvent] = []
+    emit = GatewayMetrics(registry).timing(told.append)
+    token = CommittedToken(5, "a", from_draft=True)
+    texts = [CommittedText((token,)), StageChange("queued"), CommittedText(()), CommittedText((token,) * 4)]
+    for now, event in zip((1.0, 1.5, 2.0, 3.0), texts, strict=True):  # noqa: B007 (the patched clock reads it)
+        emit(event)
+    assert told == texts
+    assert value(registry, "slipstream_inter_token_seconds_count") == 4
+    assert value(registry, "slipstream_inter_token_seconds_sum") == 2.0
 
 
 def test_a_failed_decode_is_counted_by_its_kind_alone() -> None:
@@ -68,6 +90,23 @@ def test_a_failed_decode_is_counted_by_its_kind_alone() -> None:
     assert value(registry, "slipstream_decode_failures_total", kind="OSError") == 1
     assert value(registry, "slipstream_video_bytes_total") == 5
     assert b"secret" not in generate_latest(registry)
+
+
+async def test_decoders_that_are_replaced_are_counted_by_cause() -> None:
+    pool = DecodePool(1, DecodeLimits(timeout_s=20.0), module="tests.support.bad_decoder", max_jobs=2)
+    before = {cause: value(REGISTRY, "slipstream_decoder_restarts_total", cause=cause) or 0 for cause in CAUSES}
+    waited = value(REGISTRY, "slipstream_wait_seconds_count", place="decoder") or 0
+    orders = (b"crash SIGSEGV", b"answer not json", b"refuse", b"refuse")
+    for order in orders:
+        with tempfile.TemporaryFile() as file:
+            file.write(order)
+            file.flush()
+            with pytest.raises(SlipstreamError):
+                await pool.sample(file.fileno(), 4)
+    pool.close()
+    counted = {cause: value(REGISTRY, "slipstream_decoder_restarts_total", cause=cause) for cause in CAUSES}
+    assert counted == {cause: number + 1 for cause, number in before.items()}
+    assert value(REGISTRY, "slipstream_wait_seconds_count", place="decoder") == waited + len(orders)
 
 
 async def test_a_model_service_shows_how_full_it_is() -> None:
@@ -82,6 +121,7 @@ async def test_a_model_service_shows_how_full_it_is() -> None:
     assert shown == {"sessions": 1, "sessions_queued": 1, "kv_bytes": 60}
     assert value(registry, "slipstream_kv_budget_bytes") == 100
     assert value(registry, "slipstream_pass_sessions_sum") == 3
+    assert value(registry, "slipstream_session_wait_seconds_count") == 1, "the other one still waits"
 
 
 def test_runs_of_jobs_are_counted_by_how_they_ended() -> None:

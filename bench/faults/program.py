@@ -8,6 +8,7 @@ Parts, each on processes of its own:
 - `overload`: three times the captions that the stack can make.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
+- `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
 """
 
 import argparse
@@ -24,10 +25,16 @@ from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
 from bench.faults.stop import run_stop
 from bench.output import finish
-from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE
+from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
 
-PARTS = ("drain", "poison", "redis", "overload", "stop", "requests", "files")
-TESTS = {"requests": "tests/faults/test_mutated_requests.py", "files": "tests/video/test_mutated_files.py"}
+TESTS = {
+    "requests": "tests/faults/test_mutated_requests.py",
+    "files": "tests/video/test_mutated_files.py",
+    "fuzz": "tests/faults/test_fuzzed_parsers.py",
+}
+PARTS = ("drain", "poison", "redis", "overload", "stop", *TESTS)
+ROUND = 500
+"""Examples of one parser before the clock is looked at."""
 Part = Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -38,13 +45,17 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
         "stop": run_stop,
-        "requests": lambda: _fuzz("requests", -(-given.requests // CALLS), given.seed),
-        "files": lambda: _fuzz("files", given.files, given.seed),
+        "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
+        "files": lambda: _fuzz("files", given.seed, examples=given.files),
+        "fuzz": lambda: _fuzz("fuzz", given.seed, examples=ROUND, seconds=given.fuzz),
     }
 
 
-async def _fuzz(name: str, examples: int, seed: int) -> dict[str, Any]:
-    return await run_test(TESTS[name], name, {EXAMPLES_VARIABLE: str(examples)}, f"--hypothesis-seed={seed}")
+async def _fuzz(name: str, seed: int, *, examples: int, seconds: int = 0) -> dict[str, Any]:
+    asked = {EXAMPLES_VARIABLE: examples, SECONDS_VARIABLE: seconds, SEED_VARIABLE: seed}
+    return await run_test(
+        TESTS[name], name, {key: str(value) for key, value in asked.items()}, f"--hypothesis-seed={seed}"
+    )
 
 
 async def _run(given: argparse.Namespace) -> dict[str, Any]:
@@ -77,11 +88,13 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
+        "fuzzed": found.get("fuzz", {}).get("examples"),
     }
 
 
 def main(argv: Sequence[str]) -> None:
     counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of that part")}
+    counts["fuzz"] = (120, "seconds of that part")
     parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     given = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from slipstream import metrics
 from slipstream.archive.messages import Receipt
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import (
@@ -89,7 +90,9 @@ class ArchiveRunner:
                 result = write_result(caption, replace(receipt, reused=True, runs=lease.epoch))
                 return Outcome(JobState.DONE, result, content_key=key, tallies={"reused": 1})
             async with self._slots:
-                stats.waited_until(asyncio.get_running_loop().time())
+                now = asyncio.get_running_loop().time()
+                metrics.WAIT_SECONDS.labels("archive_slot").observe(now - stats.sampled)
+                stats.waited_until(now)
                 return await self._make(lease, plan, video, stats, reporter)
 
     async def _decode(self, source: str, plan: CaptionPlan, reporter: "Reporter") -> tuple[SampledVideo, CaptionStats]:

@@ -25,6 +25,8 @@ from slipstream.video.messages import SampledVideo
 # -- JSON in the queue ------------------------------------------------------------------------------------------------
 
 VERSION = 1
+MAX_DIGITS = 20
+"""Of a number of 64 bits. Python converts at most 4,300."""
 
 
 class OtherVersion(SlipstreamError):
@@ -103,7 +105,12 @@ def _read_options(content: dict[str, Any]) -> OptionValues:
         raise OtherVersion("options cannot be read: they are no object")
     known = {name: value for name, value in options.items() if name in OPTIONS_BY_NAME}
     for name, value in known.items():
-        if OPTIONS_BY_NAME[name].kind is int and isinstance(value, str) and value.isdecimal():
+        if (
+            OPTIONS_BY_NAME[name].kind is int
+            and isinstance(value, str)
+            and value.isdecimal()
+            and len(value) <= MAX_DIGITS
+        ):
             known[name] = int(value)
         elif isinstance(value, list):
             known[name] = tuple(value)
@@ -117,7 +124,7 @@ def _dumps(content: dict[str, Any]) -> str:
 def _loads(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
     if not isinstance(content, dict) or content.get("v") != VERSION:
         raise OtherVersion(f"this gateway reads version {VERSION} of what the archive keeps, and this is another")

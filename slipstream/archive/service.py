@@ -107,7 +107,7 @@ class ArchiveService:
 
 def make_queue(config: GatewayConfig) -> RedisQueue | None:
     """The queue that the options name, if they name one. Raises `InvalidConfig`; connects when first used."""
-    return RedisQueue(config.redis, config.redis_queue, config.queue_policy) if config.redis else None
+    return RedisQueue(config.redis_url, config.redis_queue, config.queue_policy) if config.redis else None
 
 
 async def _sweep(queue: JobQueue) -> None:

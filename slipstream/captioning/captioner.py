@@ -95,7 +95,7 @@ class GatewayCaptioner:
             self.peers,
             costs,
             stats,
-            emit,
+            self.metrics.timing(emit),
             draft_silence_s=self._config.draft_timeout_s,
             timeout_s=self._config.request_timeout_s,
         )

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from slipstream.archive.queue import QueuePolicy
 from slipstream.config import between, one_of, option
+from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions, WireOptions
 
@@ -62,6 +64,7 @@ class ArchiveOptions:
     """Options of the archive. Those of the queue must be the same at every gateway that shares it."""
 
     redis: str = option("URL of the Redis that holds the archive's queue; empty: no archive", default="")
+    redis_password_file: str = option("file with the password of that Redis, if it is not in the URL", default="")
     redis_queue: str = option("name of the queue within that Redis", default="slipstream")
     archive_slots: int = option("archive captions at once; 0 only takes batches in", default=2, check=between(0, 256))
     archive_ahead: int = option("archive videos decoded ahead of the models", default=2, check=between(0, 256))
@@ -80,6 +83,23 @@ class ArchiveOptions:
     retention_s: float = option(
         "how long a batch is kept after its last job ended", default=30 * 86_400.0, check=between(1, 10 * 365 * 86_400)
     )
+
+    @property
+    def redis_url(self) -> str:
+        """`redis` with the password of the file. Raises `InvalidConfig` where it cannot be read."""
+        if not self.redis_password_file:
+            return self.redis
+        try:
+            password = Path(self.redis_password_file).read_text().strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise InvalidConfig(f"--redis-password-file: cannot read {self.redis_password_file!r}: {reason}") from None
+        scheme, mark, rest = self.redis.partition("://")
+        authority, slash, path = rest.partition("/")
+        user, _, host = authority.rpartition("@")
+        if not password or not mark or ":" in user:
+            raise InvalidConfig("--redis-password-file: it is empty, or --redis is no URL or has a password of its own")
+        return f"{scheme}://{user}:{quote(password, safe='')}@{host}{slash}{path}"
 
     @property
     def queue_policy(self) -> QueuePolicy:

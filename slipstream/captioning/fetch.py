@@ -36,8 +36,12 @@ _URL = re.compile(
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.A)
 _NUMBER = re.compile(r"(0x[0-9a-f]*|\d+)", re.A)
 _REDIRECTS = {301, 302, 303, 307, 308}
-_INWARD = [IPv4Network(net) for net in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")]
-"""What Python counts as public and is not: metadata servers of clouds, protocol assignments, relays."""
+_INWARD = [
+    *(IPv4Network(net) for net in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")),
+    *(IPv6Network(net) for net in ("fec0::/10", "3fff::/20", "5f00::/16")),
+]
+"""What some Python counts as public and is not: metadata servers of clouds, protocol assignments, relays; addresses of
+a site, of documentation, and of segment routing."""
 _HIDES_IPV4 = [IPv6Network(net) for net in ("::/96", "::ffff:0:0/96", "64:ff9b::/96", "2001::/32", "2002::/16")]
 
 Address = IPv4Address | IPv6Address

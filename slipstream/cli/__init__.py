@@ -6,11 +6,13 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """What the installed `slipstream` command calls. Until the commands are loaded, a Ctrl-C just ends the process."""
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    if on_interrupt is signal.default_int_handler:  # a KeyboardInterrupt inside an import is a traceback
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from slipstream.cli.app import run
+    """What the installed `slipstream` command calls. Until the commands are loaded, a Ctrl-C just ends the process.
 
-    signal.signal(signal.SIGINT, on_interrupt)
+    A script's shell starts what it runs in the background with SIGINT ignored: here it means what it says.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a KeyboardInterrupt inside an import is a traceback
+    from slipstream.cli.app import name_errors_of_stdout, run
+
+    name_errors_of_stdout()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run())

@@ -1,8 +1,11 @@
 """Gathers the commands, and ends every failure with one line on stderr and its exit status."""
 
+import errno
+import io
 import logging
+import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -12,7 +15,8 @@ from slipstream.cli.caption import caption_command
 from slipstream.cli.common import token_command
 from slipstream.cli.demo import demo_command
 from slipstream.cli.up import info_command, up_command
-from slipstream.errors import SlipstreamError
+from slipstream.cli.views import printable
+from slipstream.errors import InvalidConfig, SlipstreamError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells give it."""
@@ -53,17 +57,50 @@ def _root(
         typer.echo(context.get_help())
 
 
+class BrokenStdout(OSError):
+    """Stdout takes no more: its disk is full, or whoever read it has gone."""
+
+
+class _Stdout(io.FileIO):
+    """Stdout's descriptor, whose errors cannot be taken for those of another file."""
+
+    is_given_up: ClassVar[bool] = False
+    """The failure has been told; what is still buffered is dropped, lest the interpreter tells it again at its end."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return len(data) if self.is_given_up else super().write(data)
+        except OSError as error:
+            raise BrokenStdout(error.errno, error.strerror) from None
+
+
+def name_errors_of_stdout() -> None:
+    """For a process that is this command line."""
+    if (given := sys.stdout) is not None:
+        buffer = io.BufferedWriter(_Stdout(given.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, given.encoding, given.errors, line_buffering=given.isatty())
+
+
 def run(args: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit status."""
     command = typer.main.get_command(app)
     try:
-        return command.main(args=args, prog_name="slipstream", standalone_mode=False) or 0
+        status: int = command.main(args=args, prog_name="slipstream", standalone_mode=False) or 0
+        if sys.stdout is not None:  # closed by the shell: >&-
+            sys.stdout.flush()
+        return status
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except BrokenStdout as error:
+        _Stdout.is_given_up = True
+        if error.errno == errno.EPIPE:  # whoever read it wants no more: nothing to be told
+            return SlipstreamError.exit_code
+        typer.echo(f"slipstream: cannot write to stdout: {error.strerror}", err=True)
+        return InvalidConfig.exit_code
     except Exception as error:
         _LOGGER.debug("command.failed", exc_info=True)
         message, exit_code = _describe(error)
-        typer.echo(f"slipstream: {message}", err=True)
+        typer.echo(f"slipstream: {printable(message)}", err=True)
         return exit_code
 
 

@@ -14,7 +14,7 @@ import typer
 
 from slipstream.client.caption_client import GatewayAddress
 from slipstream.errors import InvalidConfig
-from slipstream.rpc.security import new_token
+from slipstream.rpc.security import TOKEN_VARIABLE, new_token
 from slipstream.stack.local import DOWNLOAD_S, LOAD_S, POCKET_DIR, PRIVATE_GRACE_S, StackOptions
 
 # -- bundles of options -----------------------------------------------------------------------------------------------
@@ -53,7 +53,6 @@ def bundled(**bundles: Callable[..., Any]) -> Callable[[Callable[..., ResultT]],
 # -- connection -------------------------------------------------------------------------------------------------------
 
 CONNECTION_PANEL = "Connection"
-TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
 MAX_TOKEN_FILE_BYTES = 4096
 
 

@@ -21,6 +21,7 @@ from slipstream.cli.common import (
     run_async,
     tell_models,
 )
+from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.messages import GatewayInfo
 from slipstream.stack.local import (
@@ -151,5 +152,5 @@ def _table(info: GatewayInfo) -> Table:
         "paths below its roots": "yes" if info.accepts_paths else "no: videos are uploaded",
     }
     for name, value in rows.items():
-        table.add_row(name, Text(str(value)))
+        table.add_row(name, Text(printable(str(value))))
     return table

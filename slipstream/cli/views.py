@@ -39,7 +39,7 @@ def closing_line(caption: Caption) -> str:
         facts.append(f"ended before {caption.stop_string!r}")
     if caption.finish_reason is FinishReason.LENGTH:
         facts.append("cut at the token limit")
-    return ", ".join([*facts, *caption.video.warnings])
+    return printable(", ".join([*facts, *caption.video.warnings]))
 
 
 def caption_dict(caption: Caption) -> dict[str, Any]:
@@ -173,7 +173,11 @@ class _Screen:
         self._text = Text()
         self._closing = Text(style="dim")
         self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
         )
         self._task = self._progress.add_task("connect", total=None)
 

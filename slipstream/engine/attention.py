@@ -4,8 +4,8 @@ A packed pass carries rows of several sessions along the sequence axis. The deco
 arguments through to the attention function, which is how `segments` and `kernel` arrive here. Grouped-query attention
 folds the query heads of a group into rows of their key/value head, so keys and values are never copied.
 
-Milliseconds a layer on one idle Xeon core: fp32, 4 heads on 2 KV heads of 64, 6,272 tokens of past. The first two can
-be measured with `bench/attention.py`; the others lost and are not kept.
+Milliseconds a layer on one idle Xeon core: fp32, 4 heads on 2 KV heads of 64, 6,272 tokens of past. The first two are
+kept; the others lost.
 
     window                                         1      2      4      8     16
     matmuls, K stored [dim, token]: MatmulKernel   0.286  0.317  0.391  0.616  1.059

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import torch
@@ -70,6 +70,8 @@ class Admission:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.num_admitted = 0
+        self.on_admitted: Callable[[float], None] = lambda waited_s: None
+        """Told how long a session waited, when it gets its place."""
         self._max_sessions = max_sessions
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
@@ -122,6 +124,7 @@ class Admission:
         self.used_bytes += reservation.num_bytes
         self.num_admitted += 1
         reservation.admitted_at = asyncio.get_running_loop().time()
+        self.on_admitted(reservation.admitted_at - reservation.asked_at)
 
     def _release(self, reservation: "Reservation") -> None:
         if reservation.admitted_at is None:
@@ -144,6 +147,7 @@ class Reservation:
 
     def __init__(self, admission: Admission, num_bytes: int) -> None:
         self.num_bytes = num_bytes
+        self.asked_at = asyncio.get_running_loop().time()
         self.admitted_at: float | None = None
         self.moved = asyncio.Event()
         self._admission = admission

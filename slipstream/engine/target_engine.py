@@ -1,6 +1,6 @@
 """One target model and its sessions: who is admitted, their prefill, guidance for the draft, their end.
 
-The passes over windows are in `judging.py`, the prefill's blocks in `prefill.py`.
+The passes over windows are in `judging.py`, the prefill's blocks in `target_prefill.py`.
 """
 
 import asyncio

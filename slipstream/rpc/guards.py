@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,6 +20,7 @@ from slipstream.errors import (
     ServiceUnavailable,
     SessionIdle,
     SlipstreamError,
+    Unauthenticated,
 )
 from slipstream.logs import get_logger
 from slipstream.rpc.grpc_options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
@@ -54,6 +55,48 @@ class IdleLimit(AsyncIterator[T], Generic[T]):
                 f"nothing was said for {self._idle_timeout_s:g} s, so the session gave up its place; open it again, or"
                 " raise --idle-timeout-s"
             ) from None
+
+
+# -- revocation -------------------------------------------------------------------------------------------------------
+
+LOOK_S = 5.0
+"""An open stream ends within this time after what let it in is no longer so."""
+
+
+class WhileAllowed:
+    """Ends open streams when what let them in is no longer so. It looks only while there are any."""
+
+    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
+        self._is_allowed = is_allowed
+        self._open: dict[asyncio.Timeout, str] = {}
+        self._next_look: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def around(self, proof: str) -> AsyncIterator[None]:
+        """Surrounds a stream that `proof` let in. Raises `Unauthenticated` when it does so no more."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._open[limit] = proof
+                self._look_later()
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Unauthenticated("the token of this call is no longer accepted") from None
+        finally:
+            self._open.pop(limit, None)
+
+    def _look_later(self) -> None:
+        if self._open and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        for limit, proof in self._open.items():
+            if not (limit.expired() or self._is_allowed(proof)):
+                limit.reschedule(asyncio.get_running_loop().time())
+        self._look_later()
 
 
 # -- guards -----------------------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, cast
 
 import grpc
 
+from slipstream import metrics
 from slipstream.config import between, option
 from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.logs import get_logger
-from slipstream.rpc.guards import Guard
+from slipstream.rpc.guards import Guard, WhileAllowed
 
 # -- security ---------------------------------------------------------------------------------------------------------
 
@@ -217,6 +218,8 @@ def _complain_if(wrong: object, name: str, complaint: str) -> None:
 # have several, so that one can be replaced without a gap.
 
 AUTHORIZATION_KEY = "authorization"
+TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
+"""Where the command line finds the token that it sends."""
 SCHEME = "Bearer "
 RELOAD_S = 1.0
 MAX_TOKEN_CHARS = 512
@@ -248,7 +251,8 @@ def new_token(owner: str) -> tuple[str, str]:
 
 
 class TokenFile:
-    """The accepted tokens. The file is read again when it changed; while it cannot be read, what it said last holds."""
+    """The accepted tokens. The file is read again when it changed; while it cannot be read, what it said last holds,
+    and the metric `slipstream_tokens_unreadable` is 1."""
 
     def __init__(self, path: str) -> None:
         """Raises `InvalidConfig` when the file cannot be read or has a wrong line."""
@@ -256,6 +260,8 @@ class TokenFile:
         self._stamp = file_stamp(path)
         self._entries = _read_tokens(path)
         self._looked = time.monotonic()
+        self._complaint = ""
+        metrics.TOKENS_UNREADABLE.set_function(self._is_unreadable)
 
     def owner(self, token: str) -> str | None:
         """Whose token it is; None: nobody's. Takes the same time wherever it stands in the file."""
@@ -271,35 +277,44 @@ class TokenFile:
             return
         self._looked = time.monotonic()
         stamp = file_stamp(self._path)
-        if stamp == self._stamp:
+        if stamp == self._stamp and not self._complaint:
             return
         self._stamp = stamp
+        before, self._complaint = self._complaint, ""
         try:
             self._entries = _read_tokens(self._path)
         except InvalidConfig as error:
-            get_logger().warning("tokens.unreadable", reason=str(error))
+            self._complaint = str(error)
+            if self._complaint != before:
+                get_logger().error("tokens.unreadable", reason=self._complaint)
         else:
             get_logger().info("tokens.reloaded", num_tokens=len(self._entries))
 
+    def _is_unreadable(self) -> bool:
+        self._refresh()
+        return bool(self._complaint)
+
 
 class Identify(Guard):
-    """Finds out who calls. Where tokens are asked for, a caller without one is refused by every service but health."""
+    """Finds out who calls. Where tokens are asked for, a caller without one is refused by every service but health, and
+    a stream ends soon after its token left the file."""
 
     def __init__(self, tokens: TokenFile | None = None) -> None:
         self._tokens = tokens
+        self._streams = WhileAllowed(lambda token: tokens is None or tokens.owner(token) is not None)
 
     @contextlib.asynccontextmanager
     async def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AsyncIterator[None]:
-        _owner.set(self._owner_of(context, details))
-        yield
+        token = _bearer_token([value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY])
+        _owner.set(self._owner_of(context, token))
+        async with self._streams.around(token) if is_stream and self._tokens else contextlib.nullcontext():
+            yield
 
-    def _owner_of(self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails) -> str:
+    def _owner_of(self, context: grpc.aio.ServicerContext, token: str) -> str:
         if self._tokens is None:
             return _certificate_owner(context)
-        given = [value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY]
-        token = _bearer_token(given)
         owner = self._tokens.owner(token) if token else None
         if owner is None:
             raise Unauthenticated("this gateway needs a token that it knows; send `authorization: Bearer TOKEN`")

@@ -4,10 +4,8 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +14,11 @@ from typing import NoReturn, Self
 
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
 from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
+from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import QueueServer
+from slipstream.stack.run_folder import LONGEST_SOCKET_PATH, RunFolder, bound_log
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
@@ -39,8 +39,6 @@ PRIVATE_GRACE_S = 0.5
 """`StackOptions.stop_grace_s` of a stack whose only client is done."""
 FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
 """`StackOptions.extra_flags` of a stack to which every clip is new, however often it was captioned before."""
-LONGEST_SOCKET_PATH = 107
-"""Bytes that the kernel takes as the path of a unix socket."""
 
 
 def _default_modules() -> dict[str, str]:
@@ -105,12 +103,6 @@ class StackOptions:
         return any(model is not None and _is_on_hub(model) for model in (self.target_model, self.draft_model))
 
 
-def make_run_dir() -> Path:
-    """A private folder (mode 0700) whose sockets have paths that are short enough."""
-    short_enough = len(os.fsencode(tempfile.gettempdir())) < LONGEST_SOCKET_PATH - 40
-    return Path(tempfile.mkdtemp(prefix="slipstream-", dir=None if short_enough else "/tmp"))
-
-
 def check_options(options: StackOptions) -> None:
     """Raises what can be known to be wrong before any process is started."""
     _check_models([model for model in (options.target_model, options.draft_model) if model is not None])
@@ -136,6 +128,13 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
     return [sys.executable, "-m", options.modules[name], *spelled, *options.extra_flags.get(name, ())]
+
+
+def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """What a service of this name is given: not the token that its user sends, nor the options of other services, which
+    may hold the queue's password."""
+    foreign = tuple(f"SLIPSTREAM_{other.upper()}_" for other in _default_modules() if other != name)
+    return {key: value for key, value in given.items() if key != TOKEN_VARIABLE and not key.startswith(foreign)}
 
 
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
@@ -242,6 +241,7 @@ STABLE_S = 1.0
 """A service that dies sooner after it was ready counts as one that never started."""
 MAX_FAILED_STARTS = 3
 FIRST_BACK_OFF_S = 0.25
+LOG_CHECK_S = 10.0
 REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
 """Not a flag: a URL may hold a password, and command lines are public."""
 
@@ -252,7 +252,8 @@ class Stack:
     """A running local stack, as an async context manager: entered when all services are ready, left when all ended.
 
     With the archive there is also the server of its queue, unless one is given. `run_dir` is private and holds the
-    sockets of the models and `<service>.log`, JSON lines. It is removed at the end, unless the stack failed.
+    sockets of the models and `<service>.log`, JSON lines. It is removed at the end, but for logs that the error of
+    a stack that failed points to.
     """
 
     def __init__(self, options: StackOptions | None = None, report: Callable[[str], None] = lambda line: None) -> None:
@@ -273,23 +274,25 @@ class Stack:
     async def __aenter__(self) -> Self:
         check_options(self.options)
         address = gateway_address(self.options.listen)
-        self.run_dir = make_run_dir()
+        self._folder = RunFolder()
+        self.run_dir = self._folder.path
         try:
             await self._start_queue()
             self._prepare(address)
             await self._start_together(process for name, process in self.processes.items() if name != "gateway")
             await self._start_together([self.processes["gateway"]])
         except BaseException as error:
-            await self._shut_down(keep_logs=isinstance(error, SlipstreamError))
+            await self._shut_down(error if isinstance(error, SlipstreamError) else None)
             raise
+        self._keepers = [asyncio.create_task(self._bound_logs())]
         if self.options.restart:
-            self._keepers = [asyncio.create_task(self._keep(child)) for child in self._children]
+            self._keepers += [asyncio.create_task(self._keep(child)) for child in self._children]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._shut_down(keep_logs=self.failure is not None)
+        await self._shut_down(self.failure)
 
     async def wait_failed(self) -> NoReturn:
         """Sleeps until a service cannot be kept running, then raises why."""
@@ -310,11 +313,11 @@ class Stack:
     def _prepare(self, address: str) -> None:
         names = ["target", "gateway"] if self.options.draft_model is None else ["target", "draft", "gateway"]
         addresses = {name: f"unix:{self.run_dir / name}.sock" for name in names} | {"gateway": address}
-        env = os.environ | self.options.env | {PARENT_PID_VARIABLE: str(os.getpid())}
-        if self.options.archive:
-            env |= {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
+        queue = {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
+        given = os.environ | self.options.env | (queue if self.options.archive else {})
         for name in names:
             argv = service_argv(self.options, name, addresses)
+            env = service_environment(name, given) | {PARENT_PID_VARIABLE: str(os.getpid())}
             self.processes[name] = ServiceProcess(name, argv, addresses[name], self.run_dir / f"{name}.log", env)
 
     async def _start_queue(self) -> None:
@@ -354,7 +357,13 @@ class Stack:
             except (SlipstreamError, OSError):
                 process.kill()
 
-    async def _shut_down(self, keep_logs: bool) -> None:
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            for child in self._children:
+                await asyncio.to_thread(bound_log, child.log_path)
+
+    async def _shut_down(self, failure: SlipstreamError | None) -> None:
         """The gateway first: it ends the captions and hands jobs back, and then nobody needs the others."""
         for keeper in self._keepers:
             keeper.cancel()
@@ -366,5 +375,4 @@ class Stack:
         finally:
             for child in self._children:
                 child.kill()
-            if not keep_logs:
-                shutil.rmtree(self.run_dir, ignore_errors=True)
+            self._folder.close(told=str(failure or ""))

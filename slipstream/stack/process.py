@@ -140,8 +140,9 @@ async def _is_healthy(stub: Any) -> bool:
 
 def last_error(log_path: Path, start: int = 0) -> str:
     """The last error in the JSON lines from byte `start`; else the last line if it is plain text, as of a traceback."""
+    size = log_path.stat().st_size  # less than `start`: the log was begun anew meanwhile
     with log_path.open("rb") as log:
-        log.seek(max(start, log_path.stat().st_size - LOG_TAIL_BYTES))
+        log.seek(max(start if start <= size else 0, size - LOG_TAIL_BYTES))
         lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
     for line in reversed(lines):
         entry = _parse_entry(line)

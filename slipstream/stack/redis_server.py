@@ -12,7 +12,6 @@ import platform
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +20,7 @@ from urllib.parse import quote
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
 from slipstream.stack.process import ended_by
+from slipstream.stack.run_folder import RunFolder
 
 # -- embedded ---------------------------------------------------------------------------------------------------------
 
@@ -28,6 +28,8 @@ START_S, STOP_S = 30.0, 10.0
 LOCK_S = 5.0
 POLL_S = 0.02
 MAX_SOCKET_PATH = 100
+_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+"""All that the server is given: no token, and no key of its user's."""
 
 # PR_SET_PDEATHSIG survives execve. A preexec_fn would run Python between fork and exec, which is not safe beside the
 # threads of gRPC and torch; this runs in a process of its own. The second check is for a parent that died meanwhile.
@@ -72,7 +74,7 @@ class EmbeddedServer:
         self._port = port
         self._max_memory_mb = max_memory_mb
         self._socket = self.folder / "redis.sock"
-        self._socket_folder: str | None = None
+        self._socket_folder: RunFolder | None = None
         self._child: asyncio.subprocess.Process | None = None
 
     @property
@@ -95,8 +97,8 @@ class EmbeddedServer:
         assert not self.is_running, "the server runs already"
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._port is None and len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
-            self._socket_folder = tempfile.mkdtemp(prefix="slipstream-redis-")
-            self._socket = Path(self._socket_folder) / "redis.sock"
+            self._socket_folder = self._socket_folder or RunFolder()
+            self._socket = self._socket_folder.path / "redis.sock"
         lock = await _lock(self.folder)
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -106,6 +108,7 @@ class EmbeddedServer:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 pass_fds=(lock,),
                 process_group=0,
             )
@@ -145,7 +148,8 @@ class EmbeddedServer:
         """Stops it for good."""
         await self.stop(grace_s)
         if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder.close()
+            self._socket_folder = None
 
     async def __aenter__(self) -> "EmbeddedServer":
         await self.start()
@@ -251,6 +255,10 @@ class QueueServer:
     def pid(self) -> int:
         """Process id of the latest start."""
         return self.server.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.server.log_path
 
     @property
     def is_serving(self) -> bool:

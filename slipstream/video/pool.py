@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from slipstream import metrics
 from slipstream.errors import InvalidRequest, ServiceUnavailable
 from slipstream.logs import get_logger
 from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
@@ -75,7 +76,9 @@ class DecodePool:
             raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {self._limits.max_frames_sampled}")
         request = DecodeRequest(num_frames, self._limits, with_digest)
         with _own_descriptor(source) as video:
+            asked = asyncio.get_running_loop().time()
             async with self._turns:
+                metrics.WAIT_SECONDS.labels("decoder").observe(asyncio.get_running_loop().time() - asked)
                 return await self._sample(video, request, on_progress)
 
     def close(self) -> None:
@@ -147,6 +150,10 @@ class DecodePool:
             get_logger().warning("decoder.not_replaced", reason=str(error))
 
     def _discard(self, decoder: Decoder) -> None:
+        if not self._is_closed:
+            has_ended = decoder.process.returncode is not None
+            cause = "lost" if has_ended else "stopped" if decoder.is_killed else "worn"
+            metrics.DECODER_RESTARTS.labels(cause).inc()
         decoder.kill()
         self._decoders.discard(decoder)
         task = asyncio.create_task(_reap(decoder))

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from slipstream.archive.messages import Job
 from slipstream.cli.app import run
+from slipstream.cli.archive.output import FORMULA_STARTS
 from slipstream.errors import ServiceUnavailable
 from tests.cli.fake_archive import TEXT, FakeArchive
 
@@ -134,10 +136,38 @@ def test_the_same_jobs_give_the_same_files(archive: FakeArchive, batch: str, tmp
     assert (output.read_bytes(), errors.read_bytes()) == contents
     rows = list(csv.DictReader(io.StringIO(output.read_text())))
     assert [row["custom_id"] for row in rows] == ["a.mp4", "b/a.mp4", "../up.mp4"]
-    assert rows[0]["text"] == TEXT
+    assert rows[0]["text"] == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert (rows[0]["target_model"], rows[0]["duration_s"], rows[0]["tokens_per_s"]) == ("big", "10.0", "8.0")
     assert [json.loads(line)["state"] for line in errors.read_text().splitlines()] == ["failed", "dead"]
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.csv", "out.csv.errors.jsonl"]
+
+
+FORMULAS = ("=cmd|calc!A1.mp4", "+1+1.mp4", "@SUM(1).mp4", "-dash.mp4", "a;=1.mp4", "＝1.mp4")
+
+
+def test_a_table_holds_no_formula_and_steers_no_terminal(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "list.jsonl"
+    items = [{"path": f"/{name}", "custom_id": name} for name in FORMULAS]
+    items.append({"path": "/\x1b]0;x\x07\x9b\u202egnp.mp4", "custom_id": "steers.mp4", "prompt": "=1+1"})
+    manifest.write_text("".join(json.dumps(item) + "\n" for item in items))
+    assert ask(archive, "submit", str(manifest), "--name", "hostile", "--prompt", "\tx") == 0
+    output = tmp_path / "out.csv"
+    assert ask(archive, "export", "hostile", "--output", str(output)) == 0
+    rows = list(csv.DictReader(io.StringIO(output.read_text())))
+    assert [row["custom_id"] for row in rows[:-1]] == [name if name[0] == "a" else f"'{name}" for name in FORMULAS]
+    assert not any(cell.startswith(FORMULA_STARTS) for row in rows for cell in row.values())
+    assert '"a;=1.mp4"' in output.read_text(), "no other separator splits a cell"
+    assert rows[-1]["source"] == "/\ufffd]0;x\ufffd\ufffd\ufffdgnp.mp4" and rows[-1]["prompt"] == "'=1+1"
+    assert ask(archive, "export", "hostile", "--output", str(output), "--csv-raw") == 0
+    rows = list(csv.DictReader(io.StringIO(output.read_text())))
+    assert [row["custom_id"] for row in rows[:-1]] == list(FORMULAS) and rows[-1]["source"] == items[-1]["path"]
+    capsys.readouterr()
+    assert ask(archive, "export", "hostile", "--output", "-") == 0
+    shown = capsys.readouterr().out
+    assert json.loads(shown.splitlines()[-1])["source"] == items[-1]["path"], "JSON loses nothing"
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
 def test_an_old_file_of_errors_goes(archive: FakeArchive, tmp_path: Path) -> None:
@@ -200,6 +230,16 @@ def test_subtitles_follow_no_link_out_of_the_folder(
 def test_an_output_that_cannot_be_written(archive: FakeArchive, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(archive, "export", batch, "--output", "/proc/none.jsonl") == 2
     assert "cannot write /proc/none.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv"])
+def test_a_full_stdout_is_named(archive: FakeArchive, batch: str, form: str) -> None:
+    words = ["export", batch, "--output", "-", "--format", form, "--gateway", archive.address]
+    command = [sys.executable, "-m", "slipstream.cli", "archive", *words]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr == "slipstream: cannot write to stdout: No space left on device\n"
 
 
 def test_a_reader_that_goes_away(archive: FakeArchive, batch: str) -> None:

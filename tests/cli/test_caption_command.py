@@ -1,5 +1,6 @@
 """`slipstream caption` against a fake gateway: text, JSON, exit statuses, several videos, interruption."""
 
+import io
 import json
 import os
 import pty
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from slipstream.cli.app import run
+from slipstream.cli.views import _Screen, printable
+from slipstream.messages import StageChange
 from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway, good_video, hanging_video, refused_video
 
 SHOWN_TEXT = TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
@@ -191,6 +195,14 @@ def test_a_terminal_gets_the_live_view(gateway: FakeGateway, tmp_path: Path) -> 
     assert "\x1b[32m circle\x1b[0m" in shown
     assert "5 tokens, 8.0 tokens/s" in shown
     assert "\x1b[31m." not in shown
+
+
+@pytest.mark.parametrize("words", ["A[bold]B", "x [/bold] y", "[/]", "\x1b[2J"])
+def test_a_drafts_words_cannot_style_the_view(words: str) -> None:
+    shown, screen = io.StringIO(), _Screen()
+    screen.apply(StageChange("draft_lost", detail=words))
+    Console(file=shown, width=120).print(screen.layout)
+    assert f"draft lost: {printable(words)}" in shown.getvalue()
 
 
 def _read_all(descriptor: int) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidConfig, ModelNotUsable
-from slipstream.stack.local import POCKET_DIR, StackOptions, check_options, gateway_address, make_run_dir, service_argv
+from slipstream.stack.local import POCKET_DIR, StackOptions, check_options, gateway_address, service_argv
+from slipstream.stack.run_folder import RunFolder
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
 
@@ -156,6 +157,7 @@ def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    run_dir = make_run_dir()
-    assert run_dir.parent == Path("/tmp")
-    run_dir.rmdir()
+    folder = RunFolder()
+    assert folder.path.parent == Path("/tmp")
+    folder.close()
+    assert not folder.path.exists()

@@ -1,6 +1,7 @@
 """The local stack with services that have no model: start, readiness, restarts, failures, and that nothing is left."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -20,9 +21,10 @@ from slipstream.cli.app import run
 from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
 from slipstream.rpc.server import ANSWER_S
-from slipstream.stack import local
+from slipstream.stack import local, run_folder
 from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
+from slipstream.stack.run_folder import RunFolder
 from tests.cli.fake_gateway import TEXT, good_video, hanging_video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +149,45 @@ async def test_a_failed_start_tells_the_last_error_of_the_log(options: StackOpti
         await Stack(missing).__aenter__()
 
 
+async def test_a_failed_start_leaves_the_log_that_it_points_to(
+    options: StackOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = Path(tempfile.gettempdir())
+    stack = Stack(behave(options, gateway="fail"))
+    with pytest.raises(InvalidConfig, match=r"\(log: .*gateway\.log\)"):
+        await stack.__aenter__()
+    assert sorted(path.name for path in stack.run_dir.iterdir()) == ["gateway.log", "lock"]
+    async with Stack(options):
+        assert stack.run_dir.exists(), "who was told of it may still read it"
+    monkeypatch.setattr(run_folder, "KEPT_S", 0.0)
+    async with Stack(options):
+        assert not stack.run_dir.exists()
+    assert os.listdir(temporary) == []
+
+
+async def test_logs_are_bounded(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(local, "LOG_CHECK_S", 0.01)
+    async with Stack(options) as stack:
+        target = stack.processes["target"]
+        with target.log_path.open("a") as log:
+            print("x" * 200, file=log)
+        while target.log_path.stat().st_size:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert "x" * 200 in target.log_path.with_name("target.log.1").read_text()
+        os.kill(target.pid, signal.SIGKILL)
+        await asyncio.wait_for(stack.wait_started("target", 2), 120)
+
+
+async def test_services_are_given_nothing_of_others(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_TOKEN", "secret")
+    monkeypatch.setenv("SLIPSTREAM_GATEWAY_LISTEN", "ignored:1")
+    async with Stack(replace(options, archive=True, redis="redis://:secret@127.0.0.1:1")) as stack:
+        told = {name: "\0".join(environment_of(process.pid)) for name, process in stack.processes.items()}
+    assert not any("secret" in told[name] or "GATEWAY" in told[name] for name in ("target", "draft"))
+    assert "SLIPSTREAM_TOKEN" not in told["gateway"] and "SLIPSTREAM_GATEWAY_LISTEN" in told["gateway"]
+
+
 async def test_a_start_that_takes_too_long(options: StackOptions) -> None:
     with pytest.raises(ServiceUnavailable, match="target was not ready after 1 s"):
         await Stack(replace(behave(options, target="hang"), start_timeout_s=1, stop_grace_s=0.2)).__aenter__()
@@ -190,7 +231,7 @@ class Up:
     SCRIPT = """
 import sys
 from functools import partial
-from slipstream.cli import app, common
+from slipstream.cli import common, main
 from slipstream.stack.local import StackOptions
 behaviour, grace_s, root, *arguments = sys.argv[1:]
 common.StackOptions = partial(
@@ -200,13 +241,16 @@ common.StackOptions = partial(
     extra_flags={"gateway": ("--behaviour", behaviour)},
     stop_grace_s=float(grace_s),
 )
-sys.exit(app.run(["up", "--no-archive", *arguments]))
+sys.argv[1:] = ["up", "--no-archive", *arguments]
+main()
 """
 
-    def __init__(self, options: StackOptions, behaviour: str = "serve", grace_s: float = 60) -> None:
+    def __init__(
+        self, options: StackOptions, behaviour: str = "serve", grace_s: float = 60, shell: tuple[str, ...] = ()
+    ) -> None:
         folders = ("--target", str(options.target_model), "--draft", str(options.draft_model))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", self.SCRIPT, behaviour, str(grace_s), str(ROOT), *folders],
+            [*shell, sys.executable, "-c", self.SCRIPT, behaviour, str(grace_s), str(ROOT), *folders],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -246,6 +290,30 @@ def test_up_ends_at_a_signal(options: StackOptions, number: int, status: int) ->
         up.process.send_signal(number)
         up.told("1 s to finish")
         up.ended(status)
+
+
+def test_in_the_background_of_a_script_it_still_ends_at_a_signal(options: StackOptions) -> None:
+    with Up(options, shell=("sh", "-c", 'trap "" INT; exec "$@"', "sh")) as up:
+        up.process.send_signal(signal.SIGINT)
+        up.told("1 s to finish")
+        up.ended(130)
+
+
+def test_what_a_killed_stack_left_is_swept_by_the_next(options: StackOptions) -> None:
+    temporary = Path(tempfile.gettempdir())
+    (temporary / "slipstream-foreign").mkdir()
+    (temporary / "slipstream-file").write_text("")
+    (temporary / "slipstream-link").symlink_to(temporary / "slipstream-foreign")
+    with Up(options) as up:
+        (used,) = (path.parent for path in temporary.glob("slipstream-*/target.log"))
+        with contextlib.closing(RunFolder()):
+            assert used.exists(), "it is in use"
+        up.process.kill()
+        up.ended(-signal.SIGKILL)
+        assert (used / "gateway.log").exists()
+        with contextlib.closing(RunFolder()) as folder:
+            assert not used.exists() and folder.path.exists()
+    assert {path.name for path in temporary.iterdir()} == {f"slipstream-{name}" for name in ("foreign", "file", "link")}
 
 
 async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_path: Path) -> None:

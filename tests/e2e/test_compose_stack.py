@@ -65,7 +65,10 @@ class Compose:
             free.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         own = {"VIDEOS": str(videos), "PORT": self.address.partition(":")[2], "IMAGE": PROJECT, "THREADS": "1"}
-        own["REDIS_PASSWORD"] = secrets.token_hex(16)
+        password = videos.parent / "redis_password"
+        password.write_text(secrets.token_hex(16))
+        password.chmod(0o644)
+        own["REDIS_PASSWORD_FILE"] = str(password)
         named = {f"SLIPSTREAM_{name}": value for name, value in own.items()}
         self._environ = {**os.environ, **named, "COMPOSE_PROJECT_NAME": PROJECT}
 

@@ -1,6 +1,8 @@
 """Every example is short and runs, the ones that caption with the pocket pair behind one gateway."""
 
 import asyncio
+import contextlib
+import runpy
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from slipstream.messages import Caption, CommittedText, CommittedToken
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.clips import make_colour_clip
 
@@ -64,6 +67,21 @@ async def test_caption_file(pocket: Pocket) -> None:
 async def test_stream_live(pocket: Pocket) -> None:
     text, closing = (await run("stream_live.py", pocket.clip, pocket.gateway)).rsplit("\n", 2)[:2]
     assert text and closing.startswith("64 tokens in ")  # how many marks there are is up to a draft that may be late
+
+
+async def test_stream_live_marks_what_the_draft_wrote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stream(list[CommittedText]):
+        caption = Caption("", 2, None)
+
+    class FakeCaptioner:
+        def stream(self, video: str, **options: int) -> Stream:
+            return Stream([CommittedText((CommittedToken(1, "A red", True), CommittedToken(2, " circle", False)))])
+
+    monkeypatch.setattr("slipstream.Captioner", lambda: contextlib.nullcontext(FakeCaptioner()))
+    runpy.run_path(str(FOLDER / "stream_live.py"))["main"]("a.mp4")
+    assert capsys.readouterr().out == "[A red] circle\n2 tokens in 0.0 s\n"
 
 
 async def test_compare_methods(pocket: Pocket) -> None:

@@ -5,15 +5,17 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.cli.common import ConnectionOptions
 from slipstream.errors import InvalidConfig, Unauthenticated
-from slipstream.rpc import security
+from slipstream.metrics import REGISTRY
+from slipstream.rpc import guards, security
 from slipstream.rpc.calls import as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.security import TokenFile, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
-from tests.rpc.secured import Certificates, make_certificates, served
+from tests.rpc.secured import Certificates, WhoAmI, make_certificates, served
 
 
 @pytest.fixture
@@ -95,6 +97,49 @@ async def test_the_file_is_read_again(keys: tuple[Path, dict[str, str]], monkeyp
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(channel, *metadata)
     assert TokenFile(str(path)).owner(known["alice"]) is None
+
+
+async def test_open_streams_end_with_their_token(
+    keys: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = keys
+    monkeypatch.setattr(security, "RELOAD_S", 0.0)
+    monkeypatch.setattr(guards, "LOOK_S", 0.01)
+    async with served(WhoAmI(seconds=60), tokens=str(path)) as address, open_channel(address) as channel:
+        stub, streams = target_pb2_grpc.TargetStub(channel), {}
+        for owner, token in known.items():
+            metadata = token_metadata(address, None, token)
+            streams[owner] = stub.PullGuidance(target_pb2.PullGuidanceRequest(), timeout=60, metadata=metadata)
+            assert (await streams[owner].read()).data == owner.encode()
+        path.write_text(next(line for line in path.read_text().splitlines() if line.startswith("bob")))
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await streams["alice"].read()
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "no longer accepted" in (refusal.value.details() or "")
+        assert not streams["bob"].done()
+
+
+async def test_an_unreadable_file_raises_an_alarm(
+    keys: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, known = keys
+    monkeypatch.setattr(security, "RELOAD_S", 0.0)
+    content, file = path.read_bytes(), TokenFile(str(path))
+
+    def alarm() -> float | None:
+        return REGISTRY.get_sample_value("slipstream_tokens_unreadable")
+
+    with structlog.testing.capture_logs() as events:
+        assert alarm() == 0
+        path.write_text("half a li")
+        assert (alarm(), alarm()) == (1, 1), "nobody needs to call for it"
+        assert file.owner(known["alice"]) == "alice"
+        path.write_bytes(content)
+        assert alarm() == 0
+    assert [(event["log_level"], event["event"]) for event in events] == [
+        ("error", "tokens.unreadable"),
+        ("info", "tokens.reloaded"),
+    ]
 
 
 def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ async def test_a_slow_host_is_given_up(site: Site) -> None:
         *[(text, False) for text in ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")],
         *[(text, False) for text in ("224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1")],
         *[(text, False) for text in ("::1", "::", "fe80::1", "fe80::1%lo", "fc00::1", "fd00:ec2::254", "ff02::1")],
+        *[(text, False) for text in ("fec0::1", "feff::1", "3fff::1", "3fff:fff::1", "5f00::1")],
         *[(text, False) for text in ("::ffff:8.8.8.8", "::7f00:1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001::1")],
     ],
 )

@@ -5,7 +5,6 @@ each is started again when it dies, as an orchestrator would.
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -22,9 +21,9 @@ from slipstream import AsyncCaptioner, connect_async
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
-from slipstream.stack.local import make_run_dir
 from slipstream.stack.process import POLL_S, ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
+from slipstream.stack.run_folder import RunFolder
 
 START_TIMEOUT_S = 240.0
 STOP_GRACE_S = 10.0
@@ -112,7 +111,8 @@ class Cluster:
         self._keepers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self.run_dir = make_run_dir()
+        self._folder = RunFolder()
+        self.run_dir = self._folder.path
         self._prepare()
         try:
             await self._start_all([name for name in self.processes if name not in self.gateways])
@@ -128,7 +128,7 @@ class Cluster:
     ) -> None:
         await self._shut_down()
         if error is None:
-            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self._folder.close()
 
     @property
     def gateways(self) -> list[str]:

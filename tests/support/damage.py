@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
+MessageT = TypeVar("MessageT", bound=Message)
 MAX_REPEATS = 5000
 HOSTILE_TEXT = (
     "",
@@ -38,6 +39,15 @@ _RANGES = {
 _REAL_TYPES = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 RAW_WAYS = ("flip", "cut", "other", "again", "append", "nest", "lengthen")
 STREAM_WAYS = ("shuffle", "reverse", "cut", "drop", "repeat", "restart", "insert")
+
+
+@st.composite
+def any_messages(draw: st.DrawFn, kind: type[MessageT]) -> MessageT:
+    """A message of the kind in which anything may stand."""
+    message = kind()
+    for _ in range(draw(st.integers(0, 10))):
+        _damage_field(draw, message, (b"x",))
+    return kind.FromString(message.SerializeToString())
 
 
 def damaged_message(draw: st.DrawFn, message: Message, payloads: Sequence[bytes]) -> bytes:

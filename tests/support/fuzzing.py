@@ -1,17 +1,25 @@
 """How many examples a fuzzing test tries: few in `make test`, many in `make faults`, which reads what they found.
 
-`SLIPSTREAM_FUZZ_EXAMPLES` is the number, `SLIPSTREAM_FUZZ_REPORT` a folder for the findings as JSON.
+`SLIPSTREAM_FUZZ_EXAMPLES` is the number, `SLIPSTREAM_FUZZ_REPORT` a folder for the findings as JSON. With
+`SLIPSTREAM_FUZZ_S`, `fuzz` goes on for so many seconds, with other examples for another `SLIPSTREAM_FUZZ_SEED`.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
+ExampleT = TypeVar("ExampleT")
 EXAMPLES_VARIABLE = "SLIPSTREAM_FUZZ_EXAMPLES"
+SECONDS_VARIABLE = "SLIPSTREAM_FUZZ_S"
+SEED_VARIABLE = "SLIPSTREAM_FUZZ_SEED"
+MOST_ROUNDS = 10**6
 REPORT_VARIABLE = "SLIPSTREAM_FUZZ_REPORT"
 CALLS = 8
 """Requests of one example, at the same time."""
@@ -27,6 +35,23 @@ def fuzzing(usual_examples: int) -> settings:
         derandomize=not asked,
         suppress_health_check=list(HealthCheck),
     )
+
+
+def fuzz(strategy: SearchStrategy[ExampleT], attack: Callable[[ExampleT], object], usual_examples: int) -> int:
+    """Tries examples until one makes `attack` raise, and shrinks that; how many were tried."""
+    num_tried, until = 0, time.monotonic() + float(os.environ.get(SECONDS_VARIABLE) or 0)
+    first_seed = int(os.environ.get(SEED_VARIABLE) or 0) * MOST_ROUNDS
+
+    def counted(example: ExampleT) -> None:
+        nonlocal num_tried
+        num_tried += 1
+        attack(example)
+
+    for number in itertools.count(first_seed):
+        seed(number)(fuzzing(usual_examples)(given(strategy)(counted)))()
+        if time.monotonic() >= until:
+            break
+    return num_tried
 
 
 def report_findings(name: str, findings: Mapping[str, Any]) -> None:

@@ -185,7 +185,8 @@ def batch_dict(batch: Batch) -> dict[str, Any]:
 
 @contextmanager
 def _bar(console: Console) -> Iterator[Show]:
-    columns = SpinnerColumn(), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    line = TextColumn("{task.description}", markup=False)
+    columns = SpinnerColumn(), BarColumn(), TaskProgressColumn(), line, TimeElapsedColumn()
     meter = Meter()
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("waiting", total=None)

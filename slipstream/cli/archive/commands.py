@@ -52,6 +52,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FormatOption = Annotated[
     Format | None, typer.Option("--format", help="How results are written.", show_default="by the extension, or jsonl")
 ]
+RawOption = Annotated[bool, typer.Option("--csv-raw", help="Cells as they are: a spreadsheet may take one as formula.")]
 
 
 def ask(
@@ -133,17 +134,16 @@ def export_command(
         list[str] | None,
         typer.Option(help="Only jobs in this state, all into the output; may be repeated.", show_default="done"),
     ] = None,
+    csv_raw: RawOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write the results there are; jobs without one go to OUTPUT.errors.jsonl. Repeating it gives the same files."""
-    wanted = Output(output, choose_format(form, output), _states(state or ()))
+    wanted = Output(output, choose_format(form, output), _states(state or ()), csv_raw)
     check_output(wanted.path, wanted.form)
     counts = ask(gateway, connection, lambda client: export(client, batch, wanted))
-    if as_json:
-        typer.echo(json.dumps(counts), err=output == STDOUT)
-    else:
-        told = ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no jobs"
-        typer.echo(f"{printable(output)}: {told}", err=True)
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no jobs"
+    line = json.dumps(counts) if as_json else f"{printable(output)}: {told}"
+    typer.echo(line, err=not as_json or output == STDOUT)
 
 
 def _states(names: list[str] | tuple[()]) -> frozenset[JobState]:
@@ -223,6 +223,7 @@ def submit_command(
         str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt and srt.")
     ] = None,
     form: FormatOption = None,
+    csv_raw: RawOption = False,
     name: Annotated[
         str | None,
         typer.Option(
@@ -254,7 +255,7 @@ def submit_command(
     connection: ConnectionOptions,
 ) -> None:
     """Hand in videos as a batch, to be captioned in the background. Repeating it adds what is new and goes on."""
-    destination = None if output is None else _destination(output, form, as_json)
+    destination = None if output is None else _destination(output, form, as_json, csv_raw)
     wait = output is not None if wait is None else wait
     with Sources(sources, root, complain) as found:
         found.check()
@@ -265,10 +266,10 @@ def submit_command(
         raise typer.Exit(ask(gateway, connection, lambda client: _run(client, request)))
 
 
-def _destination(output: str, form: Format | None, as_json: bool) -> Output:
+def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool) -> Output:
     if output == STDOUT and as_json:
         raise InvalidConfig("--json and --output - would mix on stdout; give one of them")
-    destination = Output(output, choose_format(form, output))
+    destination = Output(output, choose_format(form, output), csv_raw=csv_raw)
     check_output(destination.path, destination.form)
     return destination
 

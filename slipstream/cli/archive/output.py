@@ -1,6 +1,7 @@
 """Where results go: a file of JSON lines or a table, stdout, or a folder of subtitles.
 
-Files appear whole or not at all.
+Files appear whole or not at all. Who names videos, and what a video shows, must not reach further than the text of a
+cell: a table holds no formula and nothing steers a terminal.
 """
 
 import csv
@@ -131,8 +132,6 @@ def _time(total_ms: int, mark: str) -> str:
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{mark}{ms:03}"
 
 
-# -- output -----------------------------------------------------------------------------------------------------------
-
 # -- records ----------------------------------------------------------------------------------------------------------
 
 # A job of the archive as a line of output: its text and its receipt, for JSON and for a table.
@@ -208,6 +207,10 @@ def job_row(job: Job) -> dict[str, Any]:
 # -- writers ----------------------------------------------------------------------------------------------------------
 
 STDOUT = "-"
+FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+"""A spreadsheet takes a cell that begins so for a formula; some also take the wide forms."""
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and marks that turn the direction of what follows."""
 
 Write = Callable[[Job], None]
 
@@ -249,31 +252,32 @@ def check_output(output: str, form: Format) -> None:
         raise InvalidConfig(f"cannot write {output}: its folder does not exist")
 
 
-def open_writer(output: str, form: Format) -> AbstractContextManager[Write]:
+def open_writer(output: "Output") -> AbstractContextManager[Write]:
     """The function that takes the jobs. What it writes is in place when the context is left without an error."""
-    if form.is_subtitles:
-        return _subtitle_folder(Path(output), form)
-    if output == STDOUT:
-        return _stdout(form)
-    return _whole_file(Path(output), form)
+    if output.form.is_subtitles:
+        return _subtitle_folder(Path(output.path), output.form)
+    if output.path == STDOUT:
+        return _stdout(output)
+    return _whole_file(Path(output.path), output)
 
 
 def open_errors(output: str) -> AbstractContextManager[Write]:
     """The same for the jobs without a result: `<output>.errors.jsonl`, which exists only if there are any."""
     path = Path(output)
-    return _whole_file(path.with_name(f"{path.name}.errors.jsonl"), Format.JSONL, keep_empty=False)
+    path = path.with_name(f"{path.name}.errors.jsonl")
+    return _whole_file(path, Output(str(path), Format.JSONL), keep_empty=False)
 
 
 @contextmanager
-def _stdout(form: Format) -> Iterator[Write]:
-    yield _line_writer(sys.stdout, form)
+def _stdout(output: "Output") -> Iterator[Write]:
+    yield _line_writer(sys.stdout, output)
     sys.stdout.flush()
 
 
 @contextmanager
-def _whole_file(path: Path, form: Format, keep_empty: bool = True) -> Iterator[Write]:
+def _whole_file(path: Path, output: "Output", keep_empty: bool = True) -> Iterator[Write]:
     with replacing(path, keep_empty) as file:
-        yield _line_writer(file, form)
+        yield _line_writer(file, output)
 
 
 @contextmanager
@@ -323,12 +327,28 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
             part.unlink(missing_ok=True)
 
 
-def _line_writer(file: TextIO, form: Format) -> Write:
-    if form is Format.JSONL:
-        return lambda job: print(json.dumps(job_record(job), ensure_ascii=False), file=file)
-    table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+def _line_writer(file: TextIO, output: "Output") -> Write:
+    if output.form is Format.JSONL:
+        return lambda job: print(_json_line(job_record(job)), file=file)
+    quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator may split a cell
+    table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n", quoting=quoting)
     table.writeheader()
-    return lambda job: table.writerow(job_row(job))
+    shown = (lambda cell: cell) if output.csv_raw else plain_cell
+    return lambda job: table.writerow({name: shown(cell) for name, cell in job_row(job).items()})
+
+
+def plain_cell(cell: Any) -> Any:
+    """What a spreadsheet shows as it is: text that would be a formula gets an apostrophe before it, and characters that
+    steer a terminal or turn the text around become a visible mark."""
+    if not isinstance(cell, str):
+        return cell
+    prefix = "'" if cell.startswith(FORMULA_STARTS) else ""
+    return prefix + _STEERING.sub("\N{REPLACEMENT CHARACTER}", cell)
+
+
+def _json_line(record: dict[str, Any]) -> str:
+    """JSON that a terminal can be shown: what would steer it is escaped, so nothing is lost."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(record, ensure_ascii=False))
 
 
 @contextmanager
@@ -355,6 +375,8 @@ class Output:
     form: Format
     states: Collection[JobState] = ()
     """Jobs in these states, all to `path`. None: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
+    csv_raw: bool = False
+    """Cells of a table are written as they are, for programs that read them; a spreadsheet may run them."""
 
 
 async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[str]:
@@ -363,7 +385,7 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
     wanted = frozenset(output.states) or {JobState.DONE}
     asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
     with ExitStack() as files:
-        write = files.enter_context(open_writer(output.path, output.form))
+        write = files.enter_context(open_writer(output))
         write_error = None
         if not output.states and output.path != STDOUT:
             write_error = files.enter_context(open_errors(output.path))

@@ -1,0 +1,52 @@
+"""Every file that a page, a docstring or a comment names exists."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("", "slipstream", "slipstream/archive", "proto")
+"""What a name may be relative to, beside the folder of the file that names it."""
+NAMED = re.compile(r"(?<![\w/.~<>{}*$-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|proto|lua|yaml|toml|json|sh|txt))(?![\w/{*<])")
+PAGES = sorted(path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md"))
+SOURCES = sorted(
+    path
+    for folder in ("slipstream", "services", "bench", "tests", "training", "examples", "proto", "deploy")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in {".py", ".proto", ".lua", ".yaml"} and "_pb2" not in path.name
+)
+SOURCE_NAMES = {path.name for path in SOURCES}
+MADE_BY_READERS = {
+    ".cache/bench/results/NAME.json",
+    *(f"slipstream/{name}.py" for name in ("engine/lookup_drafter", "families/qwen2_vl", "pruning/by_frame")),
+}
+"""Files that a page tells how to write, or that a run writes."""
+
+
+def named_paths(path: Path) -> set[str]:
+    """What a page says, or a source in words: its docstrings and comments."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        text = "\n".join(re.findall(r'"""(.*?)"""', text, re.DOTALL) + re.findall(r"#\s(.*)", text))
+    return {name for name in NAMED.findall(text) if "/" in name or name.endswith(".py")} - MADE_BY_READERS
+
+
+def exists(name: str, named_in: Path) -> bool:
+    if "/" not in name:
+        return name in SOURCE_NAMES
+    bases = [named_in.parent, named_in.parents[1], *(ROOT / folder for folder in FOLDERS)]
+    return any((base / name).exists() for base in bases)
+
+
+def test_what_is_named_exists() -> None:
+    missing = {
+        str(path.relative_to(ROOT)): names
+        for path in (*PAGES, *SOURCES)
+        if (names := [name for name in sorted(named_paths(path)) if not exists(name, path)])
+    }
+    assert missing == {}
+
+
+def test_a_name_of_nothing_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("See `slipstream/errors.py`, [there](docs/nowhere.md), `gone.py` and https://a.example/x/y.md.")
+    assert [name for name in sorted(named_paths(page)) if not exists(name, page)] == ["docs/nowhere.md", "gone.py"]
