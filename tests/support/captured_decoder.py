@@ -324,6 +324,12 @@ class Escapes:
     def sandbox_bypasses(self) -> int:
         return len(self.attacks) + len(self.random_calls) + len(self.harm)
 
+    @property
+    def findings(self) -> dict[str, Any]:
+        """For a report."""
+        bypasses = self.sandbox_bypasses
+        return {"sandbox_bypasses": bypasses, "passed": not bypasses, **vars(self)}
+
 
 class World:
     """What an attacker could harm: this process, another one of the same user, a file, the machine's shared memory."""
@@ -436,4 +442,4 @@ if __name__ == "__main__" and len(sys.argv) > 2:
     child.main(*map(int, sys.argv[1:]))
 elif __name__ == "__main__":
     escapes = asyncio.run(find_escapes(int(sys.argv[1]) if len(sys.argv) == 2 else 0))
-    print(json.dumps(vars(escapes) | {"sandbox_bypasses": escapes.sandbox_bypasses}, indent=1))  # noqa: T201
+    print(json.dumps(escapes.findings))  # noqa: T201
