@@ -1,11 +1,10 @@
-"""A captured decoder: code of an attacker in a confined process, and a world around it that it may not touch.
+"""A captured decoder: code of an attacker in a confined process, run instead of `slipstream.video.child`.
 
-`python -m tests.support.captured_decoder` counts what it can do that it should not; the last line is JSON. As the
-child's module it reads what to do from the video's bytes: `attack PARENT BYSTANDER FOLDER` tries known ways out one
-by one, and `random SEED FIRST LAST PARENT BYSTANDER FOLDER` makes system calls with random numbers and arguments.
+It reads what to do from the video's bytes: `attack PARENT BYSTANDER FOLDER` tries known ways out one by one, and
+`random SEED FIRST LAST PARENT BYSTANDER FOLDER` makes system calls with random numbers and arguments. What comes of it
+is judged outside, by `tests.support.escapes`.
 """
 
-import asyncio
 import ctypes
 import errno
 import fcntl
@@ -18,24 +17,16 @@ import resource
 import select
 import signal
 import socket
-import stat
 import struct
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
-
-from slipstream.errors import SlipstreamError
 from slipstream.video import child
 from slipstream.video.confine import ALLOWED, AUDIT_NUMBERS, CLONE3
-from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec
-from slipstream.video.messages import DecodeLimits, DecodeRequest, Progress, Refused, encode_answer
+from slipstream.video.messages import DecodeRequest, Progress, Refused, encode_answer
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
@@ -44,8 +35,6 @@ NUM_CALLS, HIGHEST_CALL = 200, 470
 BEFORE, WAS_REFUSED, WAS_LISTED, PASSED = 0, 1, 2, 3
 """What is said of a random call, as a number of progress: that it comes; that it was refused; that it is one which
 decoding needs, whatever came of it; that the filter let it through."""
-HANG_S = 0.5
-LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC)
 UNFILTERED = {"x86_64": {335, 336}}.get(platform.machine(), set())
 """Calls that Linux lets pass every filter since 6.14: `uretprobe` and `uprobe`, with which probes return."""
 F_SETSIG, F_SETOWN_EX, F_OWNER_PID, FIOSETOWN, SIOCSPGRP = 10, 15, 1, 0x8901, 0x8902
@@ -64,8 +53,6 @@ NUMBERS = {
         **{"msgget": 186, "semget": 190, "mq_open": 180, "timer_create": 107, "setitimer": 103, "personality": 92},
     },
 }.get(platform.machine(), {})
-
-# -- in the captured process ------------------------------------------------------------------------------------------
 
 
 def checked(result: int) -> int:
@@ -302,132 +289,6 @@ def print_progress(connection: socket.socket, index: int, what: int) -> None:
     connection.send(encode_answer(Progress(index, what)))
 
 
-# -- outside ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Escapes:
-    """What a captured decoder managed."""
-
-    attacks: list[str]
-    """Known ways out that were open."""
-    random_calls: list[str]
-    """Random system calls that are not on the list and were not refused."""
-    harm: list[str]
-    """What was not as before, outside of the captured process."""
-    num_attacks: int
-    num_random_calls: int
-    num_decoders: int
-    """Decoders that the random calls took: some of them end their own process."""
-
-    @property
-    def sandbox_bypasses(self) -> int:
-        return len(self.attacks) + len(self.random_calls) + len(self.harm)
-
-    @property
-    def findings(self) -> dict[str, Any]:
-        """For a report."""
-        bypasses = self.sandbox_bypasses
-        return {"sandbox_bypasses": bypasses, "passed": not bypasses, **vars(self)}
-
-
-class World:
-    """What an attacker could harm: this process, another one of the same user, a file, the machine's shared memory."""
-
-    def __init__(self, folder: Path, bystander: int) -> None:
-        self.prey = Prey(os.getpid(), bystander, str(folder))
-        self._key = folder / "key.pem"
-        self._key.write_text("secret")
-        with suppress(OSError):  # a file system without such attributes
-            os.setxattr(self._key, b"user.canary", b"alive")
-        os.utime(self._key, (10**9, 10**9))
-        self._before = self._look()
-
-    def harm(self) -> list[str]:
-        """What is not as it was."""
-        now = self._look()
-        return [f"{name}: {now[name]} was {before}" for name, before in self._before.items() if now[name] != before]
-
-    def _look(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, pid in (("parent", self.prey.parent), ("bystander", self.prey.bystander)):
-            process = psutil.Process(pid)
-            found |= {
-                f"{name}'s priority": process.nice(),
-                f"{name} is stopped": process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE),
-                f"{name}'s cores": tuple(process.cpu_affinity() or ()),
-                f"{name}'s i/o class": tuple(process.ionice()),
-                f"{name}'s scheduler": os.sched_getscheduler(pid),
-                f"{name}'s limits": [resource.prlimit(pid, kind) for kind in LIMITS],
-            }
-        facts = self._key.stat()
-        names = sorted(os.listdir(self.prey.folder))
-        kept = (stat.S_IMODE(facts.st_mode), facts.st_uid, facts.st_gid, facts.st_mtime_ns, facts.st_nlink)
-        shared = [len(path.read_text().splitlines()) for path in sorted(Path("/proc/sysvipc").glob("*"))]
-        return found | {
-            "the folder": names,
-            "the file": (self._key.read_text(), kept, os.listxattr(self._key)),
-            "shared memory": shared,
-            "the host's name": socket.gethostname(),
-        }
-
-
-@contextmanager
-def world() -> Iterator[World]:
-    """A world with a bystander, both gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="captured-") as folder:
-        bystander = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        try:
-            yield World(Path(folder), bystander.pid)
-        finally:
-            bystander.kill()
-            bystander.communicate()
-
-
-async def run_captured(order: str, on_progress: Callable[[int, int], None] | None = None) -> str:
-    """What the captured decoder said of an order; '' when it ended or hung instead."""
-    limits = DecodeLimits(timeout_s=HANG_S, max_frames_sampled=NUM_CALLS, max_frame_pixels=64)
-    request = DecodeRequest(NUM_CALLS, limits)
-    decoder = Decoder(DecoderSpec(256 * 1024**2, 60, module=__spec__.name if __spec__ else __name__))
-    with tempfile.TemporaryFile() as file:
-        file.write(order.encode())
-        file.flush()
-        try:
-            await decoder.wait_ready()
-            await decoder.sample(file.fileno(), request, on_progress)
-        except DecoderLost:
-            return ""
-        except SlipstreamError as error:
-            return str(error)
-        finally:
-            decoder.kill()
-            decoder.reap()
-    return ""
-
-
-async def find_escapes(seed: int, num_calls: int = NUM_CALLS) -> Escapes:
-    """Lets a captured decoder try all known ways out, and then random system calls."""
-    said: dict[int, int] = {}
-    with world() as around:
-        prey = f"{around.prey.parent} {around.prey.bystander} {around.prey.folder}"
-        answer = await run_captured(f"attack {prey}")
-        open_ways = json.loads(answer) if answer.startswith("[") else [f"no answer: {answer}"]
-        first = num_decoders = 0
-        while first < num_calls:
-            num_decoders += 1
-            await run_captured(f"random {seed} {first} {num_calls} {prey}", said.__setitem__)
-            first = max(said, default=first) + 1
-        listed = listed_numbers()
-        passed = [describe(seed, index) for index, what in said.items() if what == PASSED]
-        lethal = [
-            describe(seed, index)
-            for index, what in said.items()
-            if what == BEFORE and number_of(seed, index) not in listed
-        ]
-        num_attacks = len(attacks(around.prey, 0))
-        return Escapes(open_ways, passed + lethal, around.harm(), num_attacks, len(said), num_decoders)
-
-
 def number_of(seed: int, index: int) -> int:
     """Of the system call at this place."""
     return random.Random(f"{seed} {index}").randrange(HIGHEST_CALL)
@@ -437,9 +298,6 @@ def describe(seed: int, index: int) -> str:
     return f"call {number_of(seed, index)} (seed {seed}, index {index})"
 
 
-if __name__ == "__main__" and len(sys.argv) > 2:
+if __name__ == "__main__":
     child._serve = serve
     child.main(*map(int, sys.argv[1:]))
-elif __name__ == "__main__":
-    escapes = asyncio.run(find_escapes(int(sys.argv[1]) if len(sys.argv) == 2 else 0))
-    print(json.dumps(escapes.findings))  # noqa: T201
