@@ -83,6 +83,9 @@ class GatewayMetrics:
         self._decode_failures = Counter(
             "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
         )
+        self._protected = Gauge(
+            "slipstream_decoder_protection", "1: taken from decoders; 0: this machine cannot", ["kind"], registry=to
+        )
         self._queue = Gauge("slipstream_queue_jobs", "Jobs in the archive's queue", ["state"], registry=to)
         self._jobs = Counter("slipstream_jobs", "Runs of jobs that ended here", ["outcome"], registry=to)
         self._stale = Counter("slipstream_stale_commits", "Results refused as their lease was lost", registry=to)
@@ -150,6 +153,11 @@ class GatewayMetrics:
         except Exception as error:
             self._decode_failures.labels(type(error).__name__).inc()
             raise
+
+    def confined(self, kinds: Mapping[str, bool]) -> None:
+        """What was taken from decoders, by kind of protection, and what could not be."""
+        for kind, was_taken in kinds.items():
+            self._protected.labels(kind).set(was_taken)
 
     def queue_depth(self, jobs: Mapping[str, int]) -> None:
         """Jobs by state."""

@@ -30,9 +30,10 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             await peers.find_draft()
         except ServiceUnavailable as error:
             get_logger().warning("draft.missing", reason=str(error))
-    media = Media(config)
+    metrics = GatewayMetrics(REGISTRY)
+    media = Media(config, on_confined=metrics.confined)
     media.prepare()
-    captioner = GatewayCaptioner(config, peers, media, GatewayMetrics(REGISTRY))
+    captioner = GatewayCaptioner(config, peers, media, metrics)
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))

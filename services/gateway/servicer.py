@@ -14,6 +14,7 @@ from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import CaptionEvent, GatewayInfo
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
+from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 Events = asyncio.Queue[CaptionEvent | None]
@@ -56,7 +57,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         if first is None or first.WhichOneof("message") != "options":
             raise ProtocolViolation("a caption begins with `options`")
         asked, names = read_options(first.options), first.options
-        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id)
+        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         events: Events = asyncio.Queue()
         working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))

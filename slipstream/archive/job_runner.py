@@ -9,7 +9,6 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from typing import BinaryIO
 from weakref import WeakValueDictionary
 
 import structlog
@@ -30,6 +29,7 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater, RunnerDied
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
@@ -72,7 +72,7 @@ class ArchiveRunner:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        plan = make_plan(job.merged_options(batch), self._config, request_id=request_id)
+        plan = make_plan(job.merged_options(batch), self._config, request_id=request_id, owner=lease.owner)
         try:
             await self._captioner.check(plan)
         except ServiceUnavailable:
@@ -103,7 +103,7 @@ class ArchiveRunner:
         return video, stats
 
     @contextlib.asynccontextmanager
-    async def _open(self, source: str) -> AsyncIterator[BinaryIO]:
+    async def _open(self, source: str) -> AsyncIterator[VideoFile]:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 file = await stack.enter_async_context(self._captioner.media.open_source(source))

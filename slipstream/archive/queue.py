@@ -142,6 +142,8 @@ class Lease:
     is_suspect: bool
     entry: str
     """Where the store keeps the lease; of no interest to others."""
+    owner: str = ""
+    """The batch's."""
 
 
 class BeatAnswer(StrEnum):

@@ -4,13 +4,11 @@ import asyncio
 import contextlib
 import copy
 import math
-import os
 from collections.abc import AsyncIterator, Iterator
-from typing import BinaryIO
 
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import Media
+from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, ServiceUnavailable, SlipstreamError
@@ -69,14 +67,15 @@ class GatewayCaptioner:
         return target
 
     async def sample(
-        self, plan: CaptionPlan, source: BinaryIO, emit: Emit, stats: CaptionStats, *, digest: bool = False
+        self, plan: CaptionPlan, source: VideoFile, emit: Emit, stats: CaptionStats, *, digest: bool = False
     ) -> SampledVideo:
         """The frames of an open file, with the file's digest if asked for. Needs no model."""
-        with self.metrics.decoding(os.fstat(source.fileno()).st_size):
+        with self.metrics.decoding(source.num_bytes):
             video = await self.media.sample(
                 source,
                 plan.options.num_frames,
                 lambda done, total: emit(StageChange("decode", done, total)),
+                owner=plan.owner,
                 digest=digest,
             )
         stats.sampled = asyncio.get_running_loop().time()

@@ -36,6 +36,11 @@ class MediaOptions:
     )
     url_timeout_s: float = option("longest time for fetching one video", default=600.0, check=between(0.1, 86400))
     max_video_bytes: int = option("largest video file", default=2 * 1024**3, check=between(1, 2**50))
+    file_timeout_s: float = option(
+        "longest time for one call to the file system of a video, such as opening it",
+        default=30.0,
+        check=between(0.1, 3600),
+    )
     decode_workers: int = option("videos decoded at once, each in a process", default=2, check=between(1, 256))
     decode_timeout_s: float = option("longest time for decoding one video", default=120.0, check=between(0.1, 86400))
     decode_memory_mb: int = option(

@@ -51,7 +51,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 class Sink(Protocol):
     """Takes what arrives; raises a SlipstreamError when it is too much."""
 
-    def write(self, data: bytes, /) -> object: ...
+    async def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Fetcher:
         if int(length) > self._max_bytes:
             raise LimitExceeded(f"the video has {length} bytes, more than this server's limit of {self._max_bytes}")
         async for data in exchange.body():
-            sink.write(data)
+            await sink.write(data)
         return None
 
 

@@ -1,19 +1,22 @@
 """From a request to sampled frames: an upload, a path or an address becomes a file, and a child process decodes it."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
-from slipstream.errors import LimitExceeded, Overloaded, VideoNotFound
+from slipstream.errors import LimitExceeded, Overloaded, UnreadableVideo, VideoNotFound
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.pool import DecodePool
+from slipstream.video.pool import DecodePool, FileThreads, OnConfined
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -21,13 +24,30 @@ from slipstream.video.pool import DecodePool
 
 IN_MEMORY_BYTES = 32 * 1024**2
 """A video beyond this goes to a temporary file."""
+_NO_ROOM = "the server has no room for the video now; try again later"
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """An open regular file with a video."""
+
+    file: BinaryIO
+    num_bytes: int
+    files: FileThreads
+    """The threads that may touch it: it may lie on a disk of the network that hangs."""
+
+    def close(self) -> None:
+        """Blocks, like all that is done to the file."""
+        self.file.close()
 
 
 class VideoBuffer:
     """A file without a name: in memory at first, on disk when it grows. Gone when closed."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, files: FileThreads | None = None) -> None:
+        """`files` are the threads that may touch the disk."""
         self._max_bytes = max_bytes
+        self._files = files or FileThreads()
         self._size = 0
         self._in_memory = True
         self.file: BinaryIO = os.fdopen(os.memfd_create("video"), "w+b")
@@ -39,28 +59,46 @@ class VideoBuffer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # what is still buffered has no place to go
-            self.file.close()
+        self._files.close(self.file)
 
-    def write(self, data: bytes) -> None:
-        """Appends. Raises LimitExceeded for a video that is too large, Overloaded when the disk or memory is full."""
+    async def write(self, data: bytes) -> None:
+        """Appends. Raises LimitExceeded for a video that is too large, Overloaded when the disk or memory is full, and
+        ServiceUnavailable when the disk hangs."""
         self._size += len(data)
         if self._size > self._max_bytes:
             raise LimitExceeded(f"the video is larger than this server's limit of {self._max_bytes} bytes")
+        if self._in_memory and self._size <= IN_MEMORY_BYTES:
+            self._write(data)
+        else:
+            await self._files.run(self._write_to_disk, data)
+
+    async def finished(self) -> "VideoFile":
+        """The whole file, at its start. Raises Overloaded or ServiceUnavailable."""
+        if self._in_memory:
+            self._rewind()
+        else:
+            await self._files.run(self._rewind)
+        return VideoFile(self.file, self._size, self._files)
+
+    def _write(self, data: bytes) -> None:
         try:
-            if self._in_memory and self._size > IN_MEMORY_BYTES:
-                self._move_to_disk()
             self.file.write(data)
         except OSError:
-            raise Overloaded("the server has no room for the video now; try again later") from None
+            raise Overloaded(_NO_ROOM) from None
 
-    def finished(self) -> BinaryIO:
-        """The whole file, at its start. Raises Overloaded."""
+    def _write_to_disk(self, data: bytes) -> None:
+        if self._in_memory:
+            try:
+                self._move_to_disk()
+            except OSError:
+                raise Overloaded(_NO_ROOM) from None
+        self._write(data)
+
+    def _rewind(self) -> None:
         try:
             self.file.seek(0)
         except OSError:
-            raise Overloaded("the server has no room for the video now; try again later") from None
-        return self.file
+            raise Overloaded(_NO_ROOM) from None
 
     def _move_to_disk(self) -> None:
         disk = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with this object)
@@ -72,11 +110,23 @@ class VideoBuffer:
 
 # -- media ------------------------------------------------------------------------------------------------------------
 
+_DIGEST_BYTES = 16 * 1024**2
+
 
 class Media:
-    """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead."""
+    """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead.
 
-    def __init__(self, config: GatewayConfig, fetcher: Fetcher | None = None) -> None:
+    No call to a file system is made on the event loop. Each root has threads of its own for them, and so has the
+    folder of temporary files.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fetcher: Fetcher | None = None,
+        on_confined: OnConfined = lambda confined: None,
+    ) -> None:
+        """`on_confined` is told which protections decoders have; see `DecodePool`."""
         self._config = config
         self._fetcher = fetcher or Fetcher(config.allowed_hosts, config.max_video_bytes, config.url_timeout_s)
         limits = DecodeLimits(
@@ -84,54 +134,113 @@ class Media:
             timeout_s=config.decode_timeout_s,
             max_frames_sampled=config.max_frames,
         )
-        self._pool = DecodePool(config.decode_workers, limits, memory_bytes=config.decode_memory_mb * 1024**2)
+        self._pool = DecodePool(
+            config.decode_workers,
+            limits,
+            memory_bytes=config.decode_memory_mb * 1024**2,
+            on_confined=on_confined,
+        )
+        self._roots = {root: FileThreads(config.file_timeout_s) for root in config.roots}
+        self._temporary = FileThreads(config.file_timeout_s)
 
     def prepare(self) -> None:
         """Starts the decoders ahead of the first video."""
         self._pool.prepare()
 
     @contextlib.asynccontextmanager
-    async def open(self, path: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[BinaryIO]:
+    async def open(self, path: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
         """The video file: below an allowed root if a path was given, else received chunk by chunk."""
         self._pool.prepare()
         if path:
-            with self._open_path(path) as source:
+            async with self._open_path(path) as source:
                 yield source
             return
-        with VideoBuffer(self._config.max_video_bytes) as upload:
+        with VideoBuffer(self._config.max_video_bytes, self._temporary) as upload:
             async for chunk in chunks:
-                upload.write(chunk)
-            yield upload.finished()
+                await upload.write(chunk)
+            yield await upload.finished()
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str) -> AsyncIterator[BinaryIO]:
+    async def open_source(self, source: str) -> AsyncIterator[VideoFile]:
         """The video file of an archive item: a path below an allowed root, or an https address of an allowed host.
 
-        Raises what `open_video_path` and `Fetcher.fetch` raise.
+        Raises what `open_video_path` and `Fetcher.fetch` raise, and ServiceUnavailable when a file system hangs.
         """
         self._pool.prepare()
         if "://" not in source:
-            with self._open_path(source) as file:
+            async with self._open_path(source) as file:
                 yield file
             return
-        with VideoBuffer(self._config.max_video_bytes) as download:
+        with VideoBuffer(self._config.max_video_bytes, self._temporary) as download:
             await self._fetcher.fetch(source, download)
-            yield download.finished()
+            yield await download.finished()
 
     async def sample(
-        self, source: BinaryIO, num_frames: int, on_progress: Callable[[int, int], None], *, digest: bool = False
+        self,
+        source: VideoFile,
+        num_frames: int,
+        on_progress: Callable[[int, int], None],
+        *,
+        owner: str = "",
+        digest: bool = False,
     ) -> SampledVideo:
         """The sampled frames, with the file's SHA-256 and size if asked for. Cancelled, the decoder is ended at once.
 
-        The frames are freed with the last reference to them.
+        A decoder sees videos of one owner only, and what it says of a file is believed for that file only: the digest
+        is computed here. The frames are freed with the last reference to them.
         """
-        return await self._pool.sample(source, num_frames, on_progress=on_progress, with_digest=digest)
+        video = await self._pool.sample(
+            source.file, num_frames, owner=owner, on_progress=on_progress, files=source.files
+        )
+        return await _with_digest(video, source) if digest else video
 
     def close(self) -> None:
         """Ends the decoders."""
         self._pool.close()
 
-    def _open_path(self, path: str) -> BinaryIO:
-        if not self._config.roots:
+    @contextlib.asynccontextmanager
+    async def _open_path(self, path: str) -> AsyncIterator[VideoFile]:
+        if not self._roots:
             raise VideoNotFound("this gateway opens no paths; upload the file, or start it with --video-roots")
-        return open_video_path(path, self._config.roots)
+        source = await self._find(path)
+        try:
+            yield source
+        finally:
+            source.files.close(source)
+
+    async def _find(self, path: str) -> VideoFile:
+        """Below the first root that has it. A root that the path names is asked first: others may hang."""
+        *others, last = sorted(self._roots, key=lambda root: not Path(path).is_relative_to(root))
+        for root in others:
+            with contextlib.suppress(VideoNotFound):
+                return await self._open_below(root, path)
+        return await self._open_below(last, path)
+
+    async def _open_below(self, root: Path, path: str) -> VideoFile:
+        return await self._roots[root].run(_open_readable, path, root, self._roots[root])
+
+
+def _open_readable(path: str, root: Path, files: FileThreads) -> VideoFile:
+    """Its first byte is read here, so that a disk which hangs keeps no decoder waiting."""
+    file = open_video_path(path, [root])
+    with contextlib.suppress(OSError):  # the decoder will find that too, and say it
+        os.pread(file.fileno(), 1, 0)
+    return VideoFile(file, os.fstat(file.fileno()).st_size, files)
+
+
+async def _with_digest(video: SampledVideo, source: VideoFile) -> SampledVideo:
+    """In pieces, each with its own limit of time."""
+    digest, num_bytes = hashlib.sha256(), 0
+    while size := await source.files.run(_update, digest, source.file, num_bytes):
+        num_bytes += size
+    return replace(video, sha256=digest.hexdigest(), num_bytes=num_bytes)
+
+
+def _update(digest: "hashlib._Hash", file: BinaryIO, offset: int) -> int:
+    """Hashes the next piece and says how long it is; 0 at the end. Whoever reads the file too is not disturbed."""
+    try:
+        data = os.pread(file.fileno(), _DIGEST_BYTES, offset)
+    except OSError as failure:
+        raise UnreadableVideo(f"the video cannot be read to its end: {failure.strerror}") from None
+    digest.update(data)
+    return len(data)

@@ -29,6 +29,8 @@ class CaptionPlan:
     """With the parts that the request changes."""
     sampling: SamplingParams
     lossy: Lossy | None
+    owner: str = ""
+    """Whose caption it is; what decodes its video has seen no other owner's."""
 
     @property
     def speculative(self) -> bool:
@@ -51,7 +53,9 @@ class CaptionPlan:
         return self.speculative and self.options.pruner in ATTENTION_PRUNERS
 
 
-def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", request_id: str = "") -> CaptionPlan:
+def make_plan(
+    asked: CaptionOptions, config: GatewayConfig, *, path: str = "", request_id: str = "", owner: str = ""
+) -> CaptionPlan:
     """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
     naming the option."""
     _check_limits(asked, config)
@@ -67,6 +71,7 @@ def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", r
         method=method,
         sampling=options.sampling,
         lossy=_lossy(options, method),
+        owner=owner,
     )
     _check_prompt(options.prompt, config)
     if plan.speculative and not config.draft:

@@ -104,6 +104,8 @@ class DecoderSpec:
     """Address space on top of what a fresh decoder has mapped, frames included."""
     cpu_s: int
     """CPU time of one decoder's life."""
+    threads: int = 1
+    """Threads that decode; with one, a decoder can start no other."""
     module: str = "slipstream.video.child"
     """What to run; tests put a misbehaving one here."""
 
@@ -122,16 +124,20 @@ class DecoderLost(Exception):
 class Decoder:
     """A running process. Once it was lost, timed out, talked nonsense or was cancelled, `is_alive` is False."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
-        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it."""
+    def __init__(self, spec: DecoderSpec, on_ready: Callable[[tuple[str, ...]], None] = lambda confined: None) -> None:
+        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it.
+
+        `on_ready` is called once with what was taken from the process, some of `slipstream.video.confine.PROTECTIONS`.
+        """
+        self.owner: str | None = None
+        """Whose videos it has seen; None: nobody's yet."""
         self.num_jobs = 0
         self.is_killed = False
-        self._is_ready = False
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
         read_end, write_end = os.pipe()
         try:
-            numbers = map(str, (theirs.fileno(), spec.memory_bytes, spec.cpu_s, os.getpid()))
+            numbers = map(str, (theirs.fileno(), spec.memory_bytes, spec.cpu_s, spec.threads, os.getpid()))
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-m", spec.module, *numbers],
                 cwd="/",
@@ -149,6 +155,9 @@ class Decoder:
             os.close(write_end)
             theirs.close()
         self._output = PrintedOutput(read_end, self.process.pid)
+        self._loop = asyncio.get_running_loop()
+        self._starting = self._loop.create_task(self._start(on_ready))
+        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
 
     @property
     def is_alive(self) -> bool:
@@ -157,18 +166,19 @@ class Decoder:
 
     async def wait_ready(self) -> None:
         """Returns when the decoder waits for work. Raises ServiceUnavailable when it does not come to that."""
-        if self._is_ready:
-            return
+        await asyncio.shield(self._starting)
+
+    async def _start(self, on_ready: Callable[[tuple[str, ...]], None]) -> None:
         try:
             async with asyncio.timeout(START_S):
                 answer = parse_answer(await self._receive(), None)
         except (TimeoutError, BadAnswer) as failure:
-            self.kill()
+            self.process.kill()
             get_logger().error("decoder.not_started", decoder=self.process.pid, reason=repr(failure))
             raise ServiceUnavailable("the video decoder does not start; the server's log says why") from None
-        self._is_ready = True
         confined = answer.confined if isinstance(answer, Ready) else ()
         get_logger().debug("decoder.started", decoder=self.process.pid, confined=confined)
+        on_ready(confined)
 
     async def sample(self, video: int, request: DecodeRequest, on_progress: OnProgress | None) -> SampledVideo:
         """The frames of the file behind the descriptor `video`, in memory shared with the process, read-only here.
@@ -201,8 +211,11 @@ class Decoder:
         """Ends the process at once; `reap` must follow. May be called again."""
         if not self.is_killed:
             self.is_killed = True
+            self._starting.cancel()
             self.process.kill()
             self._output.close()
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._connection)  # before another descriptor gets its number
             self._connection.close()
 
     def reap(self) -> int:

@@ -68,7 +68,7 @@ class SampledVideo:
     warnings: tuple[str, ...]
     """What the caller should know about a damaged, cut off or short file."""
     sha256: str = ""
-    """Digest of the whole file in hexadecimal; empty unless it was asked for."""
+    """Digest of the whole file in hexadecimal, computed where the file was opened; empty unless it was asked for."""
     num_bytes: int = 0
     """Size of what was digested; 0 unless it was asked for."""
 
@@ -94,7 +94,6 @@ class DecodeRequest:
 
     num_frames: int
     limits: DecodeLimits
-    with_digest: bool = False
 
     def encode(self) -> bytes:
         """The message."""
@@ -159,8 +158,6 @@ class Sampled:
     codec: str
     rotation: int
     warnings: tuple[str, ...]
-    sha256: str = ""
-    num_bytes: int = 0
 
 
 Answer = Ready | Started | Progress | Refused | Sampled
@@ -276,8 +273,6 @@ def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
         fields.matching("codec", "[a-z0-9_]{1,32}"),
         rotation,
         tuple(_text(warning) for warning in fields.list("warnings")[:_MAX_WARNINGS]),
-        fields.matching("sha256", "[0-9a-f]{64}" if asked.with_digest else ""),
-        fields.integer("num_bytes", 0, limits.max_bytes),
     )
 
 

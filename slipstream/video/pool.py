@@ -1,25 +1,117 @@
 """Decodes videos in child processes, several at once. A file may crash, hang or bloat its decoder, never the service.
 
-A decoder gets open descriptors, never a path; it cannot write files, use the network or exceed its memory. It is
-replaced when it was lost or cancelled, and after a number of jobs.
+A decoder gets open descriptors, never a path; it cannot write files, use the network or exceed its memory. It sees
+videos of one owner only, and is replaced when it was lost or cancelled, and after a number of jobs.
 """
 
 import asyncio
 import math
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from slipstream import metrics
 from slipstream.errors import InvalidRequest, ServiceUnavailable
 from slipstream.logs import get_logger
+from slipstream.video.confine import PROTECTIONS
 from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
 from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
 
+ResultT = TypeVar("ResultT")
+
+# -- threads that touch files -----------------------------------------------------------------------------------------
+
+DEFAULT_FILE_TIMEOUT_S = 30.0
+FILE_THREADS = 4
+
+
+class Closable(Protocol):
+    """An open file, or what holds one."""
+
+    def close(self) -> object: ...
+
+
+class FileThreads:
+    """Makes the calls to one file system off the event loop, so that one which hangs stops nobody but its callers.
+
+    A call that hangs cannot be ended: its thread goes on waiting and keeps its place. They are daemon threads, unlike
+    those of an executor, so that the process can end all the same.
+    """
+
+    def __init__(self, timeout_s: float = DEFAULT_FILE_TIMEOUT_S, max_threads: int = FILE_THREADS) -> None:
+        self._timeout_s = timeout_s
+        self._places = asyncio.Semaphore(max_threads)
+
+    async def run(self, call: Callable[..., ResultT], *arguments: Any) -> ResultT:
+        """What the call gives or raises. A result with `close` that comes too late is closed.
+
+        Raises ServiceUnavailable when there is none in time, waiting for a place included.
+        """
+        result: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._places.acquire()
+                try:
+                    _start_thread(self._call, result, call, arguments)
+                except BaseException:
+                    self._places.release()
+                    raise
+                return await result
+        except TimeoutError:
+            get_logger().error("files.hung", call=getattr(call, "__name__", "?"), timeout_s=self._timeout_s)
+            raise ServiceUnavailable(
+                f"the file system of the video does not answer within this server's limit of {self._timeout_s:g} s;"
+                " try again later"
+            ) from None
+
+    def close(self, file: Closable) -> None:
+        """Closes a file that is not needed any more, and does not wait for it."""
+        _start_thread(_close, file)
+
+    def _call(
+        self, result: "asyncio.Future[ResultT]", call: Callable[..., ResultT], arguments: tuple[Any, ...]
+    ) -> None:
+        hand_over = partial(_call_on, result.get_loop(), self._hand_over, result)
+        try:
+            given = call(*arguments)
+        except Exception as error:  # without this frame, which would keep the arguments alive
+            hand_over(None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+        else:
+            hand_over(given, None)
+
+    def _hand_over(self, result: "asyncio.Future[Any]", given: Any, error: Exception | None) -> None:
+        self._places.release()
+        if not result.done() and error is not None:
+            result.set_exception(error)
+        elif not result.done():
+            result.set_result(given)
+        elif hasattr(given, "close"):
+            self.close(given)
+
+
+def _start_thread(call: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=call, args=arguments, name="files", daemon=True).start()
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(call, *arguments)
+
+
+def _close(file: Closable) -> None:
+    with suppress(OSError):  # what is still buffered has no place to go
+        file.close()
+
+
+# -- pool -------------------------------------------------------------------------------------------------------------
+
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 DEFAULT_MAX_JOBS = 500
+OnConfined = Callable[[dict[str, bool]], None]
 
 
 class DecodePool:
@@ -33,17 +125,27 @@ class DecodePool:
         memory_bytes: int = DEFAULT_MEMORY_BYTES,
         max_jobs: int = DEFAULT_MAX_JOBS,
         module: str = "slipstream.video.child",
+        on_confined: OnConfined = lambda confined: None,
     ) -> None:
-        """`memory_bytes` bounds what one decoder allocates, frames apart. Starts nothing yet."""
+        """`memory_bytes` bounds what one decoder allocates, frames apart. Starts nothing yet.
+
+        `on_confined` is told which of `slipstream.video.confine.PROTECTIONS` decoders have, when that is new.
+        """
         frames_bytes = DecodeRequest(limits.max_frames_sampled, limits).frames_bytes
         cpu_s = math.ceil((limits.timeout_s + 2) * limits.decoder_threads) * max_jobs
-        self._spec = DecoderSpec(memory_bytes + frames_bytes, cpu_s, module)
+        self._spec = DecoderSpec(memory_bytes + frames_bytes, cpu_s, limits.decoder_threads, module)
         self._num_workers = num_workers
         self._limits = limits
         self._max_jobs = max_jobs
         self._turns = asyncio.Semaphore(num_workers)
+        self._files = FileThreads()
         self._idle: list[Decoder] = []
+        """Longest idle first."""
         self._decoders: set[Decoder] = set()
+        self._num_spares = 0
+        """One from the first change of owners on, which hides the start of the next decoder."""
+        self._on_confined = on_confined
+        self._confined: tuple[str, ...] | None = None
         self._reaping: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -54,7 +156,7 @@ class DecodePool:
 
     def prepare(self) -> None:
         """Starts the decoders ahead of the first video; they get ready by themselves."""
-        while len(self._decoders) < self._num_workers and not self._is_closed:
+        while len(self._decoders) < self._num_workers + self._num_spares and not self._is_closed:
             self._idle.append(self._start())
 
     async def sample(
@@ -62,24 +164,26 @@ class DecodePool:
         source: BinaryIO | int,
         num_frames: int,
         *,
+        owner: str = "",
         on_progress: OnProgress | None = None,
-        with_digest: bool = False,
+        files: FileThreads | None = None,
     ) -> SampledVideo:
-        """What `sample_video` gives for an open regular file, from another process; `with_digest` also hashes it.
+        """What `sample_video` gives for an open regular file, from a process that has seen videos of `owner` only.
 
-        The file is read from its start whatever its position, and may be closed as soon as this returns or raises.
-        `on_progress(frames_so_far, frames_expected)` is called on the event loop. Cancelling ends the work at once.
+        The file is read from its start whatever its position, and may be closed as soon as this returns or raises;
+        `files` are the threads that may touch it here. `on_progress(frames_so_far, frames_expected)` is called on the
+        event loop. Cancelling ends the work at once.
 
         Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file, ServiceUnavailable about the pool.
         """
         if not 1 <= num_frames <= self._limits.max_frames_sampled:
             raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {self._limits.max_frames_sampled}")
-        request = DecodeRequest(num_frames, self._limits, with_digest)
-        with _own_descriptor(source) as video:
+        request = DecodeRequest(num_frames, self._limits)
+        async with _own_descriptor(source, files or self._files) as video:
             asked = asyncio.get_running_loop().time()
             async with self._turns:
                 metrics.WAIT_SECONDS.labels("decoder").observe(asyncio.get_running_loop().time() - asked)
-                return await self._sample(video, request, on_progress)
+                return await self._sample(video, request, owner, on_progress)
 
     def close(self) -> None:
         """Ends all decoders; whoever waits for one gets ServiceUnavailable."""
@@ -91,10 +195,12 @@ class DecodePool:
             decoder.reap()
         self._idle.clear()
 
-    async def _sample(self, video: int, request: DecodeRequest, on_progress: OnProgress | None) -> SampledVideo:
+    async def _sample(
+        self, video: int, request: DecodeRequest, owner: str, on_progress: OnProgress | None
+    ) -> SampledVideo:
         is_last_try = False
         while True:
-            decoder = await self._take()
+            decoder = await self._take(owner)
             try:
                 return await decoder.sample(video, request, on_progress)
             except DecoderLost as loss:
@@ -107,15 +213,15 @@ class DecodePool:
                 self._give_back(decoder)
             is_last_try = True
 
-    async def _take(self) -> Decoder:
-        """A decoder that is ready; the caller has a turn, so one may be started."""
-        while self._idle:
-            decoder = self._idle.pop(0)
-            if decoder.is_alive:
-                break
+    async def _take(self, owner: str) -> Decoder:
+        """A decoder that is ready and has seen no other owner's videos; the caller has a turn, so one may be
+        started."""
+        for decoder in [decoder for decoder in self._idle if not decoder.is_alive]:
+            self._idle.remove(decoder)
             self._discard(decoder)
-        else:
-            decoder = self._start()
+        decoder = self._pick(owner)
+        decoder.owner = owner
+        self._keep_spare()
         try:
             await decoder.wait_ready()
         except BaseException:
@@ -123,16 +229,40 @@ class DecodePool:
             raise
         return decoder
 
+    def _pick(self, owner: str) -> Decoder:
+        found = next((decoder for of in (owner, None) for decoder in self._idle if decoder.owner == of), None)
+        if found is not None:
+            self._idle.remove(found)
+        elif self._idle:  # all have seen others' videos
+            self._num_spares = 1
+            self._discard(self._idle.pop(0))
+        return found or self._start()
+
+    def _keep_spare(self) -> None:
+        """Once owners have changed, an unused decoder is always ahead, in the place of the one unused for longest."""
+        if self._num_spares and all(decoder.owner is not None for decoder in self._idle):
+            if self._idle and len(self._decoders) == self._num_workers + self._num_spares:
+                self._discard(self._idle.pop(0))
+            self._replace()
+
     def _start(self) -> Decoder:
         if self._is_closed:
             raise _closed()
         try:
-            decoder = Decoder(self._spec)
+            decoder = Decoder(self._spec, self._on_ready)
         except OSError as failure:
             get_logger().error("decoder.not_started", reason=str(failure))
             raise ServiceUnavailable("no video decoder can be started now; try again later") from None
         self._decoders.add(decoder)
         return decoder
+
+    def _on_ready(self, confined: tuple[str, ...]) -> None:
+        if confined == self._confined:
+            return
+        self._confined = confined
+        self._on_confined({name: name in confined for name in PROTECTIONS})
+        if missing := [name for name in PROTECTIONS if name not in confined]:
+            get_logger().warning("decoder.unprotected", missing=missing)
 
     def _give_back(self, decoder: Decoder) -> None:
         if decoder.is_alive and decoder.num_jobs < self._max_jobs and not self._is_closed:
@@ -165,20 +295,24 @@ async def _reap(decoder: Decoder) -> None:
     await asyncio.to_thread(decoder.reap)
 
 
-@contextmanager
-def _own_descriptor(source: BinaryIO | int) -> Iterator[int]:
+@asynccontextmanager
+async def _own_descriptor(source: BinaryIO | int, files: FileThreads) -> AsyncIterator[int]:
     """A read-only descriptor of the same file with a position of its own, for a process that is not to be trusted."""
-    given = source if isinstance(source, int) else source.fileno()
+    own = await files.run(_reopened, source if isinstance(source, int) else source.fileno())
+    try:
+        yield own.fileno()
+    finally:
+        files.close(own)
+
+
+def _reopened(given: int) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(given).st_mode):
         raise InvalidRequest("the video is a folder, pipe or device; give a regular file")
     try:
         descriptor = os.open(f"/proc/self/fd/{given}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:  # opened by other rights than this process has now
         descriptor = os.dup(given)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _closed() -> ServiceUnavailable:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from slipstream.errors import (
     InvalidRequest,
     LimitExceeded,
     Overloaded,
+    ServiceUnavailable,
     VideoNotFound,
 )
+from slipstream.video.pool import FileThreads
+from tests.support.hung_mount import can_hang, hung_mount
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -38,7 +42,7 @@ class FakeFetcher(Fetcher):
 
     async def fetch(self, source: str, sink: Sink) -> None:
         self.sources.append(source)
-        sink.write(CLIP)
+        await sink.write(CLIP)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -137,11 +141,11 @@ def kind_of(buffer: VideoBuffer) -> str:
 @pytest.mark.usefixtures("small_memory")
 async def test_a_video_lies_in_memory_at_first_and_on_disk_when_it_grows() -> None:
     with VideoBuffer(10_000) as buffer:
-        buffer.write(b"a" * 1000)
+        await buffer.write(b"a" * 1000)
         assert "memfd:video" in kind_of(buffer)
-        buffer.write(b"b" * 1000)
+        await buffer.write(b"b" * 1000)
         assert "memfd" not in kind_of(buffer)
-        assert buffer.finished().read() == b"a" * 1000 + b"b" * 1000
+        assert (await buffer.finished()).file.read() == b"a" * 1000 + b"b" * 1000
 
 
 @pytest.mark.usefixtures("small_memory")
@@ -151,7 +155,94 @@ async def test_a_full_disk_is_an_overload(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     with VideoBuffer(10_000) as buffer, pytest.raises(Overloaded, match="no room"):
-        buffer.write(b"a" * 2000)
+        await buffer.write(b"a" * 2000)
+
+
+def media_of(*roots: Path) -> Media:
+    places = ":".join(map(str, roots))
+    return Media(
+        GatewayConfig(listen="", target="t:1", video_roots=places, decode_workers=1, file_timeout_s=0.5), FakeFetcher()
+    )
+
+
+@pytest.fixture
+def two_roots(tmp_path: Path) -> list[Path]:
+    roots = [tmp_path / "hung", tmp_path / "well"]
+    for root in roots:
+        root.mkdir()
+        (root / "clip.mp4").write_bytes(CLIP)
+    return roots
+
+
+async def check_that_only_one_caption_is_frozen(media: Media, hung: Path, well: Path) -> None:
+    """Three that ask the hung mount get an error in time; meanwhile others are served and the event loop turns."""
+    longest_s = 0.0
+
+    async def watch_loop() -> None:
+        nonlocal longest_s
+        loop = asyncio.get_running_loop()
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(0.01)
+            longest_s = max(longest_s, loop.time() - before_s)
+
+    async def ask(path: Path) -> int:
+        async with media.open_source(str(path)) as file:
+            return len((await media.sample(file, 4, ignore, digest=True)).frames)
+
+    watching = asyncio.create_task(watch_loop())
+    frozen = [asyncio.create_task(ask(hung / "clip.mp4")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(ask(well / "clip.mp4"), 30.0) == 4
+    outcomes = await asyncio.gather(*frozen, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServiceUnavailable] * 3
+    assert "does not answer" in str(outcomes[0])
+    watching.cancel()
+    assert longest_s < 0.5, "the event loop stood still as long as the file system"
+
+
+@pytest.mark.skipif(not can_hang(), reason="mounting a file system needs root and /dev/fuse")
+async def test_a_mount_that_hangs_freezes_its_own_captions_only(two_roots: list[Path]) -> None:
+    media = media_of(*two_roots)
+    try:
+        with hung_mount(two_roots[0]):
+            await check_that_only_one_caption_is_frozen(media, *two_roots)
+    finally:
+        media.close()
+
+
+async def test_a_disk_that_hangs_freezes_its_own_captions_only(
+    two_roots: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where nothing can be mounted: opening below that root does not come back."""
+    healed, really_open = threading.Event(), os.open
+
+    def open_or_hang(path: Any, *arguments: Any, **named: Any) -> int:
+        if str(path).startswith(str(two_roots[0])):
+            healed.wait()
+        return really_open(path, *arguments, **named)
+
+    monkeypatch.setattr("os.open", open_or_hang)
+    media = media_of(*two_roots)
+    try:
+        await check_that_only_one_caption_is_frozen(media, *two_roots)
+    finally:
+        healed.set()
+        media.close()
+
+
+@pytest.mark.usefixtures("small_memory")
+async def test_a_temporary_folder_that_hangs_freezes_its_own_upload_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    healed = threading.Event()
+    monkeypatch.setattr("tempfile.TemporaryFile", healed.wait)
+    try:
+        with (
+            VideoBuffer(10_000, FileThreads(0.2)) as buffer,
+            pytest.raises(ServiceUnavailable, match="does not answer"),
+        ):
+            await buffer.write(b"a" * 2000)
+    finally:
+        healed.set()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from slipstream.video import child
 from slipstream.video.messages import Answer, DecodeRequest, Refused
 
 sound_serve = child._serve
+PARENT_PID = int(sys.argv[-1])
 
 
 def misbehave(connection: socket.socket, request: DecodeRequest, video: int, frames: int) -> Answer:
@@ -77,9 +78,9 @@ def probe(video: int) -> str:
         "write the video": lambda: os.write(video, b"x"),
         "run a program": lambda: os.execv("/bin/true", ["true"]),
         "fork": os.fork,
-        "signal its parent": lambda: os.kill(os.getppid(), 0),
-        "limit its parent": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
-        "connect": lambda: socket.create_connection(("127.0.0.1", 1), timeout=1),
+        "signal its parent": lambda: os.kill(PARENT_PID, 0),
+        "limit its parent": lambda: resource.prlimit(PARENT_PID, resource.RLIMIT_CORE),
+        "connect": lambda: socket.socket().connect(("127.0.0.1", 1)),
         "raise its limits": lambda: resource.setrlimit(resource.RLIMIT_AS, (free, free)),
         "take memory": lambda: bytearray(8 * 1024**3),
         "open many": lambda: open_many(video),

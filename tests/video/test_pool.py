@@ -1,16 +1,16 @@
 """Decoder processes that work, crash, hang, lie and are cancelled: the caller gets an answer and the pool goes on."""
 
 import asyncio
-import hashlib
 import io
 import json
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import psutil
@@ -20,8 +20,9 @@ import structlog
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, UnreadableVideo
 from slipstream.video.decode import sample_video
+from slipstream.video.decoder_process import Decoder
 from slipstream.video.messages import DecodeLimits, SampledVideo
-from slipstream.video.pool import DecodePool
+from slipstream.video.pool import DecodePool, FileThreads
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually
 
@@ -39,7 +40,7 @@ def file_of(data: bytes) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, file)
 
 
-async def sample(pool: DecodePool, data: bytes, num_frames: int = 4, **options: bool) -> SampledVideo:
+async def sample(pool: DecodePool, data: bytes, num_frames: int = 4, **options: str) -> SampledVideo:
     with file_of(data) as file:
         return await pool.sample(file, num_frames, **options)
 
@@ -75,12 +76,6 @@ async def test_the_frames_are_those_of_decoding_here(pool: DecodePool) -> None:
     }
     assert seen == [(done, 8) for done in range(1, 9)]
     assert video.frames.flags["C_CONTIGUOUS"] and not video.frames.flags["WRITEABLE"]
-
-
-async def test_a_digest_is_computed_when_asked_for(pool: DecodePool) -> None:
-    video = await sample(pool, CLIP, with_digest=True)
-    assert (video.sha256, video.num_bytes) == (hashlib.sha256(CLIP).hexdigest(), len(CLIP))
-    assert (await sample(pool, CLIP)).sha256 == ""
 
 
 @pytest.mark.parametrize(
@@ -269,3 +264,92 @@ async def test_frames_are_freed_with_their_last_user(pool: DecodePool) -> None:
     await still_works(pool)
     assert num_mapped() == before
     await eventually(lambda: len(os.listdir("/proc/self/fd")) == num_files)
+
+
+async def test_a_decoder_sees_videos_of_one_owner_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(num_workers=1)
+    seen: dict[int, set[str]] = {}
+    decode = Decoder.sample
+
+    async def noted(decoder: Decoder, *job: Any) -> SampledVideo:
+        seen.setdefault(decoder.process.pid, set()).add(str(decoder.owner))
+        return await decode(decoder, *job)
+
+    monkeypatch.setattr(Decoder, "sample", noted)
+    try:
+        for owner in ("anna", "anna", "ben", "anna", "ben", "ben", "", "anna"):
+            await sample(pool, CLIP, owner=owner)
+            assert len(pool.pids) <= 2
+    finally:
+        pool.close()
+    assert sorted(map(list, seen.values())) == [[""], ["anna"], ["anna"], ["anna"], ["ben"], ["ben"]]
+
+
+async def test_a_spare_hides_the_start_when_owners_change() -> None:
+    pool = make_pool(num_workers=1)
+    try:
+        await sample(pool, CLIP, owner="anna")
+        await sample(pool, CLIP, owner="ben")
+        (spare,) = [decoder for decoder in pool._decoders if decoder.owner is None]
+        await spare.wait_ready()
+        await sample(pool, CLIP, owner="anna")
+        assert (spare.owner, spare.num_jobs) == ("anna", 1)
+    finally:
+        pool.close()
+
+
+async def test_two_owners_with_a_decoder_each_replace_none() -> None:
+    pool = make_pool(num_workers=2)
+    try:
+        await asyncio.gather(*(sample(pool, CLIP, owner=owner) for owner in ("anna", "ben")))
+        before = set(pool.pids)
+        for _ in range(3):
+            await asyncio.gather(*(sample(pool, CLIP, owner=owner) for owner in ("ben", "anna")))
+        assert before <= set(pool.pids)
+    finally:
+        pool.close()
+
+
+async def test_a_file_system_that_hangs_stops_only_those_who_ask_it() -> None:
+    healed = threading.Event()
+    hung, well = FileThreads(0.3, max_threads=2), FileThreads(10.0)
+    waiting = [asyncio.create_task(hung.run(healed.wait)) for _ in range(4)]
+    assert await asyncio.wait_for(well.run(lambda: "answers"), 5.0) == "answers"
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ServiceUnavailable] * 4
+    healed.set()
+    assert await asyncio.wait_for(hung.run(lambda: "again"), 5.0) == "again"
+
+
+async def test_what_a_file_system_gives_too_late_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "clip").write_bytes(CLIP)
+    healed, opened = threading.Event(), []
+
+    def open_late() -> BinaryIO:
+        healed.wait()
+        opened.append((tmp_path / "clip").open("rb"))
+        return opened[0]
+
+    with pytest.raises(ServiceUnavailable, match=r"limit of 0\.1 s"):
+        await FileThreads(0.1).run(open_late)
+    healed.set()
+    await eventually(lambda: bool(opened) and opened[0].closed)
+
+
+async def test_errors_of_a_file_system_reach_the_caller() -> None:
+    with pytest.raises(IsADirectoryError):
+        await FileThreads().run(Path("/").read_bytes)
+
+
+async def test_what_decoders_could_not_give_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.video.pool.PROTECTIONS", ("memory", "gravity"))
+    told: list[dict[str, bool]] = []
+    with structlog.testing.capture_logs() as events:
+        pool = DecodePool(1, LIMITS, on_confined=told.append)
+        try:
+            for owner in ("anna", "ben"):
+                await sample(pool, CLIP, owner=owner)
+        finally:
+            pool.close()
+    assert told == [{"memory": True, "gravity": False}]
+    assert [event["missing"] for event in events if event["event"] == "decoder.unprotected"] == [["gravity"]]
