@@ -51,8 +51,8 @@ class _Lines:
     """What chains and trees share: how far each line may write, and how far it was heard.
 
     A draft says everything in order, so each of its messages has one place where it may stand: behind what was heard of
-    its line, and not behind a message of a later one. That holds for lines that ended, too, whose tokens may be on their
-    way: so all that a draft can ever say is bounded by what it was asked for.
+    its line, and before any message of a later one. That holds for lines that ended, too, whose tokens may be on their
+    way. So all that a draft can ever say is bounded by what it was asked for.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class _Lines:
         self.num_in_flight = 0
 
     def hear(
-        self, epoch: int, position: int, token_ids: Sequence[int], vocab_size: int, parents: Sequence[int]
+        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int], vocab_size: int
     ) -> bool:
         """The draft says something: True when it is of the living line, which is to `write` it; False when it is of one
         that has ended. Raises `DraftFault` for what none of the draft's lines can have sent."""

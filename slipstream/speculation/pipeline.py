@@ -247,7 +247,7 @@ class Pipeline:
             return []
         if self.draft_phase is DraftPhase.JOINING:
             raise DraftFault("the draft wrote before it was ready", FaultKind.ORDER)
-        if not self._line.hear(epoch, position, token_ids, self.vocab_size, parents):
+        if not self._line.hear(epoch, position, token_ids, parents, self.vocab_size):
             return []
         if pass_s:
             self.costs.draft_pass_s.observe(pass_s)

@@ -153,8 +153,8 @@ class AnyInterleaving(RuleBasedStateMachine):
             self.stage.check_lossless()
 
     def expect_fault(self, message: Message) -> None:
-        """A message that no line of this draft can have sent is a fault, after which the driver drops the draft, whichever
-        line it names; without a draft, and after the end, it is nothing."""
+        """A message that no line of this draft can have sent is a fault, whichever line it names; the driver then drops
+        the draft. Without a draft, and after the end, it is nothing."""
         pipeline = self.stage.pipeline
         if pipeline.draft_phase is not DraftPhase.ABSENT and _goes_on(self):
             with pytest.raises(DraftFault):
