@@ -5,7 +5,10 @@ there, as the machine's speed drifts; what counts is the median of the ratios.
 """
 
 import asyncio
+import contextlib
+import math
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,14 +50,12 @@ class _Rogue:
         self._texts: set[tuple[int, ...]] = set()
 
     async def run(self) -> dict[str, Any]:
-        flags = ("--target", self._target, "--draft", f"unix:{self._folder}/nobody.sock")
         slowdowns = {}
-        async with running("gateway", self._folder / "alone", *flags) as process:
-            async with connect_async(process.address) as alone:
-                await self._seconds(alone)
-                for lie in LIES:
-                    slowdowns[lie] = await self._measure(alone, lie)
-                    say(f"rogue-draft: {lie}: {slowdowns[lie]}")
+        async with self._gateway("alone", f"unix:{self._folder}/nobody.sock") as alone:
+            await self._seconds(alone)
+            for lie in LIES:
+                slowdowns[lie] = await self._measure(alone, lie)
+                say(f"rogue-draft: {lie}: {slowdowns[lie]}")
         slowest = max(max(pair.values()) for pair in slowdowns.values())
         return {
             "passed": slowest <= MAX_SLOWDOWN and len(self._texts) == 1,
@@ -67,18 +68,22 @@ class _Rogue:
     async def _measure(self, alone: AsyncCaptioner, lie: str) -> dict[str, float]:
         """How much slower each of the two captions is. A figure above the limit is looked at more closely."""
         self._draft.behaviour = LIES[lie]
-        flags = ("--target", self._target, "--draft", self._draft.address)
-        async with running("gateway", self._folder / lie.replace(" ", "-"), *flags) as process:
-            async with connect_async(process.address) as rogue:
-                rounds: list[list[float]] = []
-                slowdowns = [MAX_SLOWDOWN * 2]
-                for limit in (ROUNDS, MORE_ROUNDS):
-                    while max(slowdowns) > MAX_SLOWDOWN and len(rounds) < limit:
-                        pairs = zip(await self._seconds(alone), await self._seconds(rogue), strict=True)
-                        rounds.append([lied / well for well, lied in pairs])
-                        if len(rounds) >= ROUNDS:
-                            slowdowns = [round(median(ratios), 3) for ratios in zip(*rounds, strict=True)]
+        slowdowns = [math.inf]
+        async with self._gateway(lie.replace(" ", "-"), self._draft.address) as rogue:
+            rounds: list[list[float]] = []
+            for limit in (ROUNDS, MORE_ROUNDS):
+                while max(slowdowns) > MAX_SLOWDOWN and len(rounds) < limit:
+                    pairs = zip(await self._seconds(alone), await self._seconds(rogue), strict=True)
+                    rounds.append([lied / well for well, lied in pairs])
+                    if len(rounds) >= ROUNDS:
+                        slowdowns = [round(median(ratios), 3) for ratios in zip(*rounds, strict=True)]
         return dict(zip(METHODS, slowdowns, strict=True))
+
+    @contextlib.asynccontextmanager
+    async def _gateway(self, name: str, draft: str) -> AsyncIterator[AsyncCaptioner]:
+        flags = ("--target", self._target, "--draft", draft)
+        async with running("gateway", self._folder / name, *flags) as process, connect_async(process.address) as client:
+            yield client
 
     async def _seconds(self, captioner: AsyncCaptioner) -> list[float]:
         """What each of the two takes from its arrival to its last token, as their gateway saw it."""

@@ -71,11 +71,12 @@ async def liar(stack: Stack, world: World, tmp_path_factory: pytest.TempPathFact
         model = await draft_pb2_grpc.DraftStub(channel).GetModel(common_pb2.GetModelRequest())
     async with FakeDraft(folder, model) as draft:
         flags = ("--target", stack.processes["target"].address, "--draft", draft.address)
-        async with running(
-            "gateway", folder, *flags, "--draft-timeout-s", str(SILENCE_S), "--draft-away-s", "0"
-        ) as process:
+        flags += ("--draft-timeout-s", str(SILENCE_S), "--draft-away-s", "0", "--metrics", "0")
+        async with running("gateway", folder, *flags) as process:
+            (shown,) = logged(process.log_path, "metrics.ready")
             async with open_channel(process.address) as gateway:
-                yield Liar(draft, stack.processes["target"].address, gateway, world)
+                target = stack.processes["target"].address
+                yield Liar(draft, target, gateway, world, process.log_path, shown["address"])
             assert not [entry for entry in read_log(process.log_path) if entry["level"] == "error"]
 
 
