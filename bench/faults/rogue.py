@@ -68,15 +68,13 @@ class _Rogue:
     async def _measure(self, alone: AsyncCaptioner, lie: str) -> dict[str, float]:
         """How much slower each of the two captions is. A figure above the limit is looked at more closely."""
         self._draft.behaviour = LIES[lie]
-        slowdowns = [math.inf]
+        slowdowns, rounds = [math.inf], list[list[float]]()
         async with self._gateway(lie.replace(" ", "-"), self._draft.address) as rogue:
-            rounds: list[list[float]] = []
             for limit in (ROUNDS, MORE_ROUNDS):
                 while max(slowdowns) > MAX_SLOWDOWN and len(rounds) < limit:
                     pairs = zip(await self._seconds(alone), await self._seconds(rogue), strict=True)
                     rounds.append([lied / well for well, lied in pairs])
-                    if len(rounds) >= ROUNDS:
-                        slowdowns = [round(median(ratios), 3) for ratios in zip(*rounds, strict=True)]
+                slowdowns = [round(median(ratios), 3) for ratios in zip(*rounds, strict=True)]
         return dict(zip(METHODS, slowdowns, strict=True))
 
     @contextlib.asynccontextmanager
