@@ -229,13 +229,12 @@ class SimulatedCaption:
         self._clock.after(self._message_ns, partial(self._tokens_arrive, epoch, position, tokens))
 
     def _tokens_arrive(self, epoch: int, position: int, tokens: tuple[int, ...]) -> None:
-        costs = self.pipeline.costs
-        costs.draft_pass_s.observe(self._setup.draft_pass_s)
+        pass_s = self._setup.draft_pass_s
         if self._restarted_ns is not None and epoch == self.pipeline.epoch:
-            writing_s = len(tokens) * self._setup.draft_pass_s
-            costs.restart_s.observe((self._clock.now_ns - self._restarted_ns) / NS - writing_s)
+            writing_s = len(tokens) * pass_s
+            self.pipeline.costs.restart_s.observe((self._clock.now_ns - self._restarted_ns) / NS - writing_s)
             self._restarted_ns = None
-        self._carry_out(self.pipeline.on_draft_tokens(epoch, position, tokens))
+        self._carry_out(self.pipeline.on_draft_tokens(epoch, position, tokens, pass_s=pass_s))
 
 
 # -- what it comes to -------------------------------------------------------------------------------------------------

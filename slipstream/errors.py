@@ -1,5 +1,6 @@
 """The one error tree. Each class names its gRPC status and its exit status; nothing here imports gRPC."""
 
+from enum import StrEnum
 from typing import ClassVar
 
 MAX_MESSAGE_CHARS = 2000
@@ -57,6 +58,10 @@ class ModelNotUsable(InvalidConfig):
     """A checkpoint is missing, unsafe, of an unknown architecture, or does not fit its partner."""
 
 
+class VersionMismatch(InvalidConfig):
+    """Two services are of releases whose protocols do not meet. The message says which one to upgrade."""
+
+
 class SessionGone(SlipstreamError):
     """The session was never opened here, has ended, or was cancelled."""
 
@@ -107,10 +112,29 @@ class ServiceUnreachable(ServiceUnavailable):
     """The peer gave no answer at all."""
 
 
+class FaultKind(StrEnum):
+    """How a draft broke the protocol, for those who count."""
+
+    ORDER = "order"
+    """A message that nobody could be waiting for: of no line, out of its place, past its limit, or `ready` again."""
+    CONTENT = "content"
+    """Token ids, trees, proposals, times or other figures that cannot be."""
+    SIZE = "size"
+    """A message larger than any that is needed."""
+    ENDED = "ended"
+    """The stream was ended though the caption goes on."""
+    SILENT = "silent"
+    """It owed tokens and sent none. A busy machine does the same, so it is counted, and not held against the draft."""
+
+
 class DraftFault(SlipstreamError):
     """The draft broke the protocol. It is dropped from the caption; the caption goes on."""
 
     status = "INTERNAL"
+
+    def __init__(self, message: str, kind: FaultKind = FaultKind.CONTENT) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ProtocolViolation(SlipstreamError):

@@ -77,3 +77,8 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
     """A logger that carries what is bound to the current task."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
+
+
+def bound_request_id() -> str:
+    """The request that the current task works on; empty where it works on none."""
+    return str(structlog.contextvars.get_contextvars().get("request_id") or "")

@@ -14,6 +14,10 @@ from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""
+PROTOCOL_VERSION = 2
+"""What this release speaks with its peers. 2: sessions are named by the gateway and their guidance has a capability."""
+LEAST_PROTOCOL_VERSION = 2
+"""The oldest peer that this release works with."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class ModelInfo:
     """Frames of usual size that fit the context together with an empty prompt."""
     revision: str = ""
     """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
+    protocol_version: int = PROTOCOL_VERSION
+    """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
+    least_protocol_version: int = LEAST_PROTOCOL_VERSION
 
 
 # -- gateway and target -----------------------------------------------------------------------------------------------
@@ -52,6 +59,7 @@ class TargetStart:
     """What a caption asks of the target before any token."""
 
     session_id: str
+    """Random: who knows a request's id knows no session's."""
     prompt: str
     max_new_tokens: int
     with_guidance: bool
@@ -65,6 +73,10 @@ class TargetStart:
     """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
+    guidance_capability: bytes = field(default=b"", repr=False)
+    """Who shows it may pull this session's guidance."""
+    request_id: str = ""
+    """Names the caption in the logs; travels as metadata."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,9 @@ class DraftStart:
     seconds_per_frame: float | None = None
     tree: bool = False
     """Every line is one tree of candidates."""
+    guidance_capability: bytes = field(default=b"", repr=False)
+    """As of `TargetStart`, whose session this one's is named like."""
+    request_id: str = ""
 
 
 @dataclass(frozen=True)

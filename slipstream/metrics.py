@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 
 from slipstream import __version__
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import FaultKind, InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText
 from slipstream.speculation.methods import METHODS
@@ -79,6 +79,9 @@ class GatewayMetrics:
             "slipstream_tau", "Share of a caption's draft tokens that were accepted", buckets=_SHARES, registry=to
         )
         self._drafts_lost = Counter("slipstream_drafts_lost", "Drafts lost within captions", registry=to)
+        self._draft_faults = Counter(
+            "slipstream_draft_faults", "How drafts broke the protocol, or were silent", ["kind"], registry=to
+        )
         self._video_bytes = Counter("slipstream_video_bytes", "Bytes of the videos to be decoded", registry=to)
         self._decode_failures = Counter(
             "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
@@ -143,6 +146,10 @@ class GatewayMetrics:
         if speculation.judged:
             self._tau.observe(speculation.tau)
         self._drafts_lost.inc(speculation.drafts_lost)
+
+    def draft_faulted(self, kind: FaultKind) -> None:
+        """A draft broke the protocol within a caption, or was silent."""
+        self._draft_faults.labels(kind).inc()
 
     @contextlib.contextmanager
     def decoding(self, num_bytes: int) -> Iterator[None]:

@@ -6,6 +6,7 @@ Parts, each on processes of its own:
 - `poison`: a job whose gateway dies whenever it runs.
 - `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
 - `overload`: three times the captions that the stack can make.
+- `rogue-draft`: a draft that lies in every way there is, beside a plain caption.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
@@ -23,6 +24,7 @@ from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
+from bench.faults.rogue import run_rogue
 from bench.faults.stop import run_stop
 from bench.output import finish
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
@@ -32,7 +34,7 @@ TESTS = {
     "files": "tests/video/test_mutated_files.py",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
-PARTS = ("drain", "poison", "redis", "overload", "stop", *TESTS)
+PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "stop", *TESTS)
 ROUND = 500
 """Examples of one parser before the clock is looked at."""
 Part = Callable[[], Awaitable[dict[str, Any]]]
@@ -44,6 +46,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "poison": run_poison,
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
+        "rogue-draft": run_rogue,
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
@@ -86,6 +89,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         **{name: drain.get(name) for name in named},
         "poison_dead_lettered": poison.get("passed"),
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
+        "rogue_draft_max_slowdown": found.get("rogue-draft", {}).get("max_slowdown"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
         "fuzzed": found.get("fuzz", {}).get("examples"),

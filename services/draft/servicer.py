@@ -5,7 +5,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import torch
@@ -13,15 +13,15 @@ import torch
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
-from slipstream.logs import get_logger
-from slipstream.messages import DraftReady, Frames
+from slipstream.logs import bound_request_id, get_logger
+from slipstream.messages import DraftReady, DraftStart, Frames
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.security import PeerSecurity
 from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from slipstream.speculation.methods import GuidanceKind, Score
+from slipstream.speculation.methods import Score
 from slipstream.speculation.protocol import AdvanceLine, RestartLine
 
 # -- targets ----------------------------------------------------------------------------------------------------------
@@ -48,23 +48,22 @@ class Targets:
         self._security = security
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
-    async def pull(
-        self, address: str, session_id: str, kind: GuidanceKind, score: Score = Score.SIMILARITY_VARIATION
-    ) -> tuple[Guidance, int]:
-        """The guidance of a session, and the bytes of its payload.
+    async def pull(self, start: DraftStart, score: Score = Score.SIMILARITY_VARIATION) -> tuple[Guidance, int]:
+        """The guidance of the target's session of that name, and the bytes of its payload.
 
         Raises:
             InvalidRequest: this draft does not call that address.
             ServiceUnavailable: no target answers there, or it has no such session.
         """
+        address = start.guidance_address
         if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
             raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
-        request = session_codec.guidance_request(session_id, kind, score)
+        request = session_codec.guidance_request(start, score)
         await self._make_room()
         with self._using(address) as channel:
             stub = target_pb2_grpc.TargetStub(channel)
             call: AsyncIterator[target_pb2.GuidanceChunk] = aiter(
-                stub.PullGuidance(request, timeout=GUIDANCE_TIMEOUT_S, metadata=request_metadata(session_id))
+                stub.PullGuidance(request, timeout=GUIDANCE_TIMEOUT_S, metadata=request_metadata(start.request_id))
             )
             try:
                 return await read_guidance(call)
@@ -122,17 +121,20 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
         request, join = session_codec.read_draft_start(first.start)
+        request = replace(request, request_id=bound_request_id())
         frames = await session_codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
         session = self.engine.open(request, join, len(frames), frames.shape[1:3])
         get_logger().info("session.opened", num_frames=len(frames), num_committed=len(join.committed))
         try:
             ready = await self._prepare(session, frames)
             del frames
-            yield session_codec.draft_event(ready)
+            for event in session_codec.draft_events(ready):
+                yield event
             reading = asyncio.create_task(self._read(session, requests))
             try:
                 async for chunk in self.engine.write(session):
-                    yield session_codec.draft_event(chunk)
+                    for event in session_codec.draft_events(chunk):
+                        yield event
             finally:
                 reading.cancel()
             await reading
@@ -167,11 +169,8 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         )
 
     async def _pull_guidance(self, session: DraftSession) -> tuple[Guidance | None, int]:
-        request = session.request
-        score = get_pruner(request.pruner).score
-        if score is None:
-            return None, 0
-        return await self._targets.pull(request.guidance_address, request.session_id, request.guidance, score)
+        score = get_pruner(session.request.pruner).score
+        return (None, 0) if score is None else await self._targets.pull(session.request, score)
 
     async def _read(self, session: DraftSession, requests: AsyncIterator[draft_pb2.DraftRequest]) -> None:
         """Hands restarts and advances to the engine until `end` or the end of the stream."""

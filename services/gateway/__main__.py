@@ -9,7 +9,7 @@ from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
-from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
 from slipstream.metrics import REGISTRY, GatewayMetrics
 from slipstream.rpc.calls import Peers
@@ -23,12 +23,19 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     for root in config.roots:
         if not root.is_dir():
             raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
-    peers = Peers(config.target, config.draft, config.peer_security())
+    metrics = GatewayMetrics(REGISTRY)
+    peers = Peers(
+        config.target,
+        config.draft,
+        config.peer_security(),
+        draft_away_s=config.draft_away_s,
+        on_draft_fault=metrics.draft_faulted,
+    )
     await peers.target.wait(config.start_timeout_s)
     if peers.draft is not None:
         try:
             await peers.find_draft()
-        except ServiceUnavailable as error:
+        except (ServiceUnavailable, VersionMismatch) as error:  # another release may be about to be replaced
             get_logger().warning("draft.missing", reason=str(error))
     metrics = GatewayMetrics(REGISTRY)
     media = Media(config, on_confined=metrics.confined)

@@ -81,7 +81,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     ) -> AsyncIterator[target_pb2.GuidanceChunk]:
         kind = session_codec.read_guidance_kind(request.kind)
         score = _read_score(request.score)
-        guidance = await self.engine.guidance(request.session_id, kind, score)
+        guidance = await self.engine.guidance(request.session_id, kind, score, capability=request.capability)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
             yield chunk
 

@@ -32,7 +32,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.errors import InvalidRequest, ServiceUnavailable, SlipstreamError, VersionMismatch
 from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
 from slipstream.video.messages import SampledVideo
 
@@ -78,8 +78,9 @@ class ArchiveRunner:
         except ServiceUnavailable:
             self._on_target_lost()
             raise
-        except ModelNotUsable as error:  # the operator's fault, not the item's
+        except VersionMismatch as error:  # the operator's fault, not the item's
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
+        await self._captioner.look_for_draft(plan)
         reporter = Reporter(progress)
         video, stats = await self._decode(job.source, plan, reporter)
         check_digest(job.sha256, video.sha256)
@@ -122,6 +123,7 @@ class ArchiveRunner:
         self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
     ) -> Outcome:
         target = await self._captioner.check(plan)  # the models may be others than before the wait
+        await self._captioner.look_for_draft(plan)
         draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
         key = self._content_key(video, plan)
         caption = await self._caption(lease, plan, video, stats, reporter)

@@ -1,12 +1,14 @@
 """One caption, from sampled frames to the last token: the only I/O around the protocol's state machine."""
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from slipstream.captioning.draft_link import DraftLink, Proposals
+from slipstream.captioning.draft_link import DraftLink, Proposals, check_pass_s, check_ready
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats, Tracer
-from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
+from slipstream.errors import Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
 from slipstream.messages import (
     Caption,
     CaptionEvent,
@@ -29,8 +31,6 @@ from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeli
 from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
 from slipstream.video.messages import SampledVideo
 
-SHORTEST_PASS_S, LONGEST_PASS_S = 1e-6, 1e3
-"""What a draft may claim of its speed: pacing divides by it."""
 Emit = Callable[[CaptionEvent], None]
 
 
@@ -71,11 +71,22 @@ class HoldTimer:
 # -- what a plan asks of the models -----------------------------------------------------------------------------------
 
 
-def target_start(plan: CaptionPlan, video: SampledVideo, tokens_per_frame: int) -> TargetStart:
+@dataclass(frozen=True)
+class SessionKey:
+    """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
+    take a name before us, or ask for another caption's guidance."""
+
+    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+
+
+def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens_per_frame: int) -> TargetStart:
     """To the target. The share `alpha` of the video is also what a target that drafts for itself leaves out."""
     num_kept = max(round((1 - plan.options.alpha) * len(video.frames) * tokens_per_frame), 1)
     return TargetStart(
-        session_id=plan.request_id,
+        session_id=key.session_id,
+        guidance_capability=key.guidance_capability if plan.speculative else b"",
+        request_id=plan.request_id,
         with_guidance=plan.speculative,
         sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
@@ -87,10 +98,12 @@ def target_start(plan: CaptionPlan, video: SampledVideo, tokens_per_frame: int) 
     )
 
 
-def draft_start(plan: CaptionPlan, video: SampledVideo, guidance_address: str) -> DraftStart:
+def draft_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str) -> DraftStart:
     """To the draft, which pulls guidance at that address."""
     return DraftStart(
-        session_id=plan.request_id,
+        session_id=key.session_id,
+        guidance_capability=key.guidance_capability,
+        request_id=plan.request_id,
         guidance_address=guidance_address,
         sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
@@ -144,6 +157,7 @@ class CaptionRun:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
         self._plan = plan
+        self._key = SessionKey()
         self._tokens_per_frame = target_model.tokens_per_frame
         self._video = video
         self._peers = peers
@@ -161,11 +175,12 @@ class CaptionRun:
         self._hold = HoldTimer(self._on_hold_expired)
         self._window_len = 0
         self._pass_started = 0.0
+        self._joined_at = 0.0
         self._restarted_at: float | None = None
 
     async def run(self) -> Caption:
         """To the end of the text. Cancelled, it stops both services."""
-        start = target_start(self._plan, self._video, self._tokens_per_frame)
+        start = target_start(self._plan, self._key, self._video, self._tokens_per_frame)
         call = self._call = self._peers.target.open(start, self._video.frames, timeout_s=self._timeout_s)
         self._seek_draft()
         try:
@@ -178,8 +193,7 @@ class CaptionRun:
                 raise self._target_failure(error) from None
         finally:
             self._hold.cancel()
-            if self._drafting:
-                self._drafting.cancel()
+            self._end_drafting()
             call.cancel()
         if self._pipeline.finish_reason is None:
             raise ServiceUnavailable("the target ended the session before the text was complete")
@@ -188,29 +202,34 @@ class CaptionRun:
     # -- what the draft says (DraftListener) --------------------------------------------------------------------------
 
     def draft_joining(self) -> JoinPoint:
+        self._joined_at = self._loop.time()
         return self._pipeline.on_draft_joining()
 
     def draft_ready(self, num_known: int, ready: DraftReady) -> None:
-        self._stats.joined(self._loop.time(), ready)
+        now = self._loop.time()
+        check_ready(ready, now - self._joined_at)
+        actions = self._pipeline.on_draft_ready(num_known)
+        self._stats.joined(now, ready)
         self._emit(StageChange("draft_ready", ready.kept_tokens, ready.video_tokens))
-        self._carry_out(self._pipeline.on_draft_ready(num_known))
+        self._carry_out(actions)
 
     def draft_wrote(self, tokens: DraftTokens) -> None:
-        costs, num_tokens = self._pipeline.costs, len(tokens.token_ids)
-        if not num_tokens:
-            raise DraftFault("the draft sent a chunk without tokens")
-        if not SHORTEST_PASS_S <= tokens.pass_s <= LONGEST_PASS_S:
-            raise DraftFault(f"the draft says that a pass took {tokens.pass_s} s")
+        now, pipeline = self._loop.time(), self._pipeline
+        check_pass_s(tokens.pass_s, now - self._joined_at)
         self._proposals.check(tokens)
-        costs.draft_pass_s.observe(tokens.pass_s)
-        if self._restarted_at is not None and tokens.epoch == self._pipeline.epoch:
-            waited_s = self._loop.time() - self._restarted_at
-            costs.restart_s.observe(max(waited_s - num_tokens * tokens.pass_s, 0.0))
-            self._restarted_at = None
+        is_stale = tokens.epoch != pipeline.epoch
+        actions = pipeline.on_draft_tokens(
+            tokens.epoch, tokens.position, tokens.token_ids, tokens.parents, tokens.pass_s
+        )
+        self._trace.drafted(now, tokens, stale=is_stale)
+        if is_stale:
+            return
         self._stats.drafted(tokens)
-        self._trace.drafted(self._loop.time(), tokens, stale=tokens.epoch != self._pipeline.epoch)
-        actions = self._pipeline.on_draft_tokens(tokens.epoch, tokens.position, tokens.token_ids, tokens.parents)
-        if self._pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == self._pipeline.epoch:
+        if self._restarted_at is not None:
+            writing_s = len(tokens.token_ids) * tokens.pass_s
+            pipeline.costs.restart_s.observe(max(now - self._restarted_at - writing_s, 0.0))
+            self._restarted_at = None
+        if pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == pipeline.epoch:
             self._proposals.remember(tokens)
         self._carry_out(actions)
 
@@ -278,6 +297,7 @@ class CaptionRun:
                     self._commit(action, pieces)
                 case Finish():
                     self._call.end()
+                    self._end_drafting()
         self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s)
 
     def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
@@ -310,14 +330,19 @@ class CaptionRun:
 
     async def _draft_start(self) -> DraftStart:
         assert self._call is not None, "the target is called before the draft"
-        return draft_start(self._plan, self._video, await self._call.guidance_address())
+        return draft_start(self._plan, self._key, self._video, await self._call.guidance_address())
 
     def _leave_draft(self) -> None:
         """While this caption waits for the target, one that is served needs the draft's place more."""
         if self._drafting is not None:
-            self._drafting.cancel()
+            self._end_drafting()
             self._drafting = None
             self._carry_out(self._pipeline.on_draft_lost())
+
+    def _end_drafting(self) -> None:
+        """Nothing that a draft says is heard any more."""
+        if self._drafting is not None:
+            self._drafting.cancel()
 
     def _target_failure(self, failure: SlipstreamError) -> SlipstreamError:
         emitted = len(self._pipeline.committed)

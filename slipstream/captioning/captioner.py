@@ -11,7 +11,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import LimitExceeded, ModelNotUsable, Overloaded, ServiceUnavailable, SlipstreamError
+from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
@@ -20,7 +20,7 @@ from slipstream.speculation.pacing import CostModel, DecayedMean
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
-"""A draft that is frozen delays a caption by no more."""
+"""A draft that is frozen delays a job of the archive by no more."""
 
 
 class GatewayCaptioner:
@@ -56,15 +56,23 @@ class GatewayCaptioner:
                 raise ServiceUnavailable(message) from None
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
-        """What the target serves now. Raises `ServiceUnavailable` without a target, `ModelNotUsable` for a draft that
-        does not fit it, and `LimitExceeded`."""
+        """What the target serves now. Raises `ServiceUnavailable` without a target, `VersionMismatch` for one of a
+        release too far away, and `LimitExceeded`. The draft is not waited for: what is wrong with it costs speed only.
+        """
         target = await self.peers.target.ask(wait_for_ready=wait_for_ready)
-        if plan.speculative:
-            await self._check_draft()
         num_frames = plan.options.num_frames
         if num_frames > target.max_frames:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
         return target
+
+    async def look_for_draft(self, plan: CaptionPlan) -> None:
+        """Asks which draft there is now, for those who note it down."""
+        if not plan.speculative:
+            return
+        try:
+            await self.peers.find_draft(FIND_DRAFT_S)
+        except SlipstreamError as error:
+            get_logger().warning("draft.missing", reason=str(error))
 
     async def sample(
         self, plan: CaptionPlan, source: VideoFile, emit: Emit, stats: CaptionStats, *, digest: bool = False
@@ -124,15 +132,6 @@ class GatewayCaptioner:
             yield
         finally:
             self._num_captions -= 1
-
-    async def _check_draft(self) -> None:
-        """Refuses a pair that does not fit. One that cannot be reached is no reason to refuse: it may come later."""
-        try:
-            await self.peers.find_draft(FIND_DRAFT_S)
-        except ModelNotUsable:
-            raise
-        except SlipstreamError as error:
-            get_logger().warning("draft.missing", reason=str(error))
 
     def _report(self, plan: CaptionPlan, caption: Caption) -> None:
         self.metrics.captioned(caption)

@@ -146,6 +146,11 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
     draft_timeout_s: float = option(
         "seconds of silence after which a draft that owes tokens is dropped", default=1.0, check=between(0.01, 3600)
     )
+    draft_away_s: float = option(
+        "seconds that a draft is left alone after it broke the protocol three times; 0: it is tried again at once",
+        default=60.0,
+        check=between(0, 86400),
+    )
     start_timeout_s: float = option(
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
     )

@@ -4,12 +4,13 @@ Nothing that happens here can end the caption or change its text.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from slipstream.errors import DraftFault, SlipstreamError
+from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, DraftStart, DraftTokens, Frames
 from slipstream.rpc.calls import DraftCall, Peers
@@ -74,6 +75,41 @@ class Proposals:
         # Written so that NaN fails, too.
         if not (np.all(probabilities > 0) and abs(probabilities.sum() - 1) <= SUM_TOLERANCE):
             raise DraftFault("the probabilities of a proposal are not positive numbers that add up to 1")
+
+
+# -- what a draft says of itself --------------------------------------------------------------------------------------
+
+CLOCK_SLACK_S = 1.0
+"""How much more time a draft may claim than has passed here: messages of two machines arrive unevenly."""
+SHORTEST_PASS_S = 1e-6
+"""What a draft may claim of its speed: pacing divides by it."""
+MAX_GUIDANCE_BYTES = 2**50
+MAX_REASON_CHARS = 200
+
+
+def check_pass_s(pass_s: float, since_joining_s: float) -> None:
+    """Raises `DraftFault` for a pass that cannot have taken so long: less than nothing, or more than there was."""
+    if not SHORTEST_PASS_S <= pass_s <= since_joining_s + CLOCK_SLACK_S:  # so that NaN fails, too
+        raise DraftFault(f"the draft says that a pass took {pass_s} s")
+
+
+def check_ready(ready: DraftReady, since_joining_s: float) -> None:
+    """Raises `DraftFault` for figures that cannot be; they go into the summary, and into averages."""
+    seconds = (ready.encode_s, ready.guidance_s, ready.prune_s, ready.prefill_s)
+    if not all(0 <= each <= since_joining_s + CLOCK_SLACK_S for each in seconds):
+        raise DraftFault(f"the draft says that its prefill took {' + '.join(f'{each:g}' for each in seconds)} s")
+    if ready.kept_tokens > ready.video_tokens or ready.guidance_bytes > MAX_GUIDANCE_BYTES:
+        kept = f"{ready.kept_tokens} of {ready.video_tokens} tokens"
+        raise DraftFault(f"the draft says that it kept {kept}, by {ready.guidance_bytes} bytes of guidance")
+    if not re.fullmatch("[0-9a-f]{0,64}", ready.kept_digest):
+        raise DraftFault("the digest of the draft's tokens is none")
+
+
+def plain_words(error: SlipstreamError) -> str:
+    """What the client and the log are told of a draft, whose own words it may be: short and printable."""
+    words = str(error)
+    kept = "".join(char if char.isprintable() else "?" for char in words[:MAX_REASON_CHARS])
+    return kept if len(words) <= MAX_REASON_CHARS else f"{kept} ..."
 
 
 # -- draft link -------------------------------------------------------------------------------------------------------
@@ -143,7 +179,7 @@ class DraftLink:
         try:
             await self._peers.find_draft()
         except SlipstreamError as error:
-            return str(error)
+            return plain_words(error)
         return None
 
     async def _take_part(self) -> str:
@@ -158,11 +194,14 @@ class DraftLink:
                     self._listener.draft_ready(len(join.committed), event)
                 else:
                     self._listener.draft_wrote(event)
+            raise DraftFault("the draft ended the session", FaultKind.ENDED)
+        except DraftFault as fault:
+            self._peers.draft_faulted(fault)
+            return plain_words(fault)
         except SlipstreamError as error:
-            return str(error)
+            return plain_words(error)
         except Exception:
             get_logger().exception("draft.failed")
             return "internal error; the gateway's log has the details"
         finally:
             call.cancel()
-        return "the draft ended the session"

@@ -5,6 +5,7 @@ The passes over windows are in `judging.py`, the prefill's blocks in `target_pre
 
 import asyncio
 import contextlib
+import hmac
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -142,10 +143,14 @@ class TargetEngine:
         """Runs passes over the last committed token and the window; see `WindowJudge.judge`."""
         return self._judge.judge(session, request)
 
-    async def guidance(self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION) -> Guidance:
+    async def guidance(
+        self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION, *, capability: bytes = b""
+    ) -> Guidance:
         """The guidance of a session, as soon as the layers that it is made of have run: layer L, or all for attention
-        as such. Raises `SessionGone` when there is no such session."""
+        as such. Raises `SessionGone` when there is no such session, or the capability is not the session's."""
         session = await self._wait_opened(session_id)
+        if not hmac.compare_digest(session.request.guidance_capability, capability):
+            raise SessionGone(f"no session {session_id!r} is open here")
         if not session.request.with_guidance:
             raise InvalidRequest(f"session {session_id!r} was opened without guidance")
         guidance = await _of_open_session(session, session.guidance)

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from slipstream.errors import (
     DraftFault,
+    FaultKind,
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
@@ -18,14 +21,25 @@ from slipstream.errors import (
     ServiceUnreachable,
     SlipstreamError,
     Unauthenticated,
+    VersionMismatch,
     VideoNotFound,
 )
+from slipstream.logs import get_logger
 from slipstream.messages import DraftEvent, DraftStart, Frames, ModelInfo, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
-from slipstream.rpc.grpc_options import ADVERTISED_KEY, ANSWERED_KEY, CHANNEL_OPTIONS, REQUEST_ID_KEY, RETRY_AFTER_KEY
+from slipstream.rpc.grpc_options import (
+    ADVERTISED_KEY,
+    ANSWERED_KEY,
+    CHANNEL_OPTIONS,
+    MAX_DRAFT_MESSAGE_BYTES,
+    MAX_RECEIVE_OPTION,
+    REQUEST_ID_KEY,
+    RETRY_AFTER_KEY,
+)
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME, PeerSecurity, is_local
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
+from slipstream.speculation.lines import Standing
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
 
 # -- channels ---------------------------------------------------------------------------------------------------------
@@ -47,14 +61,20 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
 }
 
 
-def open_channel(address: str, security: PeerSecurity | None = None) -> grpc.aio.Channel:
+def open_channel(
+    address: str, security: PeerSecurity | None = None, *, max_receive_bytes: int | None = None
+) -> grpc.aio.Channel:
     """A channel to `host:port` or `unix:/path`. Connects when first used and reconnects by itself.
 
-    With `security` it is TLS, except over a unix socket, which is always plaintext.
+    With `security` it is TLS, except over a unix socket, which is always plaintext. `max_receive_bytes`: the largest
+    message taken from there, where that is less than usual.
     """
-    if security is None or address.startswith("unix:"):
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+    if max_receive_bytes is not None:
+        options = [(name, value) for name, value in options if name != MAX_RECEIVE_OPTION]
+        options.append((MAX_RECEIVE_OPTION, max_receive_bytes))
+    if security is None or address.startswith("unix:"):
+        return grpc.aio.insecure_channel(address, options=options)
     if security.server_name:
         options.append(("grpc.ssl_target_name_override", security.server_name))
     return grpc.aio.secure_channel(address, security.credentials, options=options)
@@ -75,6 +95,11 @@ def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamErr
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(details, retry_after_s=_retry_after_s(error))
     return _ERRORS.get(code, SlipstreamError)(details)
+
+
+def _is_too_large(error: grpc.aio.AioRpcError) -> bool:
+    """This side's gRPC refused a message for its size."""
+    return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or "")
 
 
 def _is_answer(error: grpc.aio.AioRpcError) -> bool:
@@ -118,26 +143,40 @@ RETRY_S = 0.2
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
 
 
+def check_protocol(role: str, model: ModelInfo, other_role: str, other: ModelInfo) -> None:
+    """Raises `VersionMismatch` when one service is too old for the other; says which, and what each speaks."""
+    for old, old_role, new, new_role in ((model, role, other, other_role), (other, other_role, model, role)):
+        speaks = old.protocol_version or 1
+        if speaks < new.least_protocol_version:
+            raise VersionMismatch(
+                f"the {old_role} speaks protocol version {speaks}, and the {new_role} needs at least version "
+                f"{new.least_protocol_version}: upgrade the {old_role}"
+            )
+
+
 class RemoteModel:
     """One model service: its channel and what it said of itself last."""
 
-    def __init__(self, role: str, address: str, stub_type: Any, security: PeerSecurity | None) -> None:
+    def __init__(self, role: str, address: str, stub_type: Any, channel: grpc.aio.Channel) -> None:
         self.role = role
         self.address = address
         self.model: ModelInfo | None = None
-        self._channel = open_channel(address, security)
-        self._stub = stub_type(self._channel)
+        self._channel = channel
+        self._stub = stub_type(channel)
 
     async def ask(self, timeout_s: float = ASK_TIMEOUT_S, *, wait_for_ready: bool = False) -> ModelInfo:
         """What it serves now; it may have been restarted with another model. Raises when it is not reachable, at once
-        or, with `wait_for_ready`, after `timeout_s`."""
+        or, with `wait_for_ready`, after `timeout_s`; and `VersionMismatch` for one of a release that this one cannot
+        work with."""
         try:
             message = await self._stub.GetModel(
                 common_pb2.GetModelRequest(), timeout=timeout_s, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, self.role) from None
-        self.model = session_codec.read_model_info(message)
+        model = session_codec.read_model_info(message)
+        check_protocol(self.role, model, "gateway", ModelInfo())
+        self.model = model
         return self.model
 
     async def wait(self, timeout_s: float) -> ModelInfo:
@@ -161,7 +200,7 @@ class RemoteTarget(RemoteModel):
     """The target service at an address."""
 
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
-        super().__init__("target", address, target_pb2_grpc.TargetStub, security)
+        super().__init__("target", address, target_pb2_grpc.TargetStub, open_channel(address, security))
 
     def open(self, start: TargetStart, frames: Frames, *, timeout_s: float) -> "TargetCall":
         """Begins a session."""
@@ -171,14 +210,15 @@ class RemoteTarget(RemoteModel):
             for chunk in session_codec.frame_chunks(frames):
                 yield target_pb2.TargetRequest(frames=chunk)
 
-        return TargetCall(self, self._stub.Session, opening(), start.session_id, timeout_s)
+        return TargetCall(self, self._stub.Session, opening(), start.request_id, timeout_s)
 
 
 class RemoteDraft(RemoteModel):
     """The draft service at an address."""
 
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
-        super().__init__("draft", address, draft_pb2_grpc.DraftStub, security)
+        channel = open_channel(address, security, max_receive_bytes=MAX_DRAFT_MESSAGE_BYTES)
+        super().__init__("draft", address, draft_pb2_grpc.DraftStub, channel)
 
     def open(self, start: DraftStart, join: JoinPoint, frames: Frames, *, timeout_s: float) -> "DraftCall":
         """Begins a session whose first line starts at `join`."""
@@ -188,19 +228,19 @@ class RemoteDraft(RemoteModel):
             for chunk in session_codec.frame_chunks(frames):
                 yield draft_pb2.DraftRequest(frames=chunk)
 
-        return DraftCall(self, self._stub.Session, opening(), start.session_id, timeout_s)
+        return DraftCall(self, self._stub.Session, opening(), start.request_id, timeout_s)
 
 
 class _Call(Generic[RequestT]):
     """A session's stream: what opens it, then what is sent, until it is ended or cancelled."""
 
     def __init__(
-        self, peer: RemoteModel, method: Any, opening: Iterator[RequestT], session_id: str, timeout_s: float
+        self, peer: RemoteModel, method: Any, opening: Iterator[RequestT], request_id: str, timeout_s: float
     ) -> None:
         self._peer = peer
         self._outbox: asyncio.Queue[RequestT | None] = asyncio.Queue()
         self._call: grpc.aio.StreamStreamCall = method(
-            self._requests(opening), timeout=timeout_s, metadata=request_metadata(session_id)
+            self._requests(opening), timeout=timeout_s, metadata=request_metadata(request_id)
         )
 
     def cancel(self) -> None:
@@ -264,10 +304,15 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
             try:
                 while not (await asyncio.wait({reading}, timeout=silence_s))[0]:
                     if owes():
-                        raise DraftFault(f"the draft was silent for {silence_s:g} s")
+                        raise DraftFault(f"the draft was silent for {silence_s:g} s", FaultKind.SILENT)
                 message = reading.result()
             except grpc.aio.AioRpcError as error:
+                if _is_too_large(error):
+                    words = f"the draft sent a message of more than {MAX_DRAFT_MESSAGE_BYTES} bytes"
+                    raise DraftFault(words, FaultKind.SIZE) from None
                 raise as_slipstream_error(error, "draft") from None
+            except DecodeError:
+                raise DraftFault("the draft sent bytes that are no message") from None
             finally:
                 if not reading.done():
                     reading.cancel()
@@ -280,27 +325,55 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
 
 
 class Peers:
-    """Target and draft. The draft may be absent, unreachable or replaced at any time; the target may not."""
+    """Target and draft. The draft may be absent, unreachable or replaced at any time; the target may not.
 
-    def __init__(self, target: str, draft: str, security: PeerSecurity | None = None) -> None:
+    A draft that broke the protocol three times is left alone for `draft_away_s`, by all captions. `on_draft_fault` is
+    told the kind of every fault.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        draft: str,
+        security: PeerSecurity | None = None,
+        *,
+        draft_away_s: float = 60.0,
+        on_draft_fault: Callable[[FaultKind], None] = lambda kind: None,
+    ) -> None:
         self.target = RemoteTarget(target, security)
         self.draft = RemoteDraft(draft, security) if draft else None
+        self._standing = Standing(draft_away_s, time.monotonic)
+        self._on_draft_fault = on_draft_fault
 
     async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
-        """Raises `ServiceUnavailable` when no draft answers, and `ModelNotUsable` when it does not fit the target."""
+        """Raises `ServiceUnavailable` when no draft answers or this one is left alone, and `ModelNotUsable` or
+        `VersionMismatch` when it does not fit the target."""
         assert self.draft is not None
         try:
+            if left_s := self._standing.left_s:
+                raise ServiceUnavailable(f"the draft broke the protocol too often; it is left alone for {left_s:.0f} s")
             await self.draft.ask(timeout_s)
+            self.check_pair()
         except SlipstreamError:
             self.draft.model = None
             raise
-        self.check_pair()
+
+    def draft_faulted(self, fault: DraftFault) -> None:
+        """The draft broke the protocol, or was silent, which is not held against it."""
+        self._on_draft_fault(fault.kind)
+        if fault.kind is FaultKind.SILENT:
+            return
+        was_away = self._standing.left_s > 0
+        self._standing.fault()
+        if not was_away and (left_s := self._standing.left_s):
+            get_logger().error("draft.left_alone", seconds=left_s, kind=fault.kind, reason=str(fault))
 
     def check_pair(self) -> None:
-        """Raises `ModelNotUsable` when the two models that answered last do not fit each other."""
+        """Raises `ModelNotUsable` or `VersionMismatch` when the two that answered last do not fit each other."""
         target, draft = self.target.model, self.draft.model if self.draft else None
         if target is None or draft is None:
             return
+        check_protocol("draft", draft, "target", target)
         if target.tokenizer_digest != draft.tokenizer_digest:
             raise ModelNotUsable(
                 f"target {target.model_id!r} and draft {draft.model_id!r} have different tokenizers; "

@@ -2,6 +2,8 @@
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Largest message either side accepts; the default of 4 MiB would kill streams of large chunks."""
+MAX_DRAFT_MESSAGE_BYTES = 64 * 1024
+"""Largest message taken from a draft: it sends token ids, and proposals a few tokens at a time."""
 CHUNK_BYTES = 512 * 1024
 """Bulk data travels in chunks of this size: whole messages are slower and stall other streams."""
 REQUEST_ID_KEY = "x-request-id"
@@ -19,8 +21,10 @@ MAX_CONCURRENT_CALLS = 4096
 MAX_CONCURRENT_STREAMS = 1024
 """Of one connection."""
 
+MAX_RECEIVE_OPTION = "grpc.max_receive_message_length"
+
 _COMMON = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    (MAX_RECEIVE_OPTION, MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 ]
 

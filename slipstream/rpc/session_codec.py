@@ -1,11 +1,12 @@
 """Sessions with the models on the wire: every message of target.proto and draft.proto to and from plain types."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation
+from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation, VersionMismatch
 from slipstream.messages import (
     DraftEvent,
     DraftReady,
@@ -31,6 +32,9 @@ from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow,
 
 MAX_FRAMES_BYTES = 2 * 1024**3
 """Most pixels that one video may have: they are held in memory."""
+MIN_CAPABILITY_BYTES = 16
+PROPOSALS_A_MESSAGE = 8
+"""Draft tokens in one message where each comes with its proposal: some 7 KiB each, and a message has at most 64 KiB."""
 MAX_PASSES = 1_000_000
 MAX_SELF_DRAFT = 1024
 
@@ -155,6 +159,11 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
     """What was asked of the target."""
     if not message.session_id or message.max_new_tokens < 1:
         raise InvalidRequest("a session needs an id and at least one token to write")
+    if message.with_guidance and len(message.guidance_capability) < MIN_CAPABILITY_BYTES:
+        raise VersionMismatch(
+            f"a session with guidance needs a capability of {MIN_CAPABILITY_BYTES} bytes; this gateway's release does "
+            "not send one: upgrade the gateway"
+        )
     return from_message(
         message,
         TargetStart,
@@ -261,9 +270,14 @@ def _read_judgement(message: target_pb2.Verdict) -> Judgement:
 # -- to and from the draft --------------------------------------------------------------------------------------------
 
 
-def guidance_request(session_id: str, kind: GuidanceKind, score: str) -> target_pb2.PullGuidanceRequest:
-    """Asks a target for the guidance of a session."""
-    return target_pb2.PullGuidanceRequest(session_id=session_id, kind=_GUIDANCE[kind], score=score)
+def guidance_request(start: DraftStart, score: str) -> target_pb2.PullGuidanceRequest:
+    """Asks a target for the guidance of a draft's session."""
+    return target_pb2.PullGuidanceRequest(
+        session_id=start.session_id,
+        kind=_GUIDANCE[start.guidance],
+        score=score,
+        capability=start.guidance_capability,
+    )
 
 
 def read_guidance_kind(number: int) -> GuidanceKind:
@@ -322,10 +336,26 @@ def read_line(message: draft_pb2.DraftRequest) -> RestartLine | AdvanceLine | No
     raise ProtocolViolation("a line takes `restart`, `advance` or `end`")
 
 
-def draft_event(event: DraftEvent) -> draft_pb2.DraftEvent:
-    """What the draft says, for the wire."""
+def draft_events(event: DraftEvent) -> Iterator[draft_pb2.DraftEvent]:
+    """What the draft says, for the wire: tokens with proposals in several messages, as each must stay small."""
     if isinstance(event, DraftReady):
-        return draft_pb2.DraftEvent(ready=to_message(event, draft_pb2.DraftReady))
+        yield draft_pb2.DraftEvent(ready=to_message(event, draft_pb2.DraftReady))
+    elif not event.proposals:
+        yield _tokens_event(event)
+    else:
+        for first in range(0, len(event.token_ids), PROPOSALS_A_MESSAGE):
+            part = slice(first, first + PROPOSALS_A_MESSAGE)
+            yield _tokens_event(
+                replace(
+                    event,
+                    position=event.position + first,
+                    token_ids=event.token_ids[part],
+                    proposals=event.proposals[part],
+                )
+            )
+
+
+def _tokens_event(event: DraftTokens) -> draft_pb2.DraftEvent:
     tokens = draft_pb2.DraftTokens(
         epoch=event.epoch,
         position=event.position,

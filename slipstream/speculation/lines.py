@@ -10,10 +10,10 @@ reproduce to live on.
 
 import enum
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from slipstream.errors import DraftFault
+from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.protocol import TokenTree
 
 # -- line -------------------------------------------------------------------------------------------------------------
@@ -39,20 +39,107 @@ class Comparison:
     """A token of the line differs from the text: compared here, or rejected in the window that was in flight."""
 
 
-class Line:
-    """Bookkeeping of one line after the other. Positions count output tokens from 0."""
+@dataclass(frozen=True)
+class Reach:
+    """What may still come of a line: the tokens from `next_position` on, before `write_until`."""
+
+    next_position: int = 0
+    write_until: int = 0
+
+
+class _Lines:
+    """What chains and trees share: how far each line may write, and how far it was heard.
+
+    A draft says everything in order, so each of its messages has one place where it may stand: behind what was heard of
+    its line, and before any message of a later one. That holds for lines that ended, too, whose tokens may be on their
+    way. So all that a draft can ever say is bounded by what it was asked for.
+    """
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.write_until = 0
         self.fresh = True
         """The line was restarted, and no pass has run since."""
         self.num_in_flight = 0
+        """Tokens that are being judged; of a tree its depth."""
+        self.parents: tuple[int, ...] = ()
+        """Of the window taken last; a chain has none."""
+        self._reach = Reach()
+        self._ended: dict[int, Reach] = {}
+        """Of lines that ended before they were heard to their limit, by epoch, the oldest first."""
+
+    @property
+    def next_position(self) -> int:
+        """Output position of the token that the line writes next."""
+        return self._reach.next_position
+
+    @property
+    def write_until(self) -> int:
+        """The line's limit: an output position, exclusive."""
+        return self._reach.write_until
+
+    def advance(self, write_until: int) -> None:
+        """Moves the line's limit."""
+        self._reach = Reach(self.next_position, write_until)
+
+    def begin(self, write_until: int, num_committed: int) -> None:
+        """A new line behind the committed text, all of whose predecessors' tokens and debts are settled."""
+        if self.next_position < self.write_until:
+            self._ended[self.epoch] = self._reach
+        self.epoch += 1
+        self.fresh = True
+        self._reach = Reach(num_committed, write_until)
+
+    def drop(self) -> None:
+        """The draft is gone, and its unjudged tokens with it. Nothing of it can come any more."""
+        self.begin(0, 0)
+        self._ended.clear()
+        self.num_in_flight = 0
+
+    def hear(
+        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int], vocab_size: int
+    ) -> bool:
+        """The draft says something: True when it is of the living line, which is to `write` it; False when it is of one
+        that has ended. Raises `DraftFault` for what none of the draft's lines can have sent."""
+        if epoch > self.epoch:
+            raise DraftFault(f"the draft wrote for line {epoch}, which was never started", FaultKind.ORDER)
+        reach = self._reach if epoch == self.epoch else self._ended.get(epoch)
+        if reach is None:
+            raise DraftFault(f"the draft wrote for line {epoch}, of which nothing was to come", FaultKind.ORDER)
+        length = self._check(token_ids, parents, reach)
+        if position != reach.next_position:
+            message = f"the draft wrote at output position {position}; {reach.next_position} was next"
+            raise DraftFault(message, FaultKind.ORDER)
+        if position + length > reach.write_until:
+            raise DraftFault(f"the draft wrote past output position {reach.write_until}", FaultKind.ORDER)
+        if any(not 0 <= token < vocab_size for token in token_ids):
+            raise DraftFault(f"the draft wrote a token id outside the vocabulary of {vocab_size}")
+        self._note(epoch, self._rest(reach, length))
+        return epoch == self.epoch
+
+    def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
+        """How many output positions a message covers. Raises `DraftFault` for one of the wrong shape."""
+        raise NotImplementedError
+
+    def _rest(self, reach: Reach, length: int) -> Reach:
+        """What may come of a line once a message of so many positions did."""
+        return Reach(reach.next_position + length, reach.write_until)
+
+    def _note(self, epoch: int, reach: Reach) -> None:
+        """Lines before `epoch` have nothing more to say, nor has one that was heard to its limit."""
+        self._ended = {number: ended for number, ended in self._ended.items() if number > epoch}
+        if epoch == self.epoch:
+            self._reach = reach
+        elif reach.next_position < reach.write_until:
+            self._ended = {epoch: reach, **self._ended}
+
+
+class Line(_Lines):
+    """Bookkeeping of one chain after the other. Positions count output tokens from 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._pending: deque[int] = deque()
         self._debt: deque[int] = deque()
-
-        self.parents: tuple[int, ...] = ()
-        """A chain's windows have none."""
 
     @property
     def num_pending(self) -> int:
@@ -64,22 +151,11 @@ class Line:
         """Committed tokens that the draft lacks; once the line has died, from the first that differs."""
         return tuple(self._debt)
 
-    def next_position(self, num_committed: int) -> int:
-        """Output position of the token that the line writes next."""
-        return num_committed + self.num_in_flight + len(self._pending) - len(self._debt)
-
     def begin(self, write_until: int, num_committed: int) -> None:
         """A new line behind the committed text, all of whose predecessors' tokens and debts are settled."""
-        self.epoch += 1
-        self.write_until = write_until
-        self.fresh = True
+        super().begin(write_until, num_committed)
         self._pending.clear()
         self._debt.clear()
-
-    def drop(self) -> None:
-        """The draft is gone, and its unjudged tokens with it."""
-        self.begin(0, 0)
-        self.num_in_flight = 0
 
     def owe(self, tokens: Iterable[int]) -> None:
         """Tokens were committed that the draft does not know."""
@@ -119,32 +195,46 @@ class Line:
             self._pending.popleft()
         return Comparison(len(tokens) - num_in_flight)
 
-    def check(
-        self,
-        epoch: int,
-        position: int,
-        token_ids: Sequence[int],
-        num_committed: int,
-        vocab_size: int,
-        parents: Sequence[int] = (),
-    ) -> None:
-        """Raises `DraftFault` for a message that the living line cannot have sent."""
-        next_position = self.next_position(num_committed)
-        if epoch > self.epoch:
-            raise DraftFault(f"the draft wrote for line {epoch}, which was never started")
+    def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
         if not token_ids or parents:
             raise DraftFault("the draft sent a message without tokens, or a tree that nobody asked for")
-        if position != next_position:
-            raise DraftFault(f"the draft wrote at output position {position}; {next_position} was next")
-        if position + len(token_ids) > self.write_until:
-            raise DraftFault(f"the draft wrote past output position {self.write_until}")
-        if any(not 0 <= token < vocab_size for token in token_ids):
-            raise DraftFault(f"the draft wrote a token id outside the vocabulary of {vocab_size}")
+        return len(token_ids)
 
     def _die(self, suffix: Sequence[int], comparison: Comparison) -> Comparison:
         self._pending.clear()
         self._debt = deque(suffix)
         return comparison
+
+
+# -- standing ---------------------------------------------------------------------------------------------------------
+
+# What becomes of a draft that says what no line of it can have said.
+
+MAX_FAULTS, FAULT_MEMORY_S = 3, 600.0
+"""After so many within that time a draft is left alone."""
+
+
+class Standing:
+    """What a draft's behaviour has earned it: after three faults within ten minutes it is left alone for `away_s`, and
+    then after each further one."""
+
+    def __init__(self, away_s: float, clock: Callable[[], float]) -> None:
+        self._away_s = away_s
+        self._clock = clock
+        self._faults: deque[float] = deque(maxlen=MAX_FAULTS)
+        self._back_at = clock()
+
+    def fault(self) -> None:
+        """It broke the protocol."""
+        now = self._clock()
+        self._faults.append(now)
+        if len(self._faults) == MAX_FAULTS and now - self._faults[0] <= FAULT_MEMORY_S:
+            self._back_at = now + self._away_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is asked again; 0: it may be asked now."""
+        return max(self._back_at - self._clock(), 0.0)
 
 
 # -- tree line --------------------------------------------------------------------------------------------------------
@@ -157,17 +247,11 @@ class Line:
 MAX_NODES = 256
 
 
-class TreeLine:
+class TreeLine(_Lines):
     """Bookkeeping of one tree after the other. Positions count output tokens from 0."""
 
     def __init__(self) -> None:
-        self.epoch = 0
-        self.write_until = 0
-        self.fresh = True
-        self.num_in_flight = 0
-        """Depth of the tree that is being judged."""
-        self.parents: tuple[int, ...] = ()
-        """Of the window taken last."""
+        super().__init__()
         self._tree: TokenTree | None = None
         self._debt: list[int] = []
         self._room = 0
@@ -182,23 +266,12 @@ class TreeLine:
         """Committed tokens that the draft has not been told of."""
         return tuple(self._debt)
 
-    def next_position(self, num_committed: int) -> int:
-        """Output position of the roots of the tree that the line writes next, or where a written one ends."""
-        return num_committed + max(self.num_pending, self.num_in_flight) - len(self._debt)
-
     def begin(self, write_until: int, num_committed: int) -> None:
         """A new line behind the committed text."""
-        self.epoch += 1
-        self.write_until = write_until
-        self.fresh = True
+        super().begin(write_until, num_committed)
         self._room = write_until - num_committed
         self._tree = None
         self._debt.clear()
-
-    def drop(self) -> None:
-        """The draft is gone, and its unjudged tree with it."""
-        self.begin(0, 0)
-        self.num_in_flight = 0
 
     def owe(self, tokens: Iterable[int]) -> None:
         """Tokens were committed that the draft does not know."""
@@ -226,29 +299,16 @@ class TreeLine:
         self._debt.extend(tokens)
         return Comparison(died=num_accepted < depth)
 
-    def check(
-        self,
-        epoch: int,
-        position: int,
-        token_ids: Sequence[int],
-        num_committed: int,
-        vocab_size: int,
-        parents: Sequence[int] = (),
-    ) -> None:
-        """Raises `DraftFault` for a message that the living line cannot have sent."""
-        if epoch > self.epoch:
-            raise DraftFault(f"the draft wrote for line {epoch}, which was never started")
-        if self._tree is not None or self.num_in_flight:
-            raise DraftFault("the draft wrote a second tree")
-        if position != self.next_position(num_committed):
-            raise DraftFault(f"the draft wrote a tree at output position {position}, not where the text ends")
+    def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
+        if reach.next_position == reach.write_until:
+            raise DraftFault("the draft wrote a second tree", FaultKind.ORDER)
         if not 0 < len(token_ids) <= MAX_NODES:
             raise DraftFault(f"the draft wrote a tree of {len(token_ids)} nodes; 1 to {MAX_NODES} are taken")
         try:
-            depth = max(TokenTree(tuple(token_ids), tuple(parents)).depths) + 1
+            return max(TokenTree(tuple(token_ids), tuple(parents)).depths) + 1
         except ValueError as error:
             raise DraftFault(f"the draft wrote no tree: {error}") from None
-        if depth > self._room:
-            raise DraftFault(f"the draft wrote past output position {self.write_until}")
-        if any(not 0 <= token < vocab_size for token in token_ids):
-            raise DraftFault(f"the draft wrote a token id outside the vocabulary of {vocab_size}")
+
+    def _rest(self, reach: Reach, length: int) -> Reach:
+        """A tree comes whole, however deep it is."""
+        return Reach(reach.write_until, reach.write_until)

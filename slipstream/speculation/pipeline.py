@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.errors import ProtocolViolation
+from slipstream.errors import DraftFault, FaultKind, ProtocolViolation
 from slipstream.speculation.lines import Comparison, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import CostModel, Gate, Moment, Policy, WindowPlan, longest_hold_s
@@ -202,8 +202,7 @@ class Pipeline:
     @property
     def draft_owes(self) -> bool:
         """The draft has not written as far as it may. If nothing comes for long, it is frozen."""
-        next_position = self._line.next_position(len(self.committed))
-        return self.draft_phase is DraftPhase.WRITING and next_position < self._line.write_until
+        return self.draft_phase is DraftPhase.WRITING and self._line.next_position < self._line.write_until
 
     @property
     def num_pending(self) -> int:
@@ -223,9 +222,12 @@ class Pipeline:
         return JoinPoint(self.epoch, tuple(self.committed), self._line.write_until, first_chunk)
 
     def on_draft_ready(self, num_known: int) -> list[Action]:
-        """The draft holds the prompt and the first `num_known` output tokens, and starts to write."""
-        if self.draft_phase is not DraftPhase.JOINING or self.finish_reason is not None:
+        """The draft holds the prompt and the first `num_known` output tokens, and starts to write. Raises `DraftFault`
+        when it said so before."""
+        if self.finish_reason is not None:
             return []
+        if self.draft_phase is not DraftPhase.JOINING:
+            raise DraftFault("the draft said a second time that it is ready", FaultKind.ORDER)
         self._line.owe(self.committed[num_known:])
         if self.gated:
             self.draft_phase = DraftPhase.RESTING
@@ -236,13 +238,19 @@ class Pipeline:
         return self._next_pass()
 
     def on_draft_tokens(
-        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int] = ()
+        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int] = (), pass_s: float = 0.0
     ) -> list[Action]:
-        """The draft wrote. Raises `DraftFault` when it broke the protocol; the driver then calls `on_draft_lost`."""
-        taking_part = self.draft_phase in (DraftPhase.WRITING, DraftPhase.RESTING)
-        if self.finish_reason is not None or not taking_part or epoch < self.epoch:
+        """The draft wrote, at `pass_s` seconds a pass (0: not known). Tokens of a line that has ended are let pass, and
+        nothing is learned from them. Raises `DraftFault` when it broke the protocol; the driver then calls
+        `on_draft_lost`."""
+        if self.finish_reason is not None or self.draft_phase is DraftPhase.ABSENT:
             return []
-        self._line.check(epoch, position, token_ids, len(self.committed), self.vocab_size, parents)
+        if self.draft_phase is DraftPhase.JOINING:
+            raise DraftFault("the draft wrote before it was ready", FaultKind.ORDER)
+        if not self._line.hear(epoch, position, token_ids, parents, self.vocab_size):
+            return []
+        if pass_s:
+            self.costs.draft_pass_s.observe(pass_s)
         self._silent = False
         comparison = self._line.write(token_ids, parents)
         self._count(comparison)
@@ -369,5 +377,5 @@ class Pipeline:
     def _advance(self, write_until: int) -> list[Action]:
         if write_until <= self._line.write_until:
             return []
-        self._line.write_until = write_until
+        self._line.advance(write_until)
         return [AdvanceLine(self.epoch, write_until)]

@@ -5,8 +5,12 @@ import asyncio
 import grpc
 import pytest
 
-from slipstream.errors import InvalidRequest
+from slipstream.rpc.calls import open_channel
+from slipstream.rpc.v1 import target_pb2_grpc
+from slipstream.stack.local import Stack
+from tests.services.model_sessions import open_session, target_end, target_start
 from tests.support.gateway_client import Captioned, caption
+from tests.support.processes import eventually, logged
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -47,23 +51,29 @@ async def test_the_same_video_twice_at_once(gateway: grpc.aio.Channel, world: Wo
     assert runs[0].token_ids == runs[1].token_ids == world.answer(1, 64)
 
 
-async def test_an_id_that_is_in_use(gateway: grpc.aio.Channel, world: World) -> None:
-    """The second of the same name is refused; the first does not notice."""
-    rivals: list[asyncio.Task[Captioned]] = []
-
-    def rival(run: Captioned) -> None:
-        if len(run.token_ids) >= 3 and not rivals:
-            rivals.append(asyncio.ensure_future(caption(gateway, world.clips[1], request_id="twins", num_frames=2)))
-
-    first = await caption(
-        gateway,
-        world.clips[0],
-        on_event=rival,
-        prompt=PROMPT,
-        num_frames=NUM_FRAMES,
-        max_new_tokens=600,
-        request_id="twins",
+async def test_two_captions_of_one_id(stack: Stack, gateway: grpc.aio.Channel, world: World) -> None:
+    """A request's id is the caller's word for the logs: nobody keeps another from using it, nor learns of them."""
+    runs = await asyncio.gather(
+        *(
+            caption(
+                gateway, world.clips[clip], prompt=PROMPT, num_frames=NUM_FRAMES, max_new_tokens=64, request_id="twins"
+            )
+            for clip in (0, 1)
+        )
     )
-    with pytest.raises(InvalidRequest, match="'twins' is open already"):
-        await rivals[0]
-    assert first.token_ids[:96] == world.answer(0)
+    assert [run.token_ids for run in runs] == [world.answer(0, 64), world.answer(1, 64)]
+    assert {run.summary.request_id for run in runs} == {"twins"}
+    for name in ("target", "draft"):
+        path = stack.processes[name].log_path
+        await eventually(lambda: len(logged(path, "session.closed", request_id="twins")) == 2)  # noqa: B023
+
+
+async def test_a_session_that_is_named_like_a_request(stack: Stack, gateway: grpc.aio.Channel, world: World) -> None:
+    """As a caller with a certificate might open one at the target, to make somebody's computable job fail."""
+    async with open_channel(stack.processes["target"].address) as channel:
+        squatter = open_session(target_pb2_grpc.TargetStub(channel), "squatted")
+        await squatter.send(*target_start("squatted"))
+        await squatter.read_until("verdict")
+        captioned = await caption(gateway, world.clips[2], prompt=PROMPT, num_frames=NUM_FRAMES, request_id="squatted")
+        assert captioned.token_ids == world.answer(2)
+        await squatter.send(target_end())

@@ -1,6 +1,7 @@
 """A draft service without a model that behaves as told: a prophet that knows the answer, or one of many liars."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +12,8 @@ from slipstream.rpc.grpc_options import SERVER_OPTIONS
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 Event = draft_pb2.DraftEvent
-Behaviour = Callable[["Orders"], AsyncIterator[Event]]
+Behaviour = Callable[["Orders"], AsyncIterator[Event | bytes]]
+"""What a session answers: events, or bytes that need not be one."""
 
 
 class Orders:
@@ -48,11 +50,19 @@ class FakeDraft(draft_pb2_grpc.DraftServicer):
     def __init__(self, folder: Path, model: common_pb2.ModelInfo) -> None:
         self.address = f"unix:{folder / 'fake.sock'}"
         self.model = model
+        self.answers = asyncio.Event()
+        """While it is not set, nobody is told which model this is."""
+        self.answers.set()
         self.behaviour: Behaviour = silent
         self.num_sessions = 0
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
 
     async def __aenter__(self) -> Self:
+        session = grpc.stream_stream_rpc_method_handler(
+            self.Session, request_deserializer=draft_pb2.DraftRequest.FromString, response_serializer=_as_bytes
+        )
+        liar = grpc.method_handlers_generic_handler("slipstream.rpc.v1.Draft", {"Session": session})
+        self._server.add_generic_rpc_handlers((liar,))  # asked before the one that is added next
         draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
         self._server.add_insecure_port(self.address)
         await self._server.start()
@@ -64,11 +74,12 @@ class FakeDraft(draft_pb2_grpc.DraftServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
+        await self.answers.wait()
         return self.model
 
     async def Session(
         self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[Event | bytes]:
         self.num_sessions += 1
         orders = Orders((await anext(aiter(requests))).start)
 
@@ -84,6 +95,10 @@ class FakeDraft(draft_pb2_grpc.DraftServicer):
             reading.cancel()
 
 
+def _as_bytes(event: Event | bytes) -> bytes:
+    return event if isinstance(event, bytes) else event.SerializeToString()
+
+
 def ready(**fields: Any) -> Event:
     plausible: dict[str, Any] = {"kept_tokens": 1, "video_tokens": 48, "kept_digest": "0"}
     return Event(ready=draft_pb2.DraftReady(**plausible | fields))
@@ -93,16 +108,16 @@ def tokens(epoch: int, position: int, token_ids: Sequence[int], pass_s: float = 
     return Event(tokens=draft_pb2.DraftTokens(epoch=epoch, position=position, token_ids=token_ids, pass_s=pass_s))
 
 
-async def silent(orders: Orders) -> AsyncIterator[Event]:
+async def silent(orders: Orders) -> AsyncIterator[Event | bytes]:
     """Never even ready."""
     await asyncio.Event().wait()
     yield ready()
 
 
-def says(*events: Callable[[Orders], Event], stays: bool = True) -> Behaviour:
+def says(*events: Callable[[Orders], Event | bytes], stays: bool = True) -> Behaviour:
     """Ready, then these events, then silence or the end of the stream."""
 
-    async def behave(orders: Orders) -> AsyncIterator[Event]:
+    async def behave(orders: Orders) -> AsyncIterator[Event | bytes]:
         yield ready()
         for event in events:
             yield event(orders)
@@ -115,7 +130,7 @@ def says(*events: Callable[[Orders], Event], stays: bool = True) -> Behaviour:
 def writes(token_at: Callable[[int], int], *, pause_s: float = 0.0, pass_s: float = 0.001) -> Behaviour:
     """A draft that keeps to the protocol and writes `token_at(position)`."""
 
-    async def behave(orders: Orders) -> AsyncIterator[Event]:
+    async def behave(orders: Orders) -> AsyncIterator[Event | bytes]:
         yield ready()
         epoch, position = orders.epoch, orders.known
         while True:
@@ -134,12 +149,93 @@ def writes(token_at: Callable[[int], int], *, pause_s: float = 0.0, pass_s: floa
     return behave
 
 
-def floods(event: Callable[[Orders], Event]) -> Behaviour:
+def floods(event: Callable[[Orders], Event | bytes]) -> Behaviour:
     """Ready, then the same event as fast as the stream takes it."""
 
-    async def behave(orders: Orders) -> AsyncIterator[Event]:
+    async def behave(orders: Orders) -> AsyncIterator[Event | bytes]:
         yield ready()
         while True:
             yield event(orders)
 
     return behave
+
+
+async def hangs_up(orders: Orders) -> AsyncIterator[Event | bytes]:
+    """Ends every session before it began."""
+    for nothing in ():
+        yield nothing
+
+
+async def complains(orders: Orders) -> AsyncIterator[Event | bytes]:
+    """Fails with a flood of words that a terminal might take for more than words."""
+    yield ready()
+    raise RuntimeError("[bold]\x1b[2J[/bold] <b>\n" * 100_000)
+
+
+def boasts(**fields: Any) -> Behaviour:
+    """Ready, with figures that cannot be."""
+
+    async def behave(orders: Orders) -> AsyncIterator[Event | bytes]:
+        yield ready(**fields)
+        await asyncio.Event().wait()
+
+    return behave
+
+
+async def repeats_what_ended(orders: Orders) -> AsyncIterator[Event | bytes]:
+    """Writes nonsense as it may, and then the line that ended for it, again and again."""
+    yield ready()
+    first, position = orders.epoch, orders.known
+    yield tokens(first, position, [7])
+    while orders.epoch == first:
+        await orders.wait()
+    while True:
+        yield tokens(first, position, [7])
+
+
+LIES: dict[str, Behaviour] = {
+    "floods of ready": floods(lambda at: ready()),
+    "floods of a stale line": floods(lambda at: tokens(0, 0, [5])),
+    "a line that ended": repeats_what_ended,
+    "millions of tokens": floods(lambda at: tokens(0, 0, [5] * 4_000_000)),
+    "out of range": floods(lambda at: tokens(at.epoch, at.known + 1000, [5])),
+    "past the limit": floods(lambda at: tokens(at.epoch, at.known, [5] * 5000)),
+    "outside the vocabulary": floods(lambda at: tokens(at.epoch, at.known, [2**32 - 1])),
+    "no time": floods(lambda at: tokens(at.epoch, at.known, [5], math.nan)),
+    "negative time": floods(lambda at: tokens(at.epoch, at.known, [5], -1.0)),
+    "endless time": floods(lambda at: tokens(at.epoch, at.known, [5], 1e300)),
+    "a future line": floods(lambda at: tokens(at.epoch + 7, at.known, [5])),
+    "empty messages": floods(lambda at: Event()),
+    "no messages": floods(lambda at: b"\xff" * 50),
+    "boasts": boasts(kept_tokens=2**32 - 1, video_tokens=0, guidance_bytes=2**64 - 1, encode_s=math.nan),
+    "a huge digest": boasts(kept_digest="[bold]" * 10_000),
+    "hangs up": hangs_up,
+    "ready and hangs up": says(stays=False),
+    "never ready": silent,
+    "mute": says(),
+    "complains": complains,
+    "nonsense": writes(lambda at: 7),
+    "claims to be slow": writes(lambda at: 7, pass_s=0.9),
+    "claims to be fast": writes(lambda at: 7, pass_s=1e-6),
+}
+"""Ways to lie, each for as long as it is let."""
+FAULTLESS = ("never ready", "mute", "complains", "nonsense", "claims to be slow", "claims to be fast")
+"""Those that keep to the protocol, so that they are not held against a draft."""
+KIND_OF_LIE = {
+    "millions of tokens": "size",
+    "hangs up": "ended",
+    "ready and hangs up": "ended",
+} | dict.fromkeys(
+    (
+        "outside the vocabulary",
+        "no time",
+        "negative time",
+        "endless time",
+        "empty messages",
+        "no messages",
+        "boasts",
+        "a huge digest",
+    ),
+    "content",
+)
+"""As which fault a lie is counted; the others are of the kind "order"."""

@@ -56,6 +56,7 @@ draft_requests = st.builds(
     sampling=sampling,
     seconds_per_frame=spacing,
     tree=st.booleans(),
+    guidance_capability=st.binary(max_size=40),
 )
 
 
@@ -90,6 +91,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         prompt=text,
         max_new_tokens=st.integers(1, 2**32 - 1),
         with_guidance=st.booleans(),
+        guidance_capability=st.binary(min_size=16, max_size=40),
         sampling=sampling,
         seconds_per_frame=spacing,
         with_attention=st.booleans(),
@@ -97,7 +99,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         local_drafter=st.just("std"),
         self_draft_kept=st.integers(0, 2**32 - 1),
     )
-    | st.builds(TargetStart, st.just("s"), text, st.integers(1, 9), st.booleans())
+    | st.builds(TargetStart, st.just("s"), text, st.integers(1, 9), st.just(False))
 )
 def test_target_requests(request: TargetStart) -> None:
     message = over_the_wire(codec.target_start(request, frames_of(2, 3, 4)))

@@ -15,6 +15,7 @@ from slipstream.speculation.pipeline import JoinPoint
 
 TIMEOUT_S = 120.0
 PROMPT = "Describe the video."
+CAPABILITY = b"sixteen or more."
 LONG_PROMPT = "?" * 4018
 LONG_PROMPT_ROOM = 50
 """Tokens that the answer to it may have, with two frames and a context of 4096."""
@@ -74,7 +75,7 @@ def target_start(
 ) -> list[target_pb2.TargetRequest]:
     """Everything up to the last pixel."""
     frames = some_frames() if frames is None else frames
-    request = TargetStart(session_id, prompt, max_new_tokens, with_guidance)
+    request = TargetStart(session_id, prompt, max_new_tokens, with_guidance, guidance_capability=CAPABILITY)
     chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames)]
     return [session_codec.target_start(request, frames), *chunks]
 
@@ -101,6 +102,7 @@ def draft_start(
         "guidance": "scores",
         "guidance_address": "unix:/nowhere",
         "seed": 0,
+        "guidance_capability": CAPABILITY,
     } | changes
     first = session_codec.draft_start(DraftStart(**request), join or JoinPoint(1, (), 8, 1), frames)
     return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames))]

@@ -19,7 +19,7 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, ModelNotUsable, ServiceUnavailable, SlipstreamError
+from slipstream.errors import InvalidRequest, ServiceUnavailable, SlipstreamError, VersionMismatch
 from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.video.messages import SampledVideo
@@ -59,6 +59,9 @@ class FakeCaptioner:
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         return await self.target.ask()
+
+    async def look_for_draft(self, plan: CaptionPlan) -> None:
+        pass
 
     @contextlib.asynccontextmanager
     async def open_source(self, source: str) -> AsyncIterator[BinaryIO]:
@@ -189,7 +192,7 @@ async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
 
 async def test_models_that_do_not_fit_are_not_the_items_fault(world: World) -> None:
     async def unfit(*args: Any, **options: Any) -> ModelInfo:
-        raise ModelNotUsable("different tokenizers")
+        raise VersionMismatch("upgrade the target")
 
     world.models.check = unfit  # type: ignore[method-assign]
     with pytest.raises(RetryLater) as given_back:

@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc, gateway_pb2, gateway_pb2_grpc, target_pb2_grpc
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import FakeDraft, writes
-from tests.support.gateway_client import caption, options_message, refusal, upload_messages
+from tests.support.gateway_client import caption
 from tests.support.processes import failed_start, logged, running
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
@@ -28,6 +28,26 @@ def other_tokenizer(model: common_pb2.ModelInfo) -> None:
 
 def other_frames(model: common_pb2.ModelInfo) -> None:
     model.tokens_per_frame += 1
+
+
+def last_release(model: common_pb2.ModelInfo) -> None:
+    model.protocol_version = model.least_protocol_version = 0
+
+
+CHANGES = (
+    (other_tokenizer, "different tokenizers"),
+    (other_frames, "tokens of a frame"),
+    (last_release, "upgrade the draft"),
+)
+
+
+class OldTarget(target_pb2_grpc.TargetServicer):
+    """One that says nothing of protocol versions."""
+
+    async def GetModel(
+        self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> common_pb2.ModelInfo:
+        return common_pb2.ModelInfo(model_id="old", tokens_per_frame=4, max_frames=64)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -55,19 +75,47 @@ async def test_at_the_start(stack: Stack, draft: FakeDraft, tmp_path: Path, chan
 async def test_replaced_by_one_that_does_not_fit_and_back(
     stack: Stack, draft: FakeDraft, tmp_path: Path, world: World
 ) -> None:
+    """A draft costs speed only, also one that is no draft of this target: the caption says so, and goes on."""
     good = common_pb2.ModelInfo()
     good.CopyFrom(draft.model)
-    video = upload_messages(world.clips[0])
     flags = ("--target", stack.processes["target"].address, "--draft", draft.address)
     async with running("gateway", tmp_path, *flags) as process, open_channel(process.address) as gateway:
-        for change, complaint in ((other_tokenizer, "different tokenizers"), (other_frames, "tokens of a frame")):
-            assert (await caption(gateway, world.clips[0], **SMALL)).token_ids == world.answer(0, 16)
+        for change, complaint in CHANGES:
+            fitting = await caption(gateway, world.clips[0], **SMALL)
+            assert fitting.token_ids == world.answer(0, 16) and "draft_missing" not in fitting.stage_names
             change(draft.model)
-            code, message = await refusal(gateway, [options_message(**SMALL, method="slipstream"), *video])
-            assert code == grpc.StatusCode.FAILED_PRECONDITION and complaint in message
-            plain = await caption(gateway, world.clips[0], method="autoregressive", **SMALL)
-            assert plain.token_ids == world.answer(0, 16)
+            for method in ("slipstream", "autoregressive"):
+                captioned = await caption(gateway, world.clips[0], method=method, **SMALL)
+                assert captioned.token_ids == world.answer(0, 16)
+                said = [stage.detail for stage in captioned.stages if stage.stage == "draft_missing"]
+                assert all(complaint in detail for detail in said) and bool(said) == (method == "slipstream")
             draft.model.CopyFrom(good)
+
+
+async def test_a_draft_of_the_last_release_at_the_start(
+    stack: Stack, draft: FakeDraft, tmp_path: Path, world: World
+) -> None:
+    """It may be about to be replaced: the gateway starts, says what to upgrade, and captions."""
+    last_release(draft.model)
+    flags = ("--target", stack.processes["target"].address, "--draft", draft.address)
+    async with running("gateway", tmp_path, *flags) as process, open_channel(process.address) as gateway:
+        (missing,) = logged(process.log_path, "draft.missing")
+        assert "the draft speaks protocol version 1" in missing["reason"] and "upgrade the draft" in missing["reason"]
+        assert (await caption(gateway, world.clips[0], **SMALL)).token_ids == world.answer(0, 16)
+
+
+async def test_a_target_of_the_last_release(tmp_path: Path) -> None:
+    server = grpc.aio.server()
+    target_pb2_grpc.add_TargetServicer_to_server(OldTarget(), server)
+    address = f"unix:{tmp_path / 'old.sock'}"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        status, log = await failed_start("gateway", tmp_path, "--target", address)
+    finally:
+        await server.stop(0)
+    assert status == 2
+    assert "the target speaks protocol version 1" in log[0]["error"] and "upgrade the target" in log[0]["error"]
 
 
 async def test_a_draft_that_is_not_there(stack: Stack, tmp_path: Path, world: World) -> None:

@@ -11,6 +11,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.stack.local import Stack
 from tests.services.model_sessions import (
+    CAPABILITY,
     LONG_PROMPT,
     LONG_PROMPT_ROOM,
     Session,
@@ -48,6 +49,11 @@ async def started(target: target_pb2_grpc.TargetStub, session_id: str = "s", **o
     session = open_session(target, session_id)
     await session.send(*target_start(session_id, **options))
     return session
+
+
+def pull_of(session_id: str, capability: bytes = CAPABILITY) -> target_pb2.PullGuidanceRequest:
+    kind = target_pb2.GUIDANCE_KIND_SCORES
+    return target_pb2.PullGuidanceRequest(session_id=session_id, kind=kind, capability=capability)
 
 
 def committed(verdict: target_pb2.Verdict, window: list[int]) -> list[int]:
@@ -295,10 +301,32 @@ async def test_guidance_of_no_kind(target: target_pb2_grpc.TargetStub) -> None:
     assert refused.value.code() == INVALID
 
 
+@pytest.mark.parametrize("capability", [b"", b"s", CAPABILITY[:-1], CAPABILITY + b".", b"x" * 16, b"guided"])
+async def test_guidance_is_not_given_to_others(target: target_pb2_grpc.TargetStub, capability: bytes) -> None:
+    """Whoever knows a session's name, as from a log, gets the answer of a session that is not there."""
+    session = await started(target, "guided")
+    await session.read_until("verdict")
+    with pytest.raises(grpc.aio.AioRpcError, match="no session 'guided' is open here") as refused:
+        [chunk async for chunk in target.PullGuidance(pull_of("guided", capability))]
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert [chunk async for chunk in target.PullGuidance(pull_of("guided"))]
+    await session.send(target_end())
+
+
+@pytest.mark.parametrize("capability", [b"", b"too short"])
+async def test_a_gateway_without_capabilities(target: target_pb2_grpc.TargetStub, capability: bytes) -> None:
+    start = target_start("old")[0]
+    start.start.guidance_capability = capability
+    session = open_session(target, "old")
+    await session.send(start)
+    code, complaint = await session.refusal()
+    assert code == grpc.StatusCode.FAILED_PRECONDITION and "upgrade the gateway" in complaint
+
+
 async def test_guidance_that_was_not_ordered(target: target_pb2_grpc.TargetStub) -> None:
     session = await started(target, "plain", with_guidance=False)
     await session.read_until("verdict")
-    pull = target_pb2.PullGuidanceRequest(session_id="plain", kind=target_pb2.GUIDANCE_KIND_SCORES)
+    pull = pull_of("plain")
     with pytest.raises(grpc.aio.AioRpcError, match="without guidance") as refused:
         [chunk async for chunk in target.PullGuidance(pull, timeout=30)]
     assert refused.value.code() == INVALID
@@ -307,7 +335,7 @@ async def test_guidance_that_was_not_ordered(target: target_pb2_grpc.TargetStub)
 
 async def test_guidance_is_given_as_often_as_asked_for(target: target_pb2_grpc.TargetStub) -> None:
     session = await started(target, "guided")
-    pull = target_pb2.PullGuidanceRequest(session_id="guided", kind=target_pb2.GUIDANCE_KIND_SCORES)
+    pull = pull_of("guided")
     first = [chunk async for chunk in target.PullGuidance(pull)]
     await session.read_until("verdict")
     assert [chunk async for chunk in target.PullGuidance(pull)] == first

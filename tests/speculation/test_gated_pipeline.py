@@ -114,7 +114,7 @@ def test_a_resting_draft_is_not_called_silent_and_its_late_tokens_are_ignored() 
     pipeline = _closed()
     assert not pipeline.draft_owes
     assert not pipeline.holding
-    assert pipeline.on_draft_tokens(pipeline.epoch - 1, 3, (5,)) == []
+    assert pipeline.on_draft_tokens(pipeline.epoch - 1, 2, (5,)) == []
     assert pipeline.num_pending == 0
 
 

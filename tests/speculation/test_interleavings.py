@@ -83,6 +83,13 @@ class AnyInterleaving(RuleBasedStateMachine):
     def ready(self) -> None:
         self.stage.ready()
 
+    @precondition(lambda self: _goes_on(self) and self.stage.draft is not None and self.stage.draft.ready)
+    @rule()
+    def ready_again(self) -> None:
+        with pytest.raises(DraftFault, match="second time"):
+            self.stage.pipeline.on_draft_ready(0)
+        self.stage.lose()
+
     @precondition(lambda self: self.stage.draft is not None and bool(self.stage.draft.inbox))
     @rule()
     def obey(self) -> None:
@@ -146,11 +153,10 @@ class AnyInterleaving(RuleBasedStateMachine):
             self.stage.check_lossless()
 
     def expect_fault(self, message: Message) -> None:
-        """A bad message of the living line is a fault, after which the driver drops the draft; any other is nothing."""
+        """A message that no line of this draft can have sent is a fault, whichever line it names; the driver then drops
+        the draft. Without a draft, and after the end, it is nothing."""
         pipeline = self.stage.pipeline
-        taking_part = pipeline.draft_phase in (DraftPhase.WRITING, DraftPhase.RESTING)
-        counts = taking_part and message[0] >= pipeline.epoch and _goes_on(self)
-        if counts:
+        if pipeline.draft_phase is not DraftPhase.ABSENT and _goes_on(self):
             with pytest.raises(DraftFault):
                 pipeline.on_draft_tokens(*message)
             self.stage.lose()

@@ -162,7 +162,7 @@ def test_a_tree_is_judged_whole_and_its_path_becomes_text() -> None:
 @pytest.mark.parametrize(
     ("position", "tokens", "parents", "complaint"),
     [
-        (0, (1,), (-1,), "not where the text ends"),
+        (0, (1,), (-1,), "1 was next"),
         (1, (), (), "0 nodes"),
         (1, (1, 2), (-1,), "no tree"),
         (1, (1, 2), (-1, 1), "no tree"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slipstream.rpc.v1 import archive_pb2, common_pb2, draft_pb2, gateway_pb2, target_pb2
 
 T = TypeVar("T")
+CAPABILITY = b"sixteen or more."
 FRAMES, WIDTH, HEIGHT = 2, 32, 24
 PACKAGE = "slipstream.rpc.v1"
 FILES: dict[str, Any] = {"Gateway": gateway_pb2, "Archive": archive_pb2, "Target": target_pb2, "Draft": draft_pb2}
@@ -56,7 +57,9 @@ class Samples:
             "SubmitBatch": self._submit,
             "Session": self._target_session if service == "Target" else self._draft_session,
             "PullGuidance": lambda: (
-                target_pb2.PullGuidanceRequest(session_id=f"s{self._number - 1}", kind=target_pb2.GUIDANCE_KIND_SCORES),
+                target_pb2.PullGuidanceRequest(
+                    session_id=f"s{self._number - 1}", kind=target_pb2.GUIDANCE_KIND_SCORES, capability=CAPABILITY
+                ),
             ),
         }
         if method in makers:
@@ -117,6 +120,7 @@ class Samples:
             frames=self._header(),
             max_new_tokens=6,
             with_guidance=True,
+            guidance_capability=CAPABILITY,
             sampling=common_pb2.Sampling(temperature=self._one_of((0.0, 0.8)), top_k=4, seed=3),
         )
         judge = target_pb2.Judge(window=[5, 6, 7], num_passes=1)
@@ -138,6 +142,7 @@ class Samples:
             positions="original",
             guidance=target_pb2.GUIDANCE_KIND_SCORES,
             guidance_address=self._target_address,
+            guidance_capability=CAPABILITY,
             committed=[5],
             write_until=8,
             first_chunk=2,

@@ -59,7 +59,8 @@ class DraftServicer:
 
     def Session(self, request_iterator, context):
         """One caption. Order: `start`, `frames`..., then any number of `restart` and `advance`, and `end`.
-        The service answers `ready` once and then writes its line without being asked again.
+        The service answers `ready` once and then writes its line without being asked again. It says everything in order,
+        nothing twice, and no line past its limit; no message is larger than 64 KiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

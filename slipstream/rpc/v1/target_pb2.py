@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/target.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\"\xce\x01\n\rTargetRequest\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.slipstream.rpc.v1.TargetStartH\x00\x12/\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x1d.slipstream.rpc.v1.FrameChunkH\x00\x12)\n\x05judge\x18\x03 \x01(\x0b\x32\x18.slipstream.rpc.v1.JudgeH\x00\x12%\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x16.slipstream.rpc.v1.EndH\x00\x42\t\n\x07message\"\xb3\x02\n\x0bTargetStart\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1f.slipstream.rpc.v1.FramesHeader\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rwith_guidance\x18\x05 \x01(\x08\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Sampling\x12\x16\n\x0ewith_attention\x18\x07 \x01(\x08\x12\'\n\x05lossy\x18\x08 \x01(\x0b\x32\x18.slipstream.rpc.v1.Lossy\x12\x30\n\nself_draft\x18\t \x01(\x0b\x32\x1c.slipstream.rpc.v1.SelfDraft\"%\n\x05Lossy\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x01\".\n\tSelfDraft\x12\x10\n\x08num_kept\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"\x84\x01\n\x05Judge\x12\x12\n\x06window\x18\x01 \x03(\rB\x02\x10\x01\x12\x12\n\nnum_passes\x18\x02 \x01(\r\x12.\n\tproposals\x18\x03 \x03(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x12\n\nself_draft\x18\x05 \x01(\r\"\xab\x01\n\x0bTargetEvent\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProgressH\x00\x12\x31\n\tprefilled\x18\x02 \x01(\x0b\x32\x1c.slipstream.rpc.v1.PrefilledH\x00\x12-\n\x07verdict\x18\x03 \x01(\x0b\x32\x1a.slipstream.rpc.v1.VerdictH\x00\x42\t\n\x07message\"P\n\x08Progress\x12\'\n\x05stage\x18\x01 \x01(\x0e\x32\x18.slipstream.rpc.v1.Stage\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"\xb7\x01\n\tPrefilled\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12 \n\x18prefill_until_guidance_s\x18\x04 \x01(\x01\x12 \n\x18prefill_after_guidance_s\x18\x05 \x01(\x01\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\"\xff\x01\n\x07Verdict\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x16\n\town_token\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x36\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1f.slipstream.rpc.v1.FinishReason\x12\x0e\n\x06pass_s\x18\x05 \x01(\x01\x12\x13\n\x0bstop_string\x18\x06 \x01(\t\x12\x10\n\x04path\x18\x07 \x03(\rB\x02\x10\x01\x12\x13\n\x07\x64rafted\x18\x08 \x03(\rB\x02\x10\x01\x12\x13\n\x0bnum_drafted\x18\t \x01(\r\x12\x0f\n\x07\x64raft_s\x18\n \x01(\x01\x42\x0c\n\n_own_token\"g\n\x13PullGuidanceRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\r\n\x05score\x18\x03 \x01(\t\"_\n\rGuidanceChunk\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.slipstream.rpc.v1.GuidanceHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"y\n\x0eGuidanceHeader\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\r\n\x05layer\x18\x04 \x01(\r*U\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_QUEUED\x10\x01\x12\x10\n\x0cSTAGE_ENCODE\x10\x02\x12\x11\n\rSTAGE_PREFILL\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*h\n\x0cGuidanceKind\x12\x1d\n\x19GUIDANCE_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bGUIDANCE_KIND_HIDDEN_STATES\x10\x01\x12\x18\n\x14GUIDANCE_KIND_SCORES\x10\x02\x32\x83\x02\n\x06Target\x12L\n\x08GetModel\x12\".slipstream.rpc.v1.GetModelRequest\x1a\x1c.slipstream.rpc.v1.ModelInfo\x12O\n\x07Session\x12 .slipstream.rpc.v1.TargetRequest\x1a\x1e.slipstream.rpc.v1.TargetEvent(\x01\x30\x01\x12Z\n\x0cPullGuidance\x12&.slipstream.rpc.v1.PullGuidanceRequest\x1a .slipstream.rpc.v1.GuidanceChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/target.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\"\xce\x01\n\rTargetRequest\x12/\n\x05start\x18\x01 \x01(\x0b\x32\x1e.slipstream.rpc.v1.TargetStartH\x00\x12/\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x1d.slipstream.rpc.v1.FrameChunkH\x00\x12)\n\x05judge\x18\x03 \x01(\x0b\x32\x18.slipstream.rpc.v1.JudgeH\x00\x12%\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x16.slipstream.rpc.v1.EndH\x00\x42\t\n\x07message\"\xd0\x02\n\x0bTargetStart\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1f.slipstream.rpc.v1.FramesHeader\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x15\n\rwith_guidance\x18\x05 \x01(\x08\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.slipstream.rpc.v1.Sampling\x12\x16\n\x0ewith_attention\x18\x07 \x01(\x08\x12\'\n\x05lossy\x18\x08 \x01(\x0b\x32\x18.slipstream.rpc.v1.Lossy\x12\x30\n\nself_draft\x18\t \x01(\x0b\x32\x1c.slipstream.rpc.v1.SelfDraft\x12\x1b\n\x13guidance_capability\x18\n \x01(\x0c\"%\n\x05Lossy\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04keep\x18\x02 \x01(\x01\".\n\tSelfDraft\x12\x10\n\x08num_kept\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"\x84\x01\n\x05Judge\x12\x12\n\x06window\x18\x01 \x03(\rB\x02\x10\x01\x12\x12\n\nnum_passes\x18\x02 \x01(\r\x12.\n\tproposals\x18\x03 \x03(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x0f\n\x07parents\x18\x04 \x03(\x11\x12\x12\n\nself_draft\x18\x05 \x01(\r\"\xab\x01\n\x0bTargetEvent\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.slipstream.rpc.v1.ProgressH\x00\x12\x31\n\tprefilled\x18\x02 \x01(\x0b\x32\x1c.slipstream.rpc.v1.PrefilledH\x00\x12-\n\x07verdict\x18\x03 \x01(\x0b\x32\x1a.slipstream.rpc.v1.VerdictH\x00\x42\t\n\x07message\"P\n\x08Progress\x12\'\n\x05stage\x18\x01 \x01(\x0e\x32\x18.slipstream.rpc.v1.Stage\x12\x0c\n\x04\x64one\x18\x02 \x01(\r\x12\r\n\x05total\x18\x03 \x01(\r\"\xb7\x01\n\tPrefilled\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12 \n\x18prefill_until_guidance_s\x18\x04 \x01(\x01\x12 \n\x18prefill_after_guidance_s\x18\x05 \x01(\x01\x12\x10\n\x08kv_bytes\x18\x06 \x01(\x04\x12\x15\n\rreused_tokens\x18\x07 \x01(\r\"\xff\x01\n\x07Verdict\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x16\n\town_token\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06pieces\x18\x03 \x03(\t\x12\x36\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1f.slipstream.rpc.v1.FinishReason\x12\x0e\n\x06pass_s\x18\x05 \x01(\x01\x12\x13\n\x0bstop_string\x18\x06 \x01(\t\x12\x10\n\x04path\x18\x07 \x03(\rB\x02\x10\x01\x12\x13\n\x07\x64rafted\x18\x08 \x03(\rB\x02\x10\x01\x12\x13\n\x0bnum_drafted\x18\t \x01(\r\x12\x0f\n\x07\x64raft_s\x18\n \x01(\x01\x42\x0c\n\n_own_token\"{\n\x13PullGuidanceRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\r\n\x05score\x18\x03 \x01(\t\x12\x12\n\ncapability\x18\x04 \x01(\x0c\"_\n\rGuidanceChunk\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.slipstream.rpc.v1.GuidanceHeaderH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"y\n\x0eGuidanceHeader\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x13\n\x0bhidden_size\x18\x03 \x01(\r\x12\r\n\x05layer\x18\x04 \x01(\r*U\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x10\n\x0cSTAGE_QUEUED\x10\x01\x12\x10\n\x0cSTAGE_ENCODE\x10\x02\x12\x11\n\rSTAGE_PREFILL\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*h\n\x0cGuidanceKind\x12\x1d\n\x19GUIDANCE_KIND_UNSPECIFIED\x10\x00\x12\x1f\n\x1bGUIDANCE_KIND_HIDDEN_STATES\x10\x01\x12\x18\n\x14GUIDANCE_KIND_SCORES\x10\x02\x32\x83\x02\n\x06Target\x12L\n\x08GetModel\x12\".slipstream.rpc.v1.GetModelRequest\x1a\x1c.slipstream.rpc.v1.ModelInfo\x12O\n\x07Session\x12 .slipstream.rpc.v1.TargetRequest\x1a\x1e.slipstream.rpc.v1.TargetEvent(\x01\x30\x01\x12Z\n\x0cPullGuidance\x12&.slipstream.rpc.v1.PullGuidanceRequest\x1a .slipstream.rpc.v1.GuidanceChunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,36 +38,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERDICT'].fields_by_name['path']._serialized_options = b'\020\001'
   _globals['_VERDICT'].fields_by_name['drafted']._loaded_options = None
   _globals['_VERDICT'].fields_by_name['drafted']._serialized_options = b'\020\001'
-  _globals['_STAGE']._serialized_start=1851
-  _globals['_STAGE']._serialized_end=1936
-  _globals['_FINISHREASON']._serialized_start=1938
-  _globals['_FINISHREASON']._serialized_end=2033
-  _globals['_GUIDANCEKIND']._serialized_start=2035
-  _globals['_GUIDANCEKIND']._serialized_end=2139
+  _globals['_STAGE']._serialized_start=1900
+  _globals['_STAGE']._serialized_end=1985
+  _globals['_FINISHREASON']._serialized_start=1987
+  _globals['_FINISHREASON']._serialized_end=2082
+  _globals['_GUIDANCEKIND']._serialized_start=2084
+  _globals['_GUIDANCEKIND']._serialized_end=2188
   _globals['_TARGETREQUEST']._serialized_start=86
   _globals['_TARGETREQUEST']._serialized_end=292
   _globals['_TARGETSTART']._serialized_start=295
-  _globals['_TARGETSTART']._serialized_end=602
-  _globals['_LOSSY']._serialized_start=604
-  _globals['_LOSSY']._serialized_end=641
-  _globals['_SELFDRAFT']._serialized_start=643
-  _globals['_SELFDRAFT']._serialized_end=689
-  _globals['_JUDGE']._serialized_start=692
-  _globals['_JUDGE']._serialized_end=824
-  _globals['_TARGETEVENT']._serialized_start=827
-  _globals['_TARGETEVENT']._serialized_end=998
-  _globals['_PROGRESS']._serialized_start=1000
-  _globals['_PROGRESS']._serialized_end=1080
-  _globals['_PREFILLED']._serialized_start=1083
-  _globals['_PREFILLED']._serialized_end=1266
-  _globals['_VERDICT']._serialized_start=1269
-  _globals['_VERDICT']._serialized_end=1524
-  _globals['_PULLGUIDANCEREQUEST']._serialized_start=1526
-  _globals['_PULLGUIDANCEREQUEST']._serialized_end=1629
-  _globals['_GUIDANCECHUNK']._serialized_start=1631
-  _globals['_GUIDANCECHUNK']._serialized_end=1726
-  _globals['_GUIDANCEHEADER']._serialized_start=1728
-  _globals['_GUIDANCEHEADER']._serialized_end=1849
-  _globals['_TARGET']._serialized_start=2142
-  _globals['_TARGET']._serialized_end=2401
+  _globals['_TARGETSTART']._serialized_end=631
+  _globals['_LOSSY']._serialized_start=633
+  _globals['_LOSSY']._serialized_end=670
+  _globals['_SELFDRAFT']._serialized_start=672
+  _globals['_SELFDRAFT']._serialized_end=718
+  _globals['_JUDGE']._serialized_start=721
+  _globals['_JUDGE']._serialized_end=853
+  _globals['_TARGETEVENT']._serialized_start=856
+  _globals['_TARGETEVENT']._serialized_end=1027
+  _globals['_PROGRESS']._serialized_start=1029
+  _globals['_PROGRESS']._serialized_end=1109
+  _globals['_PREFILLED']._serialized_start=1112
+  _globals['_PREFILLED']._serialized_end=1295
+  _globals['_VERDICT']._serialized_start=1298
+  _globals['_VERDICT']._serialized_end=1553
+  _globals['_PULLGUIDANCEREQUEST']._serialized_start=1555
+  _globals['_PULLGUIDANCEREQUEST']._serialized_end=1678
+  _globals['_GUIDANCECHUNK']._serialized_start=1680
+  _globals['_GUIDANCECHUNK']._serialized_end=1775
+  _globals['_GUIDANCEHEADER']._serialized_start=1777
+  _globals['_GUIDANCEHEADER']._serialized_end=1898
+  _globals['_TARGET']._serialized_start=2191
+  _globals['_TARGET']._serialized_end=2450
 # @@protoc_insertion_point(module_scope)

@@ -50,7 +50,7 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class TargetStart(_message.Message):
     WITH_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -69,7 +70,8 @@ class TargetStart(_message.Message):
     with_attention: bool
     lossy: Lossy
     self_draft: SelfDraft
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ...) -> None: ...
+    guidance_capability: bytes
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ...) -> None: ...
 
 class Lossy(_message.Message):
     __slots__ = ("method", "keep")
@@ -164,14 +166,16 @@ class Verdict(_message.Message):
     def __init__(self, num_accepted: _Optional[int] = ..., own_token: _Optional[int] = ..., pieces: _Optional[_Iterable[str]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., pass_s: _Optional[float] = ..., stop_string: _Optional[str] = ..., path: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[int]] = ..., num_drafted: _Optional[int] = ..., draft_s: _Optional[float] = ...) -> None: ...
 
 class PullGuidanceRequest(_message.Message):
-    __slots__ = ("session_id", "kind", "score")
+    __slots__ = ("session_id", "kind", "score", "capability")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     kind: GuidanceKind
     score: str
-    def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ..., score: _Optional[str] = ...) -> None: ...
+    capability: bytes
+    def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ..., score: _Optional[str] = ..., capability: _Optional[bytes] = ...) -> None: ...
 
 class GuidanceChunk(_message.Message):
     __slots__ = ("header", "data")

@@ -72,7 +72,7 @@ class TargetServicer:
 
     def PullGuidance(self, request, context):
         """Pulls the guidance of a session that is being prefilled; waits until layer L has run.
-        NOT_FOUND when no such session is open here.
+        NOT_FOUND when no such session is open here, or the capability is not the session's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
