@@ -53,6 +53,7 @@ class GatewayMetrics:
             "slipstream_tau", "Share of a caption's draft tokens that were accepted", buckets=_SHARES, registry=to
         )
         self._drafts_lost = Counter("slipstream_drafts_lost", "Drafts lost within captions", registry=to)
+        self._resumptions = Counter("slipstream_resumptions", "Targets lost within captions that went on", registry=to)
         self._video_bytes = Counter("slipstream_video_bytes", "Bytes of the videos to be decoded", registry=to)
         self._decode_failures = Counter(
             "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
@@ -96,6 +97,7 @@ class GatewayMetrics:
         if speculation.judged:
             self._tau.observe(speculation.tau)
         self._drafts_lost.inc(speculation.drafts_lost)
+        self._resumptions.inc(timings.resumptions)
 
     @contextlib.contextmanager
     def decoding(self, num_bytes: int) -> Iterator[None]:

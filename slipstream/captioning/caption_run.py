@@ -2,11 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream.captioning.draft_link import DraftLink, Proposals
 from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumptions
 from slipstream.captioning.stats import CaptionStats, Tracer
-from slipstream.errors import DraftFault, Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
+from slipstream.errors import (
+    DraftFault,
+    Overloaded,
+    ProtocolViolation,
+    ResumeMismatch,
+    ServiceUnavailable,
+    SlipstreamError,
+)
+from slipstream.logs import get_logger
 from slipstream.messages import (
     Caption,
     CaptionEvent,
@@ -111,6 +121,7 @@ def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipel
         undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
         self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
+        committed=plan.delivered,
     )
 
 
@@ -140,6 +151,7 @@ class CaptionRun:
         *,
         draft_silence_s: float,
         timeout_s: float,
+        resume_wait_s: float,
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
@@ -152,6 +164,11 @@ class CaptionRun:
         self._trace = Tracer(emit, is_on=plan.options.trace)
         self._draft_silence_s = draft_silence_s
         self._timeout_s = timeout_s
+        self._resume_wait_s = resume_wait_s
+        self._resumptions: Resumptions | None = None
+        self._replay: Replay | None = None
+        """Until the target has found the tokens that were delivered without it."""
+        self._session_id = plan.request_id
         self._loop = asyncio.get_running_loop()
         self._pipeline = make_pipeline(plan, costs, target_model.vocab_size)
         self._call: TargetCall | None = None
@@ -164,8 +181,18 @@ class CaptionRun:
         self._restarted_at: float | None = None
 
     async def run(self) -> Caption:
-        """To the end of the text. Cancelled, it stops both services."""
-        start = target_start(self._plan, self._video, self._tokens_per_frame)
+        """To the end of the text, at one target after the other if need be. Cancelled, it stops both services."""
+        while True:
+            try:
+                await self._run_at_target()
+                return self._stats.caption(self._plan, self._video, self._pipeline)
+            except ServiceUnavailable as failure:
+                await self._regain_target(failure)
+
+    async def _run_at_target(self) -> None:
+        """One session at the target, to the end of the text. Raises the session's failure."""
+        start = replace(target_start(self._plan, self._video, self._tokens_per_frame), session_id=self._session_id)
+        self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
         call = self._call = self._peers.target.open(start, self._video.frames, timeout_s=self._timeout_s)
         self._seek_draft()
         try:
@@ -183,7 +210,41 @@ class CaptionRun:
             call.cancel()
         if self._pipeline.finish_reason is None:
             raise ServiceUnavailable("the target ended the session before the text was complete")
-        return self._stats.caption(self._plan, self._video, self._pipeline)
+
+    # -- another target -----------------------------------------------------------------------------------------------
+
+    async def _regain_target(self, failure: ServiceUnavailable) -> None:
+        """Returns when there is a target to go on at. Raises the failure where there is none, or the caption must not
+        go on."""
+        num_tokens = len(self._pipeline.committed)
+        wait_s = self._resume_wait_s if self._plan.resumable else 0.0
+        resumptions = self._resumptions = self._resumptions or Resumptions()
+        if not wait_s or not resumptions.begin(num_tokens):
+            raise failure
+        get_logger().warning("caption.resume", reason=str(failure), num_tokens=num_tokens)
+        self._stats.target_lost(self._loop.time())
+        self._emit(StageChange("resume", resumptions.count, MAX_RESUMPTIONS, str(failure)))
+        self._drafting, self._restarted_at, self._window_len = None, None, 0  # `_run_at_target` has let the draft go
+        self._proposals.forget()
+        self._carry_out(self._pipeline.on_target_lost())
+        self._session_id = f"{self._plan.request_id}+{resumptions.count}"  # the lost one may linger there
+        try:
+            await self._peers.target.wait(wait_s)
+        except ServiceUnavailable:
+            raise failure from None
+
+    def _on_replayed(self, replay: Replay, judgement: Judgement) -> None:
+        """The target judged delivered tokens. With the last of them it has caught up."""
+        fresh = replay.take(judgement)
+        if fresh is None:
+            assert self._call is not None
+            self._call.judge(replay.window)
+            return
+        self._replay = None
+        self._stats.tokens += replay.tokens[len(self._stats.tokens) :]
+        self._emit(StageChange("resumed", len(replay.tokens), len(replay.tokens)))
+        self._pass_started, self._stats.stop_string = self._loop.time(), fresh.verdict.stop_string
+        self._carry_out(self._pipeline.on_verdict(fresh.verdict), fresh.pieces)
 
     # -- what the draft says (DraftListener) --------------------------------------------------------------------------
 
@@ -240,6 +301,8 @@ class CaptionRun:
             case Prefilled():
                 self._stats.prefilled = event
                 self._emit(StageChange("generate"))
+            case Judgement() if self._replay is not None:
+                self._on_replayed(self._replay, event)
             case Judgement():
                 self._on_judgement(event)
 
@@ -287,8 +350,9 @@ class CaptionRun:
             CommittedToken(token, piece, from_draft=index < action.num_from_draft)
             for index, (token, piece) in enumerate(zip(action.tokens, pieces, strict=True))
         )
-        self._stats.committed(self._loop.time(), tokens)
-        self._emit(CommittedText(tokens))
+        if tokens:  # none where a text ends that was delivered already
+            self._stats.committed(self._loop.time(), tokens)
+            self._emit(CommittedText(tokens))
 
     def _on_hold_expired(self) -> None:
         self._carry_out(self._pipeline.on_hold_expired())
@@ -310,7 +374,8 @@ class CaptionRun:
 
     async def _draft_start(self) -> DraftStart:
         assert self._call is not None, "the target is called before the draft"
-        return draft_start(self._plan, self._video, await self._call.guidance_address())
+        start = draft_start(self._plan, self._video, await self._call.guidance_address())
+        return replace(start, session_id=self._session_id)
 
     def _leave_draft(self) -> None:
         """While this caption waits for the target, one that is served needs the draft's place more."""
@@ -321,6 +386,6 @@ class CaptionRun:
 
     def _target_failure(self, failure: SlipstreamError) -> SlipstreamError:
         emitted = len(self._pipeline.committed)
-        if isinstance(failure, Overloaded):  # refused before it began, perhaps with a hint when to try again
+        if isinstance(failure, Overloaded | ResumeMismatch):  # says all itself, perhaps with a hint when to try again
             return failure
         return type(failure)(f"{failure} ({emitted} tokens were delivered)") if emitted else failure

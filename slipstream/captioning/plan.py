@@ -1,6 +1,7 @@
 """What one caption is to be: a request's options with the gateway's defaults filled in, checked against its limits."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,13 @@ class CaptionPlan:
     """With the parts that the request changes."""
     sampling: SamplingParams
     lossy: Lossy | None
+    delivered: tuple[int, ...] = ()
+    """Tokens that the caller has of an earlier call: only what follows is sent."""
+
+    @property
+    def resumable(self) -> bool:
+        """The text is a function of video, options and seed. Under the rule "rejection" it depends on the draft too."""
+        return not (self.speculative and self.sends_proposals)
 
     @property
     def speculative(self) -> bool:
@@ -51,7 +59,14 @@ class CaptionPlan:
         return self.speculative and self.options.pruner in ATTENTION_PRUNERS
 
 
-def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", request_id: str = "") -> CaptionPlan:
+def make_plan(
+    asked: CaptionOptions,
+    config: GatewayConfig,
+    *,
+    path: str = "",
+    request_id: str = "",
+    delivered: Sequence[int] = (),
+) -> CaptionPlan:
     """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
     naming the option."""
     _check_limits(asked, config)
@@ -67,7 +82,9 @@ def make_plan(asked: CaptionOptions, config: GatewayConfig, *, path: str = "", r
         method=method,
         sampling=options.sampling,
         lossy=_lossy(options, method),
+        delivered=tuple(delivered),
     )
+    _check_delivered(plan)
     _check_prompt(options.prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
@@ -112,6 +129,16 @@ def _check_limits(asked: CaptionOptions, config: GatewayConfig) -> None:
         value, limit = asked.get(spec.name, 0), getattr(config, spec.gateway_limit)
         if value > limit:
             raise LimitExceeded(f"{spec.name} {value} is more than this server's limit of {limit}")
+
+
+def _check_delivered(plan: CaptionPlan) -> None:
+    limit = plan.options.max_new_tokens
+    if len(plan.delivered) > limit:
+        raise InvalidRequest(f"resume_after has {len(plan.delivered)} tokens, and the caption at most {limit}")
+    if plan.delivered and not plan.resumable:
+        raise InvalidRequest(
+            "a text that is sampled by the rule 'rejection' depends on its draft and cannot be resumed; ask for it anew"
+        )
 
 
 def _checked_id(request_id: str) -> str:
