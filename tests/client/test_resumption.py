@@ -57,8 +57,12 @@ def opened_in_the_middle(path: Path) -> BinaryIO:
 def test_one_stream_without_a_repeated_or_missing_token(
     proxy: Proxy, both: str, gateway: FakeGateway, tmp_path: Path, make: Callable[[Path], slipstream.Video]
 ) -> None:
+    video = make(tmp_path / "a.mp4")
     with connect(both) as captioner:
-        events = lose_after_the_first_token(captioner, make(tmp_path / "a.mp4"), proxy)
+        events = lose_after_the_first_token(captioner, video, proxy)
+    if isinstance(video, io.IOBase):
+        assert not video.closed, "it belongs to who opened it"
+        video.close()
     texts = [event for event in events if isinstance(event, CommittedText)]
     assert [token.token_id for text in texts for token in text.tokens] == list(range(len(PIECES)))
     (caption,) = (event for event in events if isinstance(event, slipstream.Caption))

@@ -1,11 +1,16 @@
-"""The target's process killed or frozen in the middle of captions, which go on as if nothing had happened."""
+"""The target's process killed, frozen or cut off in the middle of captions, which go on as if nothing had happened."""
 
+import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
@@ -42,18 +47,77 @@ def kill(fragile: FragileStack, *names: str) -> None:
         os.kill(fragile.process(name).pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_killed_during_a_caption(fragile: FragileStack, kind: str) -> None:
-    options = KINDS[kind] | {"max_new_tokens": NUM_TOKENS}
+async def lost_once(fragile: FragileStack, lose: Callable[[], None], options: dict[str, Any]) -> None:
+    """The target is lost after some tokens, and the caption is that of an undisturbed stack."""
+    options = options | {"max_new_tokens": NUM_TOKENS}
     undisturbed = await fragile.caption(**options)
-    gateway_pid = fragile.process("gateway").pid
-    strike = Strike(lambda c: len(c.token_ids) >= 20, lambda: kill(fragile, "target"))
+    strike = Strike(lambda c: len(c.token_ids) >= 20, lose)
     captioned = await fragile.caption(strike, **options)
     assert strike.num_tokens is not None and strike.num_tokens < NUM_TOKENS
     assert outcome(captioned) == outcome(undisturbed)
     assert captioned.summary.timings.resumptions == 1 and captioned.summary.timings.resume_s > 0
     assert [stage.stage for stage in captioned.stages if stage.stage.startswith("resume")] == ["resume", "resumed"]
+
+
+@pytest.mark.parametrize("kind", ["slipstream", "sampled plainly"])
+async def test_killed_during_a_caption(fragile: FragileStack, kind: str) -> None:
+    gateway_pid = fragile.process("gateway").pid
+    await lost_once(fragile, lambda: kill(fragile, "target"), KINDS[kind])
     assert fragile.process("gateway").pid == gateway_pid
+
+
+class Cable:
+    """Passes on what is said on a unix socket, until `cut`: then those who speak have lost each other, and may call
+    again."""
+
+    def __init__(self, address: str) -> None:
+        self._path = address.removeprefix("unix:")
+        self._ends: list[asyncio.StreamWriter] = []
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(self._path)
+        self._ends += writer, far_writer
+        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+
+    def cut(self) -> None:
+        for end in self._ends:
+            end.transport.abort()
+        self._ends.clear()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(2**16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def at_a_cable(
+    fragile_stack: FragileStack, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[FragileStack, Cable]]:
+    """The same models behind another gateway, whose connections to the target can be cut."""
+    await fragile_stack.all_serving()
+    folder = tmp_path_factory.mktemp("cable")
+    cable, path = Cable(fragile_stack.process("target").address), folder / "cable.sock"
+    draft = fragile_stack.process("draft").address
+    peers = ("--target", f"unix:{path}", "--draft", draft, "--draft-timeout-s", "30")
+    async with (
+        await asyncio.start_unix_server(cable.take, path),
+        running("gateway", folder, *peers) as gateway,
+        open_channel(gateway.address) as channel,
+    ):
+        yield replace(fragile_stack, gateway=channel), cable
+        cable.cut()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cut_off_during_a_caption(at_a_cable: tuple[FragileStack, Cable], kind: str) -> None:
+    """Whatever the method: the target lives and may still have the session that was lost."""
+    cut_off, cable = at_a_cable
+    await cut_off.all_serving()
+    await lost_once(cut_off, cable.cut, KINDS[kind])
 
 
 async def test_killed_again_and_again_with_its_draft(fragile: FragileStack) -> None:
