@@ -101,6 +101,13 @@ class DeadlineExceeded(SlipstreamError):
     exit_code = 4
 
 
+class ResumeMismatch(SlipstreamError):
+    """A caption that was to go on after tokens already delivered would not begin with them now."""
+
+    status = "ABORTED"
+    exit_code = 4
+
+
 class ServiceUnavailable(SlipstreamError):
     """A peer that this request cannot do without is not to be had now."""
 

@@ -205,8 +205,9 @@ DraftEvent = DraftReady | DraftTokens
 
 @dataclass(frozen=True)
 class StageChange:
-    """A step of the work began or moved on: "receive", "decode", "queued", "encode", "prefill", "generate"; and of the
-    draft "draft_ready", "draft_lost", "draft_missing"."""
+    """A step of the work began or moved on: "receive", "decode", "queued", "encode", "prefill", "generate"; of the
+    draft "draft_ready", "draft_lost", "draft_missing"; "resume" when the target or the gateway was lost, "resumed" when
+    the tokens that were delivered before were found again."""
 
     stage: str
     done: int = 0
@@ -293,6 +294,10 @@ class Timings:
     """From the request's arrival to its last token."""
     longest_gap_s: float = 0.0
     """Between two commits."""
+    resumptions: int = 0
+    """How often the caption lost its target, or its caller the gateway, and went on."""
+    resume_s: float = 0.0
+    """From the loss of a target to the next committed token, in all."""
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class GatewayMetrics:
         self._draft_faults = Counter(
             "slipstream_draft_faults", "How drafts broke the protocol, or were silent", ["kind"], registry=to
         )
+        self._resumptions = Counter("slipstream_resumptions", "Targets lost within captions that went on", registry=to)
         self._video_bytes = Counter("slipstream_video_bytes", "Bytes of the videos to be decoded", registry=to)
         self._decode_failures = Counter(
             "slipstream_decode_failures", "Videos that gave no frames", ["kind"], registry=to
@@ -146,6 +147,7 @@ class GatewayMetrics:
         if speculation.judged:
             self._tau.observe(speculation.tau)
         self._drafts_lost.inc(speculation.drafts_lost)
+        self._resumptions.inc(timings.resumptions)
 
     def draft_faulted(self, kind: FaultKind) -> None:
         """A draft broke the protocol within a caption, or was silent."""

@@ -7,6 +7,7 @@ Parts, each on processes of its own:
 - `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
 - `overload`: three times the captions that the stack can make.
 - `rogue-draft`: a draft that lies in every way there is, beside a plain caption.
+- `resume`: target and gateway are killed in the middle of captions, which go on.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
@@ -24,6 +25,7 @@ from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.redis_faults import run_redis_faults
+from bench.faults.resume import run_resume
 from bench.faults.rogue import run_rogue
 from bench.faults.stop import run_stop
 from bench.output import finish
@@ -34,7 +36,7 @@ TESTS = {
     "files": "tests/video/test_mutated_files.py",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
-PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "stop", *TESTS)
+PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "resume", "stop", *TESTS)
 ROUND = 500
 """Examples of one parser before the clock is looked at."""
 Part = Callable[[], Awaitable[dict[str, Any]]]
@@ -47,6 +49,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
         "rogue-draft": run_rogue,
+        "resume": lambda: run_resume(given.seed),
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
@@ -88,6 +91,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: drain.get(name) for name in named},
         "poison_dead_lettered": poison.get("passed"),
+        "resumed_identical": found.get("resume", {}).get("resumed_identical"),
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
         "rogue_draft_max_slowdown": found.get("rogue-draft", {}).get("max_slowdown"),
         "mutated_requests": found.get("requests", {}).get("requests"),

@@ -57,7 +57,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         if first is None or first.WhichOneof("message") != "options":
             raise ProtocolViolation("a caption begins with `options`")
         asked, names = read_options(first.options), first.options
-        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
+        plan = make_plan(
+            asked,
+            self._config,
+            path=names.path,
+            request_id=names.request_id,
+            owner=current_owner(),
+            delivered=first.resume_after,
+        )
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         events: Events = asyncio.Queue()
         working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))

@@ -1,14 +1,14 @@
 """One caption, from sampled frames to the last token: the only I/O around the protocol's state machine."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from slipstream.captioning.draft_link import DraftLink, Proposals, check_pass_s, check_ready
-from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.plan import CaptionPlan, SessionKey, draft_start, make_pipeline, target_start
+from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumptions
 from slipstream.captioning.stats import CaptionStats, Tracer
-from slipstream.errors import Overloaded, ProtocolViolation, ServiceUnavailable, SlipstreamError
+from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, ServiceUnavailable, SlipstreamError
+from slipstream.logs import get_logger
 from slipstream.messages import (
     Caption,
     CaptionEvent,
@@ -22,12 +22,10 @@ from slipstream.messages import (
     StageChange,
     StageProgress,
     TargetEvent,
-    TargetStart,
 )
 from slipstream.rpc.calls import Peers, TargetCall
-from slipstream.speculation.methods import SPARSE_GAMMA, Shape
-from slipstream.speculation.pacing import CostModel, Gate, get_policy
-from slipstream.speculation.pipeline import UNDRAFTED_PASSES, DraftPhase, Pipeline
+from slipstream.speculation.pacing import CostModel
+from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
 from slipstream.video.messages import SampledVideo
 
@@ -68,70 +66,6 @@ class HoldTimer:
             self._timer = None
 
 
-# -- what a plan asks of the models -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SessionKey:
-    """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
-    take a name before us, or ask for another caption's guidance."""
-
-    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
-
-
-def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens_per_frame: int) -> TargetStart:
-    """To the target. The share `alpha` of the video is also what a target that drafts for itself leaves out."""
-    num_kept = max(round((1 - plan.options.alpha) * len(video.frames) * tokens_per_frame), 1)
-    return TargetStart(
-        session_id=key.session_id,
-        guidance_capability=key.guidance_capability if plan.speculative else b"",
-        request_id=plan.request_id,
-        with_guidance=plan.speculative,
-        sampling=plan.sampling,
-        seconds_per_frame=_seconds_per_frame(video),
-        with_attention=plan.with_attention,
-        lossy=plan.lossy,
-        local_drafter=plan.method.name if plan.drafts_itself else "",
-        self_draft_kept=num_kept if plan.drafts_itself else 0,
-        **plan.options.sent_to("target"),
-    )
-
-
-def draft_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str) -> DraftStart:
-    """To the draft, which pulls guidance at that address."""
-    return DraftStart(
-        session_id=key.session_id,
-        guidance_capability=key.guidance_capability,
-        request_id=plan.request_id,
-        guidance_address=guidance_address,
-        sampling=plan.sampling,
-        seconds_per_frame=_seconds_per_frame(video),
-        tree=plan.method.shape is Shape.TREE,
-        **plan.options.sent_to("draft"),
-    )
-
-
-def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipeline:
-    """The protocol's state machine as the plan wants it."""
-    method, options = plan.method, plan.options
-    return Pipeline(
-        get_policy(method.policy, method.gamma),
-        costs,
-        max_window=options.max_window,
-        vocab_size=vocab_size,
-        gate=Gate(costs) if method.gate and plan.speculative else None,
-        undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
-        shape=method.shape,
-        self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
-    )
-
-
-def _seconds_per_frame(video: SampledVideo) -> float:
-    """Frames are sampled evenly over the clip's duration."""
-    return video.duration_s / len(video.frames)
-
-
 # -- the caption -------------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +87,7 @@ class CaptionRun:
         *,
         draft_silence_s: float,
         timeout_s: float,
+        resume_wait_s: float,
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
@@ -166,6 +101,10 @@ class CaptionRun:
         self._trace = Tracer(emit, is_on=plan.options.trace)
         self._draft_silence_s = draft_silence_s
         self._timeout_s = timeout_s
+        self._resume_wait_s = resume_wait_s
+        self._resumptions: Resumptions | None = None
+        self._replay: Replay | None = None
+        """Until the target has found the tokens that were delivered without it."""
         self._loop = asyncio.get_running_loop()
         self._pipeline = make_pipeline(plan, costs, target_model.vocab_size)
         self._call: TargetCall | None = None
@@ -179,8 +118,18 @@ class CaptionRun:
         self._restarted_at: float | None = None
 
     async def run(self) -> Caption:
-        """To the end of the text. Cancelled, it stops both services."""
+        """To the end of the text, at one target after the other if need be. Cancelled, it stops both services."""
+        while True:
+            try:
+                await self._run_at_target()
+                return self._stats.caption(self._plan, self._video, self._pipeline)
+            except ServiceUnavailable as failure:
+                await self._regain_target(failure)
+
+    async def _run_at_target(self) -> None:
+        """One session at the target, to the end of the text. Raises the session's failure."""
         start = target_start(self._plan, self._key, self._video, self._tokens_per_frame)
+        self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
         call = self._call = self._peers.target.open(start, self._video.frames, timeout_s=self._timeout_s)
         self._seek_draft()
         try:
@@ -197,7 +146,41 @@ class CaptionRun:
             call.cancel()
         if self._pipeline.finish_reason is None:
             raise ServiceUnavailable("the target ended the session before the text was complete")
-        return self._stats.caption(self._plan, self._video, self._pipeline)
+
+    # -- another target -----------------------------------------------------------------------------------------------
+
+    async def _regain_target(self, failure: ServiceUnavailable) -> None:
+        """Returns when there is a target to go on at. Raises the failure where there is none, or the caption must not
+        go on."""
+        num_tokens = len(self._pipeline.committed)
+        wait_s = self._resume_wait_s if self._plan.resumable else 0.0
+        resumptions = self._resumptions = self._resumptions or Resumptions()
+        if not wait_s or not resumptions.begin(num_tokens):
+            raise failure
+        get_logger().warning("caption.resume", reason=str(failure), num_tokens=num_tokens)
+        self._stats.target_lost(self._loop.time())
+        self._emit(StageChange("resume", resumptions.count, MAX_RESUMPTIONS, str(failure)))
+        self._drafting, self._restarted_at, self._window_len = None, None, 0  # `_run_at_target` has let the draft go
+        self._proposals.forget()
+        self._carry_out(self._pipeline.on_target_lost())
+        self._key = SessionKey()  # the lost session may linger there
+        try:
+            await self._peers.target.wait(wait_s)
+        except ServiceUnavailable:
+            raise failure from None
+
+    def _on_replayed(self, replay: Replay, judgement: Judgement) -> None:
+        """The target judged delivered tokens. With the last of them it has caught up."""
+        fresh = replay.take(judgement)
+        if fresh is None:
+            assert self._call is not None
+            self._call.judge(replay.window)
+            return
+        self._replay = None
+        self._stats.tokens += replay.tokens[len(self._stats.tokens) :]
+        self._emit(StageChange("resumed", len(replay.tokens), len(replay.tokens)))
+        self._pass_started, self._stats.stop_string = self._loop.time(), fresh.verdict.stop_string
+        self._carry_out(self._pipeline.on_verdict(fresh.verdict), fresh.pieces)
 
     # -- what the draft says (DraftListener) --------------------------------------------------------------------------
 
@@ -259,6 +242,8 @@ class CaptionRun:
             case Prefilled():
                 self._stats.prefilled = event
                 self._emit(StageChange("generate"))
+            case Judgement() if self._replay is not None:
+                self._on_replayed(self._replay, event)
             case Judgement():
                 self._on_judgement(event)
 
@@ -307,8 +292,9 @@ class CaptionRun:
             CommittedToken(token, piece, from_draft=index < action.num_from_draft)
             for index, (token, piece) in enumerate(zip(action.tokens, pieces, strict=True))
         )
-        self._stats.committed(self._loop.time(), tokens)
-        self._emit(CommittedText(tokens))
+        if tokens:  # none where a text ends that was delivered already
+            self._stats.committed(self._loop.time(), tokens)
+            self._emit(CommittedText(tokens))
 
     def _on_hold_expired(self) -> None:
         self._carry_out(self._pipeline.on_hold_expired())
@@ -346,6 +332,6 @@ class CaptionRun:
 
     def _target_failure(self, failure: SlipstreamError) -> SlipstreamError:
         emitted = len(self._pipeline.committed)
-        if isinstance(failure, Overloaded):  # refused before it began, perhaps with a hint when to try again
+        if isinstance(failure, Overloaded | ResumeMismatch):  # says all itself, perhaps with a hint when to try again
             return failure
         return type(failure)(f"{failure} ({emitted} tokens were delivered)") if emitted else failure

@@ -89,8 +89,13 @@ class GatewayCaptioner:
         stats.sampled = asyncio.get_running_loop().time()
         return video
 
-    async def caption(self, plan: CaptionPlan, video: SampledVideo, emit: Emit, stats: CaptionStats) -> Caption:
-        """Captions sampled frames; needs a `check` shortly before. Cancelled, it stops both models."""
+    async def caption(
+        self, plan: CaptionPlan, video: SampledVideo, emit: Emit, stats: CaptionStats, *, resume_wait_s: float = 0.0
+    ) -> Caption:
+        """Captions sampled frames; needs a `check` shortly before. Cancelled, it stops both models.
+
+        `resume_wait_s`: how long to wait for a target when one is lost in the middle; 0: that ends the caption.
+        """
         target = self.peers.target.model
         assert target is not None, "the target has been asked"
         key = _costs_key(plan, len(video.frames) * target.tokens_per_frame)
@@ -105,6 +110,7 @@ class GatewayCaptioner:
             self.metrics.timing(emit),
             draft_silence_s=self._config.draft_timeout_s,
             timeout_s=self._config.request_timeout_s,
+            resume_wait_s=resume_wait_s,
         )
         caption = await run.run()
         self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
@@ -117,7 +123,7 @@ class GatewayCaptioner:
         await self.check(plan, wait_for_ready=True)
         async with self.media.open(plan.path, upload) as source:
             video = await self.sample(plan, source, emit, stats)
-        return await self.caption(plan, video, emit, stats)
+        return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
@@ -144,6 +150,7 @@ class GatewayCaptioner:
             total_s=round(caption.timings.total_s, 3),
             tau=round(caption.speculation.tau, 3),
             drafts_lost=caption.speculation.drafts_lost,
+            resumptions=caption.timings.resumptions,
         )
 
 

@@ -151,6 +151,11 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
         default=60.0,
         check=between(0, 86400),
     )
+    resume_wait_s: float = option(
+        "how long an interactive caption that lost its target waits for one to go on at; 0: it ends",
+        default=30.0,
+        check=between(0, 3600),
+    )
     start_timeout_s: float = option(
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
     )

@@ -1,14 +1,28 @@
-"""What one caption is to be: a request's options with the gateway's defaults filled in, checked against its limits."""
+"""What one caption is to be: options with defaults filled in, checked against limits; and what that asks of the models."""
 
+import secrets
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
+from slipstream.messages import DraftStart, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingParams
-from slipstream.speculation.methods import ATTENTION_PRUNERS, Drafter, Lossy, Method, Shape, get_method
+from slipstream.speculation.methods import (
+    ATTENTION_PRUNERS,
+    SPARSE_GAMMA,
+    Drafter,
+    Lossy,
+    Method,
+    Shape,
+    get_method,
+)
+from slipstream.speculation.pacing import CostModel, Gate, get_policy
+from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
+from slipstream.video.messages import SampledVideo
 
 MAX_ID_CHARS = 128
 DEFAULT_LOSSY_KEEP = 0.5
@@ -31,6 +45,13 @@ class CaptionPlan:
     lossy: Lossy | None
     owner: str = ""
     """Whose caption it is; what decodes its video has seen no other owner's."""
+    delivered: tuple[int, ...] = ()
+    """Tokens that the caller has of an earlier call: only what follows is sent."""
+
+    @property
+    def resumable(self) -> bool:
+        """The text is a function of video, options and seed. Under the rule "rejection" it depends on the draft too."""
+        return not (self.speculative and self.sends_proposals)
 
     @property
     def speculative(self) -> bool:
@@ -54,7 +75,13 @@ class CaptionPlan:
 
 
 def make_plan(
-    asked: CaptionOptions, config: GatewayConfig, *, path: str = "", request_id: str = "", owner: str = ""
+    asked: CaptionOptions,
+    config: GatewayConfig,
+    *,
+    path: str = "",
+    request_id: str = "",
+    owner: str = "",
+    delivered: Sequence[int] = (),
 ) -> CaptionPlan:
     """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
     naming the option."""
@@ -72,7 +99,9 @@ def make_plan(
         sampling=options.sampling,
         lossy=_lossy(options, method),
         owner=owner,
+        delivered=tuple(delivered),
     )
+    _check_delivered(plan)
     _check_prompt(options.prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
@@ -119,6 +148,16 @@ def _check_limits(asked: CaptionOptions, config: GatewayConfig) -> None:
             raise LimitExceeded(f"{spec.name} {value} is more than this server's limit of {limit}")
 
 
+def _check_delivered(plan: CaptionPlan) -> None:
+    limit = plan.options.max_new_tokens
+    if len(plan.delivered) > limit:
+        raise InvalidRequest(f"resume_after has {len(plan.delivered)} tokens, and the caption at most {limit}")
+    if plan.delivered and not plan.resumable:
+        raise InvalidRequest(
+            "a text that is sampled by the rule 'rejection' depends on its draft and cannot be resumed; ask for it anew"
+        )
+
+
 def _checked_id(request_id: str) -> str:
     """The id, made where none is given."""
     request_id = request_id or uuid.uuid4().hex
@@ -132,3 +171,68 @@ def _check_prompt(prompt: str, config: GatewayConfig) -> None:
         raise InvalidRequest("the prompt is empty; leave it out for the default, or ask something")
     if len(prompt) > config.max_prompt_chars:
         raise LimitExceeded(f"the prompt has {len(prompt)} characters; at most {config.max_prompt_chars} fit")
+
+
+# -- what a plan asks of the models -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SessionKey:
+    """What one caption's sessions are called at the models, and what opens their guidance: random, so that nobody can
+    take a name before us, or ask for another caption's guidance."""
+
+    session_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    guidance_capability: bytes = field(default_factory=lambda: secrets.token_bytes(16), repr=False)
+
+
+def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens_per_frame: int) -> TargetStart:
+    """To the target. The share `alpha` of the video is also what a target that drafts for itself leaves out."""
+    num_kept = max(round((1 - plan.options.alpha) * len(video.frames) * tokens_per_frame), 1)
+    return TargetStart(
+        session_id=key.session_id,
+        guidance_capability=key.guidance_capability if plan.speculative else b"",
+        request_id=plan.request_id,
+        with_guidance=plan.speculative,
+        sampling=plan.sampling,
+        seconds_per_frame=_seconds_per_frame(video),
+        with_attention=plan.with_attention,
+        lossy=plan.lossy,
+        local_drafter=plan.method.name if plan.drafts_itself else "",
+        self_draft_kept=num_kept if plan.drafts_itself else 0,
+        **plan.options.sent_to("target"),
+    )
+
+
+def draft_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str) -> DraftStart:
+    """To the draft, which pulls guidance at that address."""
+    return DraftStart(
+        session_id=key.session_id,
+        guidance_capability=key.guidance_capability,
+        request_id=plan.request_id,
+        guidance_address=guidance_address,
+        sampling=plan.sampling,
+        seconds_per_frame=_seconds_per_frame(video),
+        tree=plan.method.shape is Shape.TREE,
+        **plan.options.sent_to("draft"),
+    )
+
+
+def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipeline:
+    """The protocol's state machine as the plan wants it."""
+    method, options = plan.method, plan.options
+    return Pipeline(
+        get_policy(method.policy, method.gamma),
+        costs,
+        max_window=options.max_window,
+        vocab_size=vocab_size,
+        gate=Gate(costs) if method.gate and plan.speculative else None,
+        undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
+        shape=method.shape,
+        self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
+        committed=plan.delivered,
+    )
+
+
+def _seconds_per_frame(video: SampledVideo) -> float:
+    """Frames are sampled evenly over the clip's duration."""
+    return video.duration_s / len(video.frames)

@@ -82,6 +82,10 @@ class CaptionStats:
     draft_ready: DraftReady = field(default_factory=DraftReady)
     tokens: list[CommittedToken] = field(default_factory=list)
     stop_string: str = ""
+    resumptions: int = 0
+    resume_s: float = 0.0
+    lost_at: float = 0.0
+    """When the target was lost; 0 while there is one that brings tokens."""
 
     def waited_until(self, now: float) -> None:
         """The sampled frames waited until now for a place: that is no work, so it counts nowhere."""
@@ -96,6 +100,14 @@ class CaptionStats:
             self.longest_gap_s = max(self.longest_gap_s, now - self.last_token)
         self.last_token = now
         self.tokens.extend(tokens)
+        if self.lost_at:
+            self.resume_s += now - self.lost_at
+            self.lost_at = 0.0
+
+    def target_lost(self, now: float) -> None:
+        """The target was lost, and the caption is to go on."""
+        self.resumptions += 1
+        self.lost_at = self.lost_at or now
 
     def passed(self, window_len: int, pass_s: float, round_s: float, held_s: float) -> None:
         """A target pass ended. `round_s` is what it took as seen from here, after the target was held for `held_s`."""
@@ -165,6 +177,8 @@ class CaptionStats:
             generate_s=self.last_token - self.first_token,
             total_s=self.last_token - self.arrived,
             longest_gap_s=self.longest_gap_s,
+            resumptions=self.resumptions,
+            resume_s=self.resume_s,
         )
 
     def _speculation(self, pipeline: Pipeline) -> Speculation:

@@ -14,7 +14,7 @@ import grpc
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, Submitted
 from slipstream.archive.queue import JobState, UnknownBatch
-from slipstream.client.caption_client import Connection, FirstStatus
+from slipstream.client.caption_client import Connection
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,
@@ -24,7 +24,7 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.rpc import archive_codec as codec
-from slipstream.rpc.calls import as_slipstream_error
+from slipstream.rpc.calls import FirstStatus, as_slipstream_error
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 CALL_TIMEOUT_S = 60.0

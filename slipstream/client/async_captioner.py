@@ -12,6 +12,7 @@ from typing import Generic, Self, TypeVar
 from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
+    RESUME_WAIT_S,
     Connection,
     FilePath,
     GatewayAddress,
@@ -36,6 +37,7 @@ class CaptionCall(CallOptions):
 
     request_id: str = field(default="", kw_only=True)
     timeout_s: float = field(default=CAPTION_TIMEOUT_S, kw_only=True)
+    resume_wait_s: float = field(default=RESUME_WAIT_S, kw_only=True)
 
 
 with_keywords = keywords_of(
@@ -43,6 +45,7 @@ with_keywords = keywords_of(
     {
         "request_id": "names the caption in every log and in the result; made by the gateway when empty.",
         "timeout_s": "seconds that the caption may take in all.",
+        "resume_wait_s": "how long to wait for a gateway that was lost, to go on with the caption there; 0: it ends.",
     },
 )
 
@@ -246,7 +249,12 @@ class AsyncCaptioner:
         self, video: Video, call: CaptionCall, options: CaptionOptions
     ) -> AsyncGenerator[CaptionEvent, None]:
         events = caption_events(
-            await self.connection(), video, options, request_id=call.request_id, timeout_s=call.timeout_s
+            await self.connection(),
+            video,
+            options,
+            request_id=call.request_id,
+            timeout_s=call.timeout_s,
+            resume_wait_s=call.resume_wait_s,
         )
         async with aclosing(events):
             async for event in events:
@@ -279,7 +287,7 @@ def connect_async(
     """An `AsyncCaptioner` at a running gateway. It connects when it is first used.
 
     Args:
-        address: `host:port`, or `unix:PATH`.
+        address: `host:port`, or `unix:PATH`; several, separated by `,`, are gateways that stand in for each other.
         token: says who calls, where the gateway asks for that.
         ca: PEM file of the authority of the gateway's certificate: use TLS.
         cert: PEM file of the certificate to show, where the gateway asks for one.

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,23 +16,20 @@ import grpc
 from slipstream.errors import (
     InvalidRequest,
     ProtocolViolation,
+    ResumeMismatch,
     ServiceUnavailable,
     ServiceUnreachable,
     SlipstreamError,
     UnreadableVideo,
     VideoNotFound,
 )
-from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, GatewayInfo
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, GatewayInfo, StageChange
 from slipstream.options import CaptionOptions
-from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, token_metadata
+from slipstream.rpc.calls import FirstStatus, as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.security import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
-
-# -- connection -------------------------------------------------------------------------------------------------------
-
-# The connection to a gateway: its address, what proves who calls, an open channel, and why a call failed.
 
 # -- connection -------------------------------------------------------------------------------------------------------
 
@@ -43,7 +41,7 @@ class GatewayAddress:
     """Where a gateway is, and how to call it."""
 
     address: str
-    """`host:port`, or `unix:PATH`."""
+    """`host:port`, or `unix:PATH`; several, separated by `,`, are gateways that stand in for each other."""
     token: str = field(default="", repr=False)
     ca: FilePath | None = None
     """PEM file of the authority of the gateway's certificate; None: plaintext."""
@@ -62,19 +60,29 @@ class GatewayAddress:
         security = make_peer_security(
             self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
         )
-        metadata = token_metadata(self.address, security, self.token)
-        return Connection(open_channel(self.address, security), metadata)
+        addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
+        metadata = [token_metadata(address, security, self.token) for address in addresses]
+        channel, *others = [open_channel(address, security) for address in addresses]
+        return Connection(channel, metadata[0], deque(others))
 
     def _named(self, name: str, path: FilePath | None) -> tuple[str, str]:
         return self.option_prefix + name, os.fspath(path or "")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Connection:
     """An open channel to a gateway, and what every call on it carries. An async context manager."""
 
     channel: grpc.aio.Channel
     metadata: grpc.aio.Metadata = field(default_factory=grpc.aio.Metadata, repr=False)
+    others: deque[grpc.aio.Channel] = field(default_factory=deque, repr=False)
+    """To the gateways that stand in for this one."""
+
+    def turn_from(self, lost: grpc.aio.Channel) -> None:
+        """Calls go to the next gateway from now on, unless somebody else who lost this one has turned already."""
+        if self.channel is lost:
+            self.others.append(lost)
+            self.channel = self.others.popleft()
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,7 +94,8 @@ class Connection:
 
     async def close(self) -> None:
         """Ends what runs on it."""
-        await self.channel.close()
+        for channel in (self.channel, *self.others):
+            await channel.close()
 
 
 @contextmanager
@@ -97,57 +106,6 @@ def our_errors() -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise as_slipstream_error(error, "gateway") from error
 
-
-# -- first status -----------------------------------------------------------------------------------------------------
-
-STATUS_GRACE_S = 0.2
-
-
-class FirstStatus:
-    """Keeps what the gateway said when it refuses a video in the middle of its upload.
-
-    grpc.aio (https://github.com/grpc/grpc/issues/36066) lets the write that then fails replace the status by
-    "Internal error from Core", or precede it.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._status: tuple[grpc.StatusCode, str | None, grpc.aio.Metadata] | None = None
-        call.add_done_callback(self._keep)
-
-    async def correct(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """The error with the gateway's own status, where it had one."""
-        if error.details() != WRITE_FAILED:
-            return error
-        if self._status is None or self._status[1] == WRITE_FAILED:
-            await asyncio.sleep(STATUS_GRACE_S)
-            self._status = (
-                await self._call.code(),
-                await self._call.details(),
-                await self._call.trailing_metadata(),
-            )
-        code, details, trailing_metadata = self._status
-        return grpc.aio.AioRpcError(code, error.initial_metadata(), trailing_metadata, details)
-
-    def _keep(self, call: Any) -> None:
-        asked = call.code(), call.details(), call.trailing_metadata()
-        code, details, trailing_metadata = map(_result_of, asked)
-        self._status = code, details, trailing_metadata
-
-
-def _result_of(ready: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that has nothing to wait for."""
-    try:
-        ready.send(None)
-    except StopIteration as finished:
-        return finished.value
-    raise AssertionError("the call has no status yet")
-
-
-# -- caption client ---------------------------------------------------------------------------------------------------
-
-CAPTION_TIMEOUT_S = 600.0
-INFO_TIMEOUT_S = 10.0
 
 # -- videos -----------------------------------------------------------------------------------------------------------
 
@@ -210,20 +168,20 @@ def _reason(error: Exception) -> str:
 class _Upload:
     """The messages of one caption. `failure` says why they ended too early."""
 
-    def __init__(self, video: Video, first: gateway_pb2.CaptionOptions) -> None:
+    def __init__(self, video: Video, first: gateway_pb2.CaptionRequest) -> None:
         self.failure: SlipstreamError | None = None
+        self.is_whole = False
         self._video = video
         self._first = first
 
     async def messages(self) -> AsyncIterator[gateway_pb2.CaptionRequest]:
         """For gRPC, which would swallow what is raised here and cancel the call."""
-        yield gateway_pb2.CaptionRequest(options=self._first)
-        if isinstance(self._video, RemotePath):
-            return
+        yield self._first
         try:
             async with AsyncExitStack() as exits:
                 async for chunk in _chunks(self._video, exits):
                     yield gateway_pb2.CaptionRequest(video=chunk)
+            self.is_whole = True
         except Exception as error:
             ours = error if isinstance(error, SlipstreamError) else None
             self.failure = ours or UnreadableVideo(f"the video cannot be read: {_reason(error)}")
@@ -231,6 +189,8 @@ class _Upload:
 
 
 async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
+    if isinstance(video, RemotePath):
+        return
     if isinstance(video, _IN_MEMORY):
         view = memoryview(video).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
@@ -238,8 +198,7 @@ async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
         return
     if isinstance(video, str | os.PathLike):
         video = exits.enter_context(await asyncio.to_thread(Path(video).open, "rb"))
-    reader = cast(BinaryReader, video)
-    while chunk := await asyncio.to_thread(reader.read, CHUNK_BYTES):
+    while chunk := await asyncio.to_thread(video.read, CHUNK_BYTES):
         if not isinstance(chunk, bytes):
             raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
         yield chunk
@@ -247,22 +206,41 @@ async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
 
 # -- captions ---------------------------------------------------------------------------------------------------------
 
+CAPTION_TIMEOUT_S = 600.0
+INFO_TIMEOUT_S = 10.0
+MAX_RESUMPTIONS = 5
+RESUME_WAIT_S = 30.0
+"""How long to wait for a gateway that was lost, each time."""
+FIRST_PAUSE_S, CONNECT_S = 0.25, 2.0
+
 
 @dataclass
 class _Received:
-    """What came so far of one caption."""
+    """What came so far of one caption, from one gateway after the other."""
 
     tokens: list[CommittedToken] = field(default_factory=list)
     num_events: int = 0
+    num_resumptions: int = 0
+    is_confirmed: bool = True
+    """The gateway has found the tokens again that came from another."""
     is_finished: bool = False
 
     def add(self, event: CaptionEvent) -> CaptionEvent:
         """The event itself; a caption gets the tokens that came before it."""
         self.num_events += 1
-        self.is_finished = isinstance(event, Caption)
+        self.is_confirmed |= isinstance(event, StageChange) and event.stage == "resumed"
+        if isinstance(event, CommittedText | Caption) and not self.is_confirmed:
+            raise ProtocolViolation("this gateway is of a release that resumes no captions; ask for the caption anew")
         if isinstance(event, CommittedText):
             self.tokens += event.tokens
-        return replace(event, tokens=tuple(self.tokens)) if isinstance(event, Caption) else event
+        return self._whole(event) if isinstance(event, Caption) else event
+
+    def _whole(self, caption: Caption) -> Caption:
+        self.is_finished = True
+        if self.num_resumptions and caption.text != "".join(token.piece for token in self.tokens):
+            raise ResumeMismatch("the resumed caption has another text than what was delivered; ask for it anew")
+        timings = replace(caption.timings, resumptions=caption.timings.resumptions + self.num_resumptions)
+        return replace(caption, tokens=tuple(self.tokens), timings=timings)
 
     def failure(self, error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
         """What the call's failure means for a caption of which so much has come."""
@@ -270,10 +248,103 @@ class _Received:
             return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
         failure = as_slipstream_error(error, "gateway")
         if isinstance(failure, ServiceUnreachable) and self.num_events:
-            return ServiceUnavailable(
-                f"the gateway was lost ({len(self.tokens)} tokens were delivered); ask again when it is up"
-            )
+            so_far = f"({len(self.tokens)} tokens were delivered)"
+            return ServiceUnavailable(f"the gateway was lost {so_far}; ask again when it is up")
         return failure
+
+
+@dataclass
+class _Asking:
+    """One caption, asked for at one gateway after the other until it is whole."""
+
+    connection: Connection
+    video: Video
+    first: gateway_pb2.CaptionOptions
+    timeout_s: float
+    resume_wait_s: float
+    received: _Received = field(default_factory=_Received)
+    failure: SlipstreamError | None = None
+    """Of the last call, where the caption may go on."""
+
+    def __post_init__(self) -> None:
+        self._deadline = asyncio.get_running_loop().time() + self.timeout_s
+        self._start = _position(self.video)
+        self._untried = len(self.connection.others)
+
+    async def events(self) -> AsyncGenerator[CaptionEvent, None]:
+        """Those of one call, which goes on where the last one was lost."""
+        received, self.failure = self.received, None
+        after = [token.token_id for token in received.tokens]
+        received.is_confirmed = not after
+        upload = _Upload(self.video, gateway_pb2.CaptionRequest(options=self.first, resume_after=after))
+        channel, left_s = self.connection.channel, self._deadline - asyncio.get_running_loop().time()
+        stub = gateway_pb2_grpc.GatewayStub(channel)
+        call = stub.Caption(upload.messages(), timeout=max(left_s, 0.0), metadata=self.connection.metadata)
+        first_status = FirstStatus(call)
+        try:
+            async for message in call:
+                yield received.add(read_caption_event(message))
+        except grpc.aio.AioRpcError as error:
+            error = await first_status.correct(error)
+            self.failure = received.failure(error, self.timeout_s)
+            if not self._may_resume(error, upload):
+                raise self.failure from error
+            self.connection.turn_from(channel)
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise upload.failure or ServiceUnavailable("the connection to the gateway was closed") from error
+        finally:
+            call.cancel()
+
+    async def prepare(self) -> None:
+        """Waits for a gateway, and puts the video back to where it began. Raises the failure where none comes."""
+        assert self.failure is not None
+        if self.received.num_events:
+            await asyncio.sleep(FIRST_PAUSE_S * 2**self.received.num_resumptions)
+            self.received.num_resumptions += 1
+            if not await self._connected():
+                raise self.failure
+        if self._start is not None:
+            await asyncio.to_thread(cast(Any, self.video).seek, self._start)
+
+    def _may_resume(self, error: grpc.aio.AioRpcError, upload: _Upload) -> bool:
+        """Only what is not to be had now is asked for again, and only a video that can be sent again."""
+        received, failure = self.received, as_slipstream_error(error, "gateway")
+        is_away = isinstance(failure, ServiceUnavailable) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        can_send = not hasattr(self.video, "read") or (upload.is_whole and self._start is not None)
+        if not is_away or not can_send:
+            return False
+        if not received.num_events:  # nobody was there: so are the others asked, once each
+            self._untried -= 1
+            return self._untried >= 0
+        is_lost = bool(received.tokens) or isinstance(failure, ServiceUnreachable)
+        return is_lost and received.num_resumptions < MAX_RESUMPTIONS and self.resume_wait_s > 0
+
+    async def _connected(self) -> bool:
+        """Whether a gateway can be reached in time; turns to it."""
+        loop, connection = asyncio.get_running_loop(), self.connection
+        deadline = min(loop.time() + self.resume_wait_s, self._deadline)
+        while (left_s := deadline - loop.time()) > 0:
+            channel = connection.channel
+            try:
+                async with asyncio.timeout(min(left_s, CONNECT_S)):
+                    await channel.channel_ready()
+                return True
+            except TimeoutError:
+                connection.turn_from(channel)
+            except grpc.aio.UsageError:  # closed on this side
+                return False
+        return False
+
+
+def _position(video: Video) -> int | None:
+    """Where a file stands that can be put back there; None for all else."""
+    reader = cast(Any, video)
+    try:
+        return reader.tell() if hasattr(video, "read") and reader.seekable() else None
+    except (AttributeError, OSError, ValueError):  # no file, or a closed one, which reading will complain of
+        return None
 
 
 async def caption_events(
@@ -283,32 +354,33 @@ async def caption_events(
     *,
     request_id: str = "",
     timeout_s: float = CAPTION_TIMEOUT_S,
+    resume_wait_s: float = RESUME_WAIT_S,
 ) -> AsyncGenerator[CaptionEvent, None]:
     """Asks for a caption and yields its events; the last one is the `Caption`. Closing it ends the caption.
 
+    A caption whose gateway is lost goes on after the tokens that came, at the same one or the next of the addresses,
+    within `resume_wait_s` (0: never), if the video can be sent again. The text is that of an undisturbed call.
+
     Raises:
         SlipstreamError: what is wrong with the video, or what the gateway says.
-        ServiceUnavailable: the gateway is not there, was lost, or took longer than `timeout_s` seconds in all.
+        ServiceUnavailable: the gateway is not there, was lost for good, or took longer than `timeout_s` seconds in all.
+        ResumeMismatch: the text would not go on as it began.
     """
     check_video(video)
     path = video.path if isinstance(video, RemotePath) else ""
-    upload = _Upload(video, options_message(options, path=path, request_id=request_id))
-    received = _Received()
-    stub = gateway_pb2_grpc.GatewayStub(connection.channel)
-    call = stub.Caption(upload.messages(), timeout=timeout_s, metadata=connection.metadata)
-    first_status = FirstStatus(call)
-    try:
-        async for message in call:
-            yield received.add(read_caption_event(message))
-    except grpc.aio.AioRpcError as error:
-        raise received.failure(await first_status.correct(error), timeout_s) from error
-    except asyncio.CancelledError as error:
-        if _is_cancelled():
-            raise
-        raise upload.failure or ServiceUnavailable("the connection to the gateway was closed") from error
-    finally:
-        call.cancel()
-    if not received.is_finished:
+    first = options_message(options, path=path, request_id=request_id)
+    asking = _Asking(connection, video, first, timeout_s, resume_wait_s)
+    while True:
+        async with aclosing(asking.events()) as events:
+            async for event in events:
+                yield event
+        if asking.failure is None:
+            break
+        if asking.received.num_events:
+            done = asking.received.num_resumptions + 1
+            yield StageChange("resume", done, MAX_RESUMPTIONS, str(asking.failure))
+        await asking.prepare()
+    if not asking.received.is_finished:
         raise ProtocolViolation("the gateway ended the caption without a summary")
 
 

@@ -251,7 +251,7 @@ def connect(
     """A `Captioner` at a running gateway. It connects when it is first used.
 
     Args:
-        address: `host:port`, or `unix:PATH`.
+        address: `host:port`, or `unix:PATH`; several, separated by `,`, are gateways that stand in for each other.
         token: says who calls, where the gateway asks for that.
         ca: PEM file of the authority of the gateway's certificate: use TLS.
         cert: PEM file of the certificate to show, where the gateway asks for one.

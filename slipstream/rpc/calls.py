@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -111,6 +111,52 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
     """The peer's hint, if it gave one that makes sense."""
     hints = [str(value) for key, value in error.trailing_metadata() or () if key == RETRY_AFTER_KEY]
     return int(hints[0]) / 1000 if hints and hints[0].isdecimal() else None
+
+
+# -- first status -----------------------------------------------------------------------------------------------------
+
+STATUS_GRACE_S = 0.2
+
+
+class FirstStatus:
+    """Keeps what the gateway said when it refuses a video in the middle of its upload.
+
+    grpc.aio (https://github.com/grpc/grpc/issues/36066) lets the write that then fails replace the status by
+    "Internal error from Core", or precede it.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._status: tuple[grpc.StatusCode, str | None, grpc.aio.Metadata] | None = None
+        call.add_done_callback(self._keep)
+
+    async def correct(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """The error with the gateway's own status, where it had one."""
+        if error.details() != WRITE_FAILED:
+            return error
+        if self._status is None or self._status[1] == WRITE_FAILED:
+            await asyncio.sleep(STATUS_GRACE_S)
+            self._status = (
+                await self._call.code(),
+                await self._call.details(),
+                await self._call.trailing_metadata(),
+            )
+        code, details, trailing_metadata = self._status
+        return grpc.aio.AioRpcError(code, error.initial_metadata(), trailing_metadata, details)
+
+    def _keep(self, call: Any) -> None:
+        asked = call.code(), call.details(), call.trailing_metadata()
+        code, details, trailing_metadata = map(_result_of, asked)
+        self._status = code, details, trailing_metadata
+
+
+def _result_of(ready: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        ready.send(None)
+    except StopIteration as finished:
+        return finished.value
+    raise AssertionError("the call has no status yet")
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

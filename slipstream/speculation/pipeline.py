@@ -157,14 +157,16 @@ class Pipeline:
         gate: Gate | None = None,
         shape: Shape = Shape.CHAIN,
         self_draft: int = 0,
+        committed: Sequence[int] = (),
     ) -> None:
+        """`committed`: where the text goes on; the first verdict is then about what follows it."""
         assert shape is Shape.CHAIN or not policy.writes_ahead, "trees are drafted and judged in turns"
         self.policy = policy
         self.costs = costs
         self.gate = gate
         self.max_window = max_window
         self.vocab_size = vocab_size
-        self.committed: list[int] = []
+        self.committed = list(committed)
         self.finish_reason: FinishReason | None = None
         self.draft_phase = DraftPhase.ABSENT
         self.num_deaths = 0
@@ -261,6 +263,12 @@ class Pipeline:
         self.draft_phase = DraftPhase.ABSENT
         self._line.drop()
         return self._next_pass()
+
+    def on_target_lost(self) -> list[Action]:
+        """The target is gone, with the window that it judged, and the next one begins: its first verdict, like that of
+        the first, is about what follows the committed text. The draft is to be let go and may join again."""
+        self._passes = Passes()
+        return self.on_draft_lost()
 
     def on_hold_expired(self) -> list[Action]:
         """The draft kept the target waiting for too long: go on with what there is, and do not wait again until it

@@ -42,6 +42,11 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         self.chunk_sizes: list[int] = []
         self.received = b""
         self.cancelled = threading.Event()
+        self.resumed_after: list[list[int]] = []
+        """What each caller that resumed had."""
+        self.resumes = True
+        """False: as gateways of older releases, it does not know what that is."""
+        self.refuse_resuming: grpc.StatusCode | None = None
         self._ready = threading.Event()
 
     def __enter__(self) -> Self:
@@ -74,10 +79,10 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
     async def Caption(
         self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[CaptionEvent]:
-        chunks = []
+        chunks, after = [], list[int]()
         async for request in request_iterator:
             if request.HasField("options"):
-                self.options = request.options
+                self.options, after = request.options, list(request.resume_after)
                 if self.options.prompt == "refuse":
                     await context.abort(grpc.StatusCode.OUT_OF_RANGE, DETAILS)
             else:
@@ -88,13 +93,23 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
             await context.abort(grpc.StatusCode[self.received.decode().removeprefix("refuse ")], DETAILS)
         for done in range(1, 4):
             yield CaptionEvent(stage=StageChange(stage="encode", done=done, total=3))
-        for number, (piece, from_draft) in enumerate(PIECES):
+        num_known = await self._find_again(after, context) if after else 0
+        if num_known:
+            yield CaptionEvent(stage=StageChange(stage="resumed", done=num_known))
+        for number, (piece, from_draft) in enumerate(PIECES[num_known:], num_known):
             token = CommittedToken(token_id=number, piece=piece, from_draft=from_draft)
             yield CaptionEvent(text=CommittedText(tokens=[token]))
-            if self.received == b"hang":
+            if self.received == b"hang" and not self.resumed_after:
                 await self._hang()
         if self.received != b"no summary":
             yield CaptionEvent(summary=make_summary(self.options.method or "slipstream"))
+
+    async def _find_again(self, after: list[int], context: grpc.aio.ServicerContext[Any, Any]) -> int:
+        """How many tokens need not be sent, as the caller has them."""
+        self.resumed_after.append(after)
+        if self.refuse_resuming is not None:
+            await context.abort(self.refuse_resuming, DETAILS)
+        return len(after) if self.resumes else 0
 
     async def _hang(self) -> None:
         try:

@@ -272,7 +272,7 @@ def test_what_the_gateway_says(captioner: Captioner, tmp_path: Path) -> None:
 
 def test_a_lost_gateway_leaves_what_was_delivered(proxy: Proxy) -> None:
     with slipstream.connect(proxy.address) as captioner:
-        stream = captioner.stream(HANG)
+        stream = captioner.stream(HANG, resume_wait_s=0)
         assert str(next(stream)) == "A red"
         proxy.cut()
         with pytest.raises(ServiceUnavailable, match=r"lost \(1 tokens were delivered\)"):

@@ -60,6 +60,18 @@ def test_an_honest_draft_completes_without_a_hold_ever_expiring(agreement: float
         assert stage.pipeline.num_deaths == 0
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_the_text_is_the_same_at_one_target_after_the_other(seed: int) -> None:
+    order = random.Random(seed)
+    stage = _random_stage(order)
+    while stage.finish_reason is None:
+        choices = _possible(stage, 0.85, order)
+        if not choices or order.random() < 0.1:
+            choices = [stage.lose_target, *([stage.join] if stage.draft is None else [stage.lose])]
+        order.choice(choices)()
+    stage.check_lossless()
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_the_text_is_the_targets_whatever_happens_to_drafts(seed: int) -> None:
     order = random.Random(seed)

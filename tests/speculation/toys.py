@@ -229,6 +229,13 @@ class Stage:
         self.heard.clear()
         self.carry_out(self.pipeline.on_draft_lost())
 
+    def lose_target(self) -> None:
+        """Another one begins, and answers its prefill when it has caught up with the text."""
+        self.draft = None
+        self.heard.clear()
+        self.passes = deque([()])
+        self.carry_out(self.pipeline.on_target_lost())
+
     def expire_hold(self) -> None:
         holding = self.pipeline.holding
         actions = self.pipeline.on_hold_expired()

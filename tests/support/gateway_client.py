@@ -77,7 +77,9 @@ async def caption(
     captioned = Captioned()
     source = RemotePath(path) if path else video
     asked = CaptionOptions.from_mapping(options)
-    events = caption_events(Connection(channel), source, asked, request_id=request_id, timeout_s=TIMEOUT_S)
+    events = caption_events(
+        Connection(channel), source, asked, request_id=request_id, timeout_s=TIMEOUT_S, resume_wait_s=0
+    )
     try:
         async for event in events:
             captioned.add(event)

@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CaptionRequest(_message.Message):
-    __slots__ = ("options", "video")
+    __slots__ = ("options", "video", "resume_after")
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_FIELD_NUMBER: _ClassVar[int]
+    RESUME_AFTER_FIELD_NUMBER: _ClassVar[int]
     options: CaptionOptions
     video: bytes
-    def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ...) -> None: ...
+    resume_after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ..., resume_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
     __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace")
@@ -184,7 +186,7 @@ class VideoFacts(_message.Message):
     def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., duration_s: _Optional[float] = ..., timestamps_s: _Optional[_Iterable[float]] = ..., warnings: _Optional[_Iterable[str]] = ..., video_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("decode_s", "target_encode_s", "target_prefill_s", "draft_encode_s", "draft_guidance_s", "draft_prune_s", "draft_prefill_s", "first_token_s", "draft_ready_s", "generate_s", "total_s", "longest_gap_s")
+    __slots__ = ("decode_s", "target_encode_s", "target_prefill_s", "draft_encode_s", "draft_guidance_s", "draft_prune_s", "draft_prefill_s", "first_token_s", "draft_ready_s", "generate_s", "total_s", "longest_gap_s", "resumptions", "resume_s")
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     TARGET_ENCODE_S_FIELD_NUMBER: _ClassVar[int]
     TARGET_PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +199,8 @@ class Timings(_message.Message):
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     LONGEST_GAP_S_FIELD_NUMBER: _ClassVar[int]
+    RESUMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_S_FIELD_NUMBER: _ClassVar[int]
     decode_s: float
     target_encode_s: float
     target_prefill_s: float
@@ -209,7 +213,9 @@ class Timings(_message.Message):
     generate_s: float
     total_s: float
     longest_gap_s: float
-    def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ...) -> None: ...
+    resumptions: int
+    resume_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ..., resumptions: _Optional[int] = ..., resume_s: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens")
