@@ -36,7 +36,7 @@ _URL = re.compile(
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*", re.A)
 _NUMBER = re.compile(r"(0x[0-9a-f]*|\d+)", re.A)
 _REDIRECTS = {301, 302, 303, 307, 308}
-_INWARD = [
+_INWARD: list[IPv4Network | IPv6Network] = [
     *(IPv4Network(net) for net in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")),
     *(IPv6Network(net) for net in ("fec0::/10", "3fff::/20", "5f00::/16")),
 ]

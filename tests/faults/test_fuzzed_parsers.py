@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from slipstream.archive import records
 from slipstream.archive.intake import check_batch, read_item
-from slipstream.archive.queue import Priority
+from slipstream.archive.queue import JobState, Priority
+from slipstream.archive.redis_queue import job_from
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher, Url, parse_url
 from slipstream.captioning.media import VideoBuffer
@@ -115,6 +116,12 @@ HTTP_VALUES = st.sampled_from(
 HTTP_PARTS = st.tuples(STATUS_LINES | HEADERS, HTTP_VALUES | st.just(b"")).map(lambda parts: b"".join(parts) + b"\r\n")
 ANSWERS = st.lists(HTTP_PARTS | st.binary(max_size=10), max_size=10).map(b"".join)
 
+CELLS = st.binary(max_size=30) | ODD.map(lambda text: text.encode(errors="surrogatepass")) | _json_of("v", "source")
+COUNTS = st.integers(0, 2**53).map(lambda number: str(number).encode())
+STATES = st.sampled_from(JobState).map(lambda state: state.value.encode())
+JOB_ROWS = st.tuples(CELLS, STATES, *[CELLS] * 7, *[COUNTS] * 3, CELLS, *[COUNTS] * 3)
+"""As `page.lua` gives them: the store's own words are states and counts, all else came from somebody."""
+
 TOKEN_LINES = st.sampled_from(["alice", " ", "0" * 64, "#", "\n", "\t", "F" * 64, "x" * 200, "é", "\0", "a/b", "\x85"])
 TOKEN_FILES = st.lists(TOKEN_LINES, max_size=12).map(lambda parts: "".join(parts).encode()) | st.binary(max_size=80)
 
@@ -182,6 +189,10 @@ def read_records(text: bytes) -> None:
             continue
 
 
+def read_row(row: tuple[bytes, ...]) -> None:
+    json.dumps(job_record(records.job_of(job_from("batch", row))))
+
+
 def read_answer(text: bytes) -> None:
     try:
         parse_answer(text, REQUEST)
@@ -228,6 +239,7 @@ PARSERS = {
         ),
         read_records,
     ),
+    "rows": Parser(JOB_ROWS, read_row),
     "decoders": Parser(_json_of("Sampled", "Refused", "Progress", "Ready", "Started"), read_answer),
     "target": Parser(any_messages(target_pb2.TargetEvent), session_codec.read_target_event),
     "draft": Parser(any_messages(draft_pb2.DraftEvent), session_codec.read_draft_event),

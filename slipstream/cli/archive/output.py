@@ -144,7 +144,6 @@ COLUMNS = (
     *("attempts", "reused", "video_sha256", "text_sha256", "slipstream_version", "job_id"),
 )
 
-
 NO_CAPTION = Caption("", 0, None)
 NO_MODEL = ModelReceipt("", "", "")
 
@@ -330,8 +329,9 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 def _line_writer(file: TextIO, output: "Output") -> Write:
     if output.form is Format.JSONL:
         return lambda job: print(_json_line(job_record(job)), file=file)
-    quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator may split a cell
-    table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n", quoting=quoting)
+    how = csv.unix_dialect()  # its lines end in "\n"
+    how.quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator splits a cell
+    table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", dialect=how)
     table.writeheader()
     shown = (lambda cell: cell) if output.csv_raw else plain_cell
     return lambda job: table.writerow({name: shown(cell) for name, cell in job_row(job).items()})
