@@ -11,7 +11,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.logs import get_logger
-from slipstream.metrics import REGISTRY, GatewayMetrics
+from slipstream.metrics import REGISTRY, GatewayMetrics, watch_frames
 from slipstream.rpc.calls import Peers
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
@@ -32,6 +32,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             get_logger().warning("draft.missing", reason=str(error))
     media = Media(config)
     media.prepare()
+    watch_frames(media.frames)
     captioner = GatewayCaptioner(config, peers, media, GatewayMetrics(REGISTRY))
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway

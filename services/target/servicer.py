@@ -45,15 +45,18 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             raise ProtocolViolation("a session begins with `start`")
         request = session_codec.read_target_start(first.start)
         await context.send_initial_metadata(self._metadata)  # at once: the draft's session waits for it
-        frames = await session_codec.read_frames(first.start.frames, requests, self.engine.model.info.max_frames)
-        session = await self.engine.open(request, len(frames), frames.shape[1:3])
-        get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
+        announced, max_frames = first.start.frames, self.engine.model.info.max_frames
+        num_frames, height, width = session_codec.frames_shape(announced, max_frames)
+        session = await self.engine.open(request, num_frames, (height, width))
+        get_logger().info("session.opened", num_frames=num_frames, prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:
             get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
         try:
-            async for progress in self.engine.prefill(session, frames):
+            async for waiting in self.engine.admit(session):
+                yield session_codec.target_event(waiting)
+            session.work.frames = await session_codec.read_frames(announced, requests, max_frames)
+            async for progress in self.engine.prefill(session):
                 yield session_codec.target_event(progress)
-            del frames
             async for judgement in self._judge_all(session, requests):
                 yield session_codec.target_event(judgement)
         finally:

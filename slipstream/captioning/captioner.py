@@ -71,12 +71,14 @@ class GatewayCaptioner:
     async def sample(
         self, plan: CaptionPlan, source: BinaryIO, emit: Emit, stats: CaptionStats, *, digest: bool = False
     ) -> SampledVideo:
-        """The frames of an open file, with the file's digest if asked for. Needs no model."""
+        """The frames of an open file, with the file's digest if asked for. Needs no model. Close them when the caption
+        has ended: they count in this gateway's budget."""
         with self.metrics.decoding(os.fstat(source.fileno()).st_size):
             video = await self.media.sample(
                 source,
                 plan.options.num_frames,
                 lambda done, total: emit(StageChange("decode", done, total)),
+                on_queued=lambda num_ahead: emit(StageChange("queued", 0, num_ahead)),
                 digest=digest,
             )
         stats.sampled = asyncio.get_running_loop().time()
@@ -110,7 +112,8 @@ class GatewayCaptioner:
         await self.check(plan, wait_for_ready=True)
         async with self.media.open(plan.path, upload) as source:
             video = await self.sample(plan, source, emit, stats)
-        return await self.caption(plan, video, emit, stats)
+        with video:
+            return await self.caption(plan, video, emit, stats)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.errors import LimitExceeded, Overloaded, VideoNotFound
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool
+
+FRAMES_SHARE = 0.25
+"""Of the memory that is left at start, how much frames may take when nobody said."""
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -79,12 +83,20 @@ class Media:
     def __init__(self, config: GatewayConfig, fetcher: Fetcher | None = None) -> None:
         self._config = config
         self._fetcher = fetcher or Fetcher(config.allowed_hosts, config.max_video_bytes, config.url_timeout_s)
-        limits = DecodeLimits(
+        self.frames = Admission(
+            budget_bytes=host_budget(config.frames_budget_mb, FRAMES_SHARE),
+            max_sessions=config.max_held_videos,
+            max_queued=config.max_held_videos,
+            queue_timeout_s=config.frames_timeout_s,
+            what="gateway",
+            of=Memory.FRAMES,
+        )
+        self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,
             timeout_s=config.decode_timeout_s,
             max_frames_sampled=config.max_frames,
         )
-        self._pool = DecodePool(config.decode_workers, limits, memory_bytes=config.decode_memory_mb * 1024**2)
+        self._pool = DecodePool(config.decode_workers, self._limits, memory_bytes=config.decode_memory_mb * 1024**2)
 
     def prepare(self) -> None:
         """Starts the decoders ahead of the first video."""
@@ -119,13 +131,33 @@ class Media:
             yield download.finished()
 
     async def sample(
-        self, source: BinaryIO, num_frames: int, on_progress: Callable[[int, int], None], *, digest: bool = False
+        self,
+        source: BinaryIO,
+        num_frames: int,
+        on_progress: Callable[[int, int], None],
+        *,
+        on_queued: Callable[[int], None] = lambda num_ahead: None,
+        digest: bool = False,
     ) -> SampledVideo:
         """The sampled frames, with the file's SHA-256 and size if asked for. Cancelled, the decoder is ended at once.
 
-        The frames are freed with the last reference to them.
+        They count in the gateway's budget until the video is closed, which is the caller's to do. Before one is decoded
+        there must be room for the most that it can become; `on_queued` hears how many wait ahead meanwhile.
+
+        Raises:
+            LimitExceeded, Overloaded: so many frames never have room here, or had none in time.
         """
-        return await self._pool.sample(source, num_frames, on_progress=on_progress, with_digest=digest)
+        place = self.frames.reserve(num_frames * self._limits.max_frame_pixels * 3)
+        try:
+            async for num_ahead in place.wait():
+                on_queued(num_ahead)
+            video = await self._pool.sample(source, num_frames, on_progress=on_progress, with_digest=digest)
+        except BaseException:
+            place.release()
+            raise
+        place.shrink(video.frames.nbytes)
+        video.on_close = place.release
+        return video
 
     def close(self) -> None:
         """Ends the decoders."""

@@ -20,7 +20,7 @@ from slipstream.errors import (
     Unauthenticated,
     VideoNotFound,
 )
-from slipstream.messages import DraftEvent, DraftStart, Frames, ModelInfo, TargetEvent, TargetStart
+from slipstream.messages import DraftEvent, DraftStart, ModelInfo, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, ANSWERED_KEY, CHANNEL_OPTIONS, REQUEST_ID_KEY, RETRY_AFTER_KEY
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME, PeerSecurity, is_local
@@ -163,12 +163,12 @@ class RemoteTarget(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("target", address, target_pb2_grpc.TargetStub, security)
 
-    def open(self, start: TargetStart, frames: Frames, *, timeout_s: float) -> "TargetCall":
-        """Begins a session."""
+    def open(self, start: TargetStart, video: session_codec.HasFrames, *, timeout_s: float) -> "TargetCall":
+        """Begins a session. The frames are read from their owner as they are sent."""
 
         def opening() -> Iterator[target_pb2.TargetRequest]:
-            yield session_codec.target_start(start, frames)
-            for chunk in session_codec.frame_chunks(frames):
+            yield session_codec.target_start(start, video.frames)
+            for chunk in session_codec.frame_chunks(video):
                 yield target_pb2.TargetRequest(frames=chunk)
 
         return TargetCall(self, self._stub.Session, opening(), start.session_id, timeout_s)
@@ -180,12 +180,14 @@ class RemoteDraft(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("draft", address, draft_pb2_grpc.DraftStub, security)
 
-    def open(self, start: DraftStart, join: JoinPoint, frames: Frames, *, timeout_s: float) -> "DraftCall":
-        """Begins a session whose first line starts at `join`."""
+    def open(
+        self, start: DraftStart, join: JoinPoint, video: session_codec.HasFrames, *, timeout_s: float
+    ) -> "DraftCall":
+        """Begins a session whose first line starts at `join`. The frames are read from their owner as they are sent."""
 
         def opening() -> Iterator[draft_pb2.DraftRequest]:
-            yield session_codec.draft_start(start, join, frames)
-            for chunk in session_codec.frame_chunks(frames):
+            yield session_codec.draft_start(start, join, video.frames)
+            for chunk in session_codec.frame_chunks(video):
                 yield draft_pb2.DraftRequest(frames=chunk)
 
         return DraftCall(self, self._stub.Session, opening(), start.session_id, timeout_s)

@@ -56,7 +56,8 @@ async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
 
 
 async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
-    embeddings, _ = await engine.encode(session, frames)
+    session.work.frames = frames
+    embeddings, _ = await engine.encode(session)
     keep, _ = await engine.choose_tokens(session, embeddings, None)
     await engine.prefill(session, embeddings, keep)
     return session

@@ -46,7 +46,8 @@ async def opened(engine: TargetEngine, name: str, prompt: str, num_frames: int =
 
 
 async def prefilled(engine: TargetEngine, session: TargetSession, frames: Frames) -> Prefilled:
-    *_, facts = [event async for event in engine.prefill(session, frames)]
+    session.work.frames = frames
+    *_, facts = [event async for event in engine.prefill(session)]
     assert isinstance(facts, Prefilled)
     return facts
 
@@ -176,7 +177,8 @@ async def test_a_place_is_waited_for_and_told_so(model: VideoLM) -> None:
         with pytest.raises(Overloaded) as refused:
             await opened(engine, "third", "?")
         assert refused.value.retry_after_s
-        events = engine.prefill(second, frames)
+        second.work.frames = frames
+        events = engine.prefill(second)
         assert await anext(events) == StageProgress("queued", 0, 0)
         engine.close(first)
         assert isinstance([event async for event in events][-1], Prefilled)
