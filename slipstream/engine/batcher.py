@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from slipstream.budget import Reservation
+from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
@@ -25,6 +25,8 @@ from slipstream.messages import Frames
 T = TypeVar("T")
 FRAMES_PER_BLOCK = 16
 """Frames are encoded in blocks, and layers run one by one, so that windows of other sessions fit in between."""
+LARGE_BYTES = 8 * MIB
+"""Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
 _tickets = itertools.count()
 
 
@@ -39,6 +41,7 @@ class SessionWork:
         self.frames: Frames | None = None
         """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
         self._frames_place = frames_place
+        self._is_large = frames_place is not None and frames_place.num_bytes >= LARGE_BYTES
         self._released: asyncio.Future[None] | None = None
         self._thread = thread
         self._order = next(_tickets)
@@ -121,6 +124,8 @@ class SessionWork:
             self._released = asyncio.ensure_future(self._thread.run(self._release))
             self._released.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._released.add_done_callback(lambda done: then())
+            if self._is_large:
+                self._released.add_done_callback(_trim_memory)
         return self._released
 
     def _check_open(self) -> None:
@@ -131,6 +136,10 @@ class SessionWork:
         for release in self._releases:
             release()
         self._releases.clear()
+
+
+def _trim_memory(released: asyncio.Future[None]) -> None:
+    released.get_loop().run_in_executor(None, trim_memory)
 
 
 def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:

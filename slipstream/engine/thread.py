@@ -153,7 +153,7 @@ def _run_for(future: asyncio.Future[T], work: Callable[[], T]) -> None:
     except BaseException as error:
         outcome, settle = error, future.set_exception
     future.get_loop().call_soon_threadsafe(_settle, future, settle, outcome)
-    del outcome  # an error knows its traceback, which leads here
+    del outcome, settle, future  # an error knows its traceback, which leads here
 
 
 def _settle(future: asyncio.Future[T], settle: Callable[[Any], None], outcome: Any) -> None:

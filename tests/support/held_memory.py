@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil  # type: ignore[import-untyped]
@@ -75,12 +76,12 @@ async def finish_and_hang_up(
     """For each number of frames a caption that is finished, then one whose caller hangs up at the next moment."""
     moments = itertools.cycle(MOMENTS)
     for frames in num_frames:
-        options = {"num_frames": frames, "max_new_tokens": max_new_tokens}
+        options: dict[str, Any] = {"num_frames": frames, "max_new_tokens": max_new_tokens}
         assert (await caption(channel, path=str(clip), **options)).summaries
         await hung_up(channel, clip, next(moments), **options)
 
 
-async def hung_up(channel: grpc.aio.Channel, clip: Path, moment: str, **options: int) -> None:
+async def hung_up(channel: grpc.aio.Channel, clip: Path, moment: str, **options: Any) -> None:
     """One caption whose caller leaves at this moment, or at the text where the moment does not come."""
 
     def has_come(captioned: Captioned) -> bool:
