@@ -349,5 +349,8 @@ class DraftEngine:
         self._writer.wake(session)
         while (chunk := await session.chunks.get()) is not None:
             if isinstance(chunk, Exception):
-                raise chunk
+                try:
+                    raise chunk
+                finally:
+                    del chunk  # an error knows its traceback, which leads here and to the session
             yield chunk

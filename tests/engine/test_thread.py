@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream.engine.thread import Lane, ModelThread
+from tests.support.held_memory import no_collection
 
 
 @pytest_asyncio.fixture
@@ -149,13 +149,3 @@ async def test_an_error_keeps_nothing_once_it_is_dealt_with(thread: ModelThread,
             await run()
         await thread.run(lambda: None)
         assert [ref() for ref in held] == [None]
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """What goes within, goes with its last user."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

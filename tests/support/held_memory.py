@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ async def hung_up(channel: grpc.aio.Channel, clip: Path, moment: str, **options:
         return now.get(moment, moment == stage.stage) or bool(captioned.token_ids)
 
     assert not (await caption(channel, path=str(clip), on_event=has_come, **options)).summaries
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """What goes within, goes with its last user."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _frame_memories(pid: int) -> int:
