@@ -70,6 +70,11 @@ class SessionWork:
             raise SessionGone("the session has ended")
         return frames
 
+    @property
+    def may_have_frames(self) -> bool:
+        """There is room for them."""
+        return self._frames_place is None or self._frames_place.admitted_at is not None
+
     async def wait_for_frames(self) -> AsyncIterator[int]:
         """Until the frames may be received: how many sessions are ahead, whenever that changes. Raises `Overloaded`."""
         if self._frames_place is not None:
@@ -261,9 +266,10 @@ def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> li
 
 
 def _tell(step: Step, outcome: StepOutcome, pass_s: float) -> bool:
+    if isinstance(outcome, Exception):
+        step.on_error(outcome)
+        return False
     try:
-        if isinstance(outcome, Exception):
-            raise outcome
         return step.on_logits(outcome, pass_s)
     except Exception as error:
         step.on_error(error)

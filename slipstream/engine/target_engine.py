@@ -146,6 +146,7 @@ class TargetEngine:
         """Runs the prompt of a session that was admitted and has its frames, telling how far it is; the facts come
         last. The frames are freed once they are encoded."""
         work = session.work
+        assert session.place.admitted_at is not None, "a session is admitted before its prompt is run"
         shares = self.prefixes.is_on and session.lossy is None
         digest = await asyncio.to_thread(frames_digest, work.received_frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)

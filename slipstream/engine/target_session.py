@@ -44,3 +44,8 @@ class TargetSession:
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
     """Made when drafting is first asked for."""
+
+    @property
+    def has_place(self) -> bool:
+        """It is served, and its frames may come; else it waits."""
+        return self.place.admitted_at is not None and self.work.may_have_frames

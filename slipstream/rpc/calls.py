@@ -20,9 +20,16 @@ from slipstream.errors import (
     Unauthenticated,
     VideoNotFound,
 )
-from slipstream.messages import DraftEvent, DraftStart, ModelInfo, TargetEvent, TargetStart
+from slipstream.messages import DraftEvent, DraftStart, ModelInfo, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
-from slipstream.rpc.grpc_options import ADVERTISED_KEY, ANSWERED_KEY, CHANNEL_OPTIONS, REQUEST_ID_KEY, RETRY_AFTER_KEY
+from slipstream.rpc.grpc_options import (
+    ADVERTISED_KEY,
+    ANSWERED_KEY,
+    CHANNEL_OPTIONS,
+    QUEUED_KEY,
+    REQUEST_ID_KEY,
+    RETRY_AFTER_KEY,
+)
 from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME, PeerSecurity, is_local
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
@@ -211,14 +218,36 @@ class _Call(Generic[RequestT]):
         self._outbox.put_nowait(None)  # grpc would wait for messages of a call that the peer has ended
 
     async def _requests(self, opening: Iterator[RequestT]) -> AsyncIterator[RequestT]:
-        for message in opening:
-            yield message
+        yield next(opening)
+        if await self._has_place():
+            for message in opening:
+                yield message
         while (later := await self._outbox.get()) is not None:
             yield later
+
+    async def _has_place(self) -> bool:
+        """Waits until what follows the first message is wanted; False if it never will be. A draft is not waited for:
+        it lets nobody queue for long, and what it says when it refuses is of no consequence."""
+        return True
 
 
 class TargetCall(_Call[target_pb2.TargetRequest]):
     """One session at the target."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._place = asyncio.Event()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._place.set()
+
+    async def _has_place(self) -> bool:
+        """Frames are sent when the target has room for them. A refusal that they crossed on the way would be lost, too:
+        grpc tells of the broken sending instead."""
+        if QUEUED_KEY in dict(await self._call.initial_metadata() or ()):
+            await self._place.wait()
+        return not self._call.done()
 
     def judge(self, action: JudgeWindow, proposals: Sequence[Proposal] = ()) -> None:
         """Asks for passes."""
@@ -243,7 +272,10 @@ class TargetCall(_Call[target_pb2.TargetRequest]):
         cannot be read."""
         try:
             async for message in self._call:
-                yield session_codec.read_target_event(message)
+                event = session_codec.read_target_event(message)
+                if not (isinstance(event, StageProgress) and event.stage is PrefillStage.QUEUED):
+                    self._place.set()
+                yield event
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, "target") from None
 

@@ -226,11 +226,11 @@ async def test_a_place_is_waited_for_and_told_so(model: VideoLM) -> None:
         with pytest.raises(Overloaded) as refused:
             await opened(engine, "third", "?")
         assert refused.value.retry_after_s
-        second.work.frames = frames
-        events = engine.prefill(second)
-        assert await anext(events) == StageProgress("queued", 0, 0)
+        waiting = engine.admit(second)
+        assert await anext(waiting) == StageProgress("queued", 0, 0)
         engine.close(first)
-        assert isinstance([event async for event in events][-1], Prefilled)
+        assert [event async for event in waiting] == []
+        assert (await prefilled(engine, second, frames)).reused_tokens
 
 
 async def test_a_session_that_leaves_the_queue(model: VideoLM) -> None:
