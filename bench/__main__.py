@@ -17,6 +17,7 @@ PROGRAMS = {
     "identity": ("bench.guarantees.identity", "texts of the stack against transformers, token by token"),
     "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),
     "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),
+    "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
     "compose-check": ("bench.compose_check", "the containers, harmed under a batch; needs a running Docker"),
     "house": ("bench.house", "sizes and names of the code itself"),

@@ -225,6 +225,17 @@ class ModelMetrics:
             Gauge(name, what, registry=self._registry).set_function(value)
 
 
+def watch_frames(frames: Occupancy, registry: CollectorRegistry = REGISTRY) -> None:
+    """Shows what a service's frames take, whenever somebody asks."""
+    gauges: dict[str, tuple[str, Callable[[], float]]] = {
+        "slipstream_frames_bytes": ("Memory promised to frames of captions", lambda: frames.used_bytes),
+        "slipstream_frames_budget_bytes": ("Memory of all frames, at most", lambda: frames.budget_bytes),
+        "slipstream_frames_queued": ("Captions that wait for room for their frames", lambda: frames.num_queued),
+    }
+    for name, (what, value) in gauges.items():
+        Gauge(name, what, registry=registry).set_function(value)
+
+
 @contextlib.contextmanager
 def shown_at(address: str) -> Iterator[str]:
     """Serves the process's metrics over HTTP; yields the address. '' serves none. A port alone is on loopback.

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from slipstream.archive.queue import QueueDepth
 from slipstream.archive.service import watch_depth
-from slipstream.engine.memory import Admission
+from slipstream.budget import Admission
 from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
 from slipstream.messages import CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at

@@ -8,6 +8,7 @@ Parts, each on processes of its own:
 - `overload`: three times the captions that the stack can make.
 - `rogue-draft`: a draft that lies in every way there is, beside a plain caption.
 - `resume`: target and gateway are killed in the middle of captions, which go on.
+- `memory`: large captions, finished or hung up; nothing of them may be left a second later.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
@@ -29,6 +30,7 @@ from bench.faults.resume import run_resume
 from bench.faults.rogue import run_rogue
 from bench.faults.stop import run_stop
 from bench.output import finish
+from bench.soak import run_memory
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
 
 TESTS = {
@@ -36,7 +38,7 @@ TESTS = {
     "files": "tests/video/test_mutated_files.py",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
-PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "resume", "stop", *TESTS)
+PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "resume", "memory", "stop", *TESTS)
 ROUND = 500
 """Examples of one parser before the clock is looked at."""
 Part = Callable[[], Awaitable[dict[str, Any]]]
@@ -50,6 +52,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "overload": lambda: run_overload(given.seed),
         "rogue-draft": run_rogue,
         "resume": lambda: run_resume(given.seed),
+        "memory": run_memory,
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
@@ -94,6 +97,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "resumed_identical": found.get("resume", {}).get("resumed_identical"),
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
         "rogue_draft_max_slowdown": found.get("rogue-draft", {}).get("max_slowdown"),
+        "held_by_idle_mb": found.get("memory", {}).get("held_by_idle_mb"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
         "fuzzed": found.get("fuzz", {}).get("examples"),

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from slipstream.budget import MIB
 from slipstream.config import between, option
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
-from slipstream.engine.memory import MIB
 from slipstream.engine.startup import ModelServiceConfig, start_model
 from slipstream.engine.video_lm import VideoLM
-from slipstream.metrics import REGISTRY, ModelMetrics
+from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.draft.servicer import DraftServicer, Targets
 
@@ -46,6 +46,7 @@ async def setup(
     limits = DraftLimits(
         max_sessions=config.max_sessions,
         kv_budget_bytes=config.kv_budget(model, KV_SHARE, embedding_cache_bytes),
+        frames_budget_bytes=config.frames_budget_bytes,
         embedding_cache_bytes=embedding_cache_bytes,
     )
     allowed = frozenset(filter(None, config.guidance_targets.split(",")))
@@ -54,6 +55,7 @@ async def setup(
     model.on_pass = metrics.passed
     engine = DraftEngine(model, thread, limits)
     metrics.watch(engine.admission)
+    watch_frames(engine.frames)
     servicer = DraftServicer(engine, Targets(allowed, config.peer_security()))
     servicer.register(server)
 

@@ -14,7 +14,7 @@ from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.logs import bound_request_id, get_logger
-from slipstream.messages import DraftReady, DraftStart, Frames
+from slipstream.messages import DraftReady, DraftStart
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
@@ -122,12 +122,14 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             raise ProtocolViolation("a session begins with `start`")
         request, join = session_codec.read_draft_start(first.start)
         request = replace(request, request_id=bound_request_id())
-        frames = await session_codec.read_frames(first.start.frames, aiter(requests), self.engine.model.info.max_frames)
-        session = self.engine.open(request, join, len(frames), frames.shape[1:3])
-        get_logger().info("session.opened", num_frames=len(frames), num_committed=len(join.committed))
+        announced, max_frames = first.start.frames, self.engine.model.info.max_frames
+        num_frames, height, width = session_codec.frames_shape(announced, max_frames)
+        session = self.engine.open(request, join, num_frames, (height, width))
+        get_logger().info("session.opened", num_frames=num_frames, num_committed=len(join.committed))
         try:
-            ready = await self._prepare(session, frames)
-            del frames
+            await self.engine.admit(session)
+            session.work.frames = await session_codec.read_frames(announced, aiter(requests), max_frames)
+            ready = await self._prepare(session)
             for event in session_codec.draft_events(ready):
                 yield event
             reading = asyncio.create_task(self._read(session, requests))
@@ -146,12 +148,12 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         """Closes the connections to targets."""
         await self._targets.close()
 
-    async def _prepare(self, session: DraftSession, frames: Frames) -> DraftReady:
+    async def _prepare(self, session: DraftSession) -> DraftReady:
         """Encodes while the guidance is on its way, prunes and prefills."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         (embeddings, encode_s), (guidance, guidance_bytes) = await asyncio.gather(
-            self.engine.encode(session, frames), self._pull_guidance(session)
+            self.engine.encode(session), self._pull_guidance(session)
         )
         guidance_s = loop.time() - started - encode_s
         keep, prune_s = await self.engine.choose_tokens(session, embeddings, guidance)

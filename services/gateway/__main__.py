@@ -11,7 +11,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
-from slipstream.metrics import REGISTRY, GatewayMetrics
+from slipstream.metrics import REGISTRY, GatewayMetrics, watch_frames
 from slipstream.rpc.calls import Peers
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
@@ -37,9 +37,9 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             await peers.find_draft()
         except (ServiceUnavailable, VersionMismatch) as error:  # another release may be about to be replaced
             get_logger().warning("draft.missing", reason=str(error))
-    metrics = GatewayMetrics(REGISTRY)
     media = Media(config, on_confined=metrics.confined)
     media.prepare()
+    watch_frames(media.frames)
     captioner = GatewayCaptioner(config, peers, media, metrics)
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway

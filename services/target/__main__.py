@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from slipstream.budget import MIB
 from slipstream.config import between, option
-from slipstream.engine.memory import MIB
 from slipstream.engine.startup import ModelServiceConfig, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
-from slipstream.metrics import REGISTRY, ModelMetrics
+from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.target.servicer import TargetServicer
 
@@ -74,6 +74,7 @@ async def setup(
         guidance_layer=config.guidance_layer,
         max_sessions=config.max_sessions,
         kv_budget_bytes=config.kv_budget(model, KV_SHARE, prefix_cache_bytes),
+        frames_budget_bytes=config.frames_budget_bytes,
         max_queued=config.max_queued,
         queue_timeout_s=config.queue_timeout_s,
         prefix_cache_bytes=prefix_cache_bytes,
@@ -83,6 +84,7 @@ async def setup(
     model.on_pass = metrics.passed
     engine = TargetEngine(model, thread, limits)
     metrics.watch(engine.admission)
+    watch_frames(engine.frames)
     servicer = TargetServicer(engine, config.own_address, idle_timeout_s=config.idle_timeout_s)
     servicer.register(server)
 

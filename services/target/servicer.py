@@ -8,9 +8,9 @@ from slipstream.engine.target_engine import TargetEngine
 from slipstream.engine.target_session import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
-from slipstream.messages import JudgeRequest, TargetEvent
+from slipstream.messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.rpc import session_codec
-from slipstream.rpc.grpc_options import ADVERTISED_KEY
+from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tensors import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
@@ -44,16 +44,22 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         if first is None or first.WhichOneof("message") != "start":
             raise ProtocolViolation("a session begins with `start`")
         request = session_codec.read_target_start(first.start)
-        await context.send_initial_metadata(self._metadata)  # at once: the draft's session waits for it
-        frames = await session_codec.read_frames(first.start.frames, requests, self.engine.model.info.max_frames)
-        session = await self.engine.open(request, len(frames), frames.shape[1:3])
-        get_logger().info("session.opened", num_frames=len(frames), prompt_tokens=session.plan.num_tokens)
+        announced, max_frames = first.start.frames, self.engine.model.info.max_frames
+        num_frames, height, width = session_codec.frames_shape(announced, max_frames)
+        session = await self.engine.open(request, num_frames, (height, width))
+        get_logger().info("session.opened", num_frames=num_frames, prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:
             get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
         try:
-            async for progress in self.engine.prefill(session, frames):
+            queued = () if session.has_place else ((QUEUED_KEY, "1"),)
+            await context.send_initial_metadata((*self._metadata, *queued))  # at once: the draft's session waits for it
+            async for waiting in self.engine.admit(session):
+                yield session_codec.target_event(waiting)
+            if queued:
+                yield session_codec.target_event(StageProgress(PrefillStage.ENCODE, 0, num_frames))
+            session.work.frames = await session_codec.read_frames(announced, requests, max_frames)
+            async for progress in self.engine.prefill(session):
                 yield session_codec.target_event(progress)
-            del frames
             async for judgement in self._judge_all(session, requests):
                 yield session_codec.target_event(judgement)
         finally:

@@ -83,7 +83,13 @@ class ArchiveRunner:
         await self._captioner.look_for_draft(plan)
         reporter = Reporter(progress)
         video, stats = await self._decode(job.source, plan, reporter)
-        check_digest(job.sha256, video.sha256)
+        with video:
+            check_digest(job.sha256, video.sha256)
+            return await self._known_or_made(lease, plan, video, stats, reporter)
+
+    async def _known_or_made(
+        self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
+    ) -> Outcome:
         key = self._content_key(video, plan)
         async with self._making.setdefault(key, asyncio.Lock()):  # duplicates wait for the first
             if (known := await self._known(key)) is not None:

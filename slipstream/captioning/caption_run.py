@@ -38,18 +38,18 @@ Emit = Callable[[CaptionEvent], None]
 class HoldTimer:
     """One hold after the other. `watch` it after every event."""
 
-    def __init__(self, on_expired: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_expired = on_expired
         self._timer: asyncio.TimerHandle | None = None
         self._since = 0.0
         self._held_s = 0.0
 
-    def watch(self, holding: bool, longest_s: float) -> None:
-        """A hold that begins may last `longest_s`; one that goes on keeps its limit; one that ended is counted."""
+    def watch(self, holding: bool, longest_s: float, on_expired: Callable[[], None]) -> None:
+        """A hold that begins may last `longest_s`; one that goes on keeps its limit; one that ended is counted.
+        `on_expired` is known only while one lasts: it leads back to the caption, which is to end with its last user."""
         if holding and self._timer is None:
             self._since = self._loop.time()
-            self._timer = self._loop.call_later(longest_s, self._on_expired)
+            self._timer = self._loop.call_later(longest_s, on_expired)
         elif not holding and self._timer is not None:
             self._held_s += self._loop.time() - self._since
             self.cancel()
@@ -111,7 +111,7 @@ class CaptionRun:
         self._draft_link: DraftLink | None = None
         self._drafting: asyncio.Task[None] | None = None
         self._proposals = Proposals(required=plan.sends_proposals, vocab_size=target_model.vocab_size)
-        self._hold = HoldTimer(self._on_hold_expired)
+        self._hold = HoldTimer()
         self._window_len = 0
         self._pass_started = 0.0
         self._joined_at = 0.0
@@ -130,7 +130,7 @@ class CaptionRun:
         """One session at the target, to the end of the text. Raises the session's failure."""
         start = target_start(self._plan, self._key, self._video, self._tokens_per_frame)
         self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
-        call = self._call = self._peers.target.open(start, self._video.frames, timeout_s=self._timeout_s)
+        call = self._call = self._peers.target.open(start, self._video, timeout_s=self._timeout_s)
         self._seek_draft()
         try:
             async for event in call.events():
@@ -141,9 +141,8 @@ class CaptionRun:
             if self._pipeline.finish_reason is None:  # else our `end` has only crossed the target's own
                 raise self._target_failure(error) from None
         finally:
-            self._hold.cancel()
-            self._end_drafting()
             call.cancel()
+            self._end()
         if self._pipeline.finish_reason is None:
             raise ServiceUnavailable("the target ended the session before the text was complete")
 
@@ -181,6 +180,12 @@ class CaptionRun:
         self._emit(StageChange("resumed", len(replay.tokens), len(replay.tokens)))
         self._pass_started, self._stats.stop_string = self._loop.time(), fresh.verdict.stop_string
         self._carry_out(self._pipeline.on_verdict(fresh.verdict), fresh.pieces)
+
+    def _end(self) -> None:
+        """Nothing goes on, and nothing leads back here that would keep this caption's memory."""
+        self._hold.cancel()
+        self._end_drafting()
+        self._drafting = self._draft_link = None
 
     # -- what the draft says (DraftListener) --------------------------------------------------------------------------
 
@@ -283,7 +288,7 @@ class CaptionRun:
                 case Finish():
                     self._call.end()
                     self._end_drafting()
-        self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s)
+        self._hold.watch(self._pipeline.holding, self._pipeline.longest_hold_s, self._on_hold_expired)
 
     def _commit(self, action: Commit, pieces: Sequence[str]) -> None:
         if len(pieces) != len(action.tokens):
@@ -307,7 +312,7 @@ class CaptionRun:
             self._draft_link = DraftLink(
                 self._peers,
                 self._draft_start,
-                self._video.frames,
+                self._video,
                 self,
                 silence_s=self._draft_silence_s,
                 timeout_s=self._timeout_s,

@@ -77,13 +77,15 @@ class GatewayCaptioner:
     async def sample(
         self, plan: CaptionPlan, source: VideoFile, emit: Emit, stats: CaptionStats, *, digest: bool = False
     ) -> SampledVideo:
-        """The frames of an open file, with the file's digest if asked for. Needs no model."""
+        """The frames of an open file, with the file's digest if asked for. Needs no model. Close them when the caption
+        has ended: they count in this gateway's budget."""
         with self.metrics.decoding(source.num_bytes):
             video = await self.media.sample(
                 source,
                 plan.options.num_frames,
                 lambda done, total: emit(StageChange("decode", done, total)),
                 owner=plan.owner,
+                on_queued=lambda num_ahead: emit(StageChange("queued", 0, num_ahead)),
                 digest=digest,
             )
         stats.sampled = asyncio.get_running_loop().time()
@@ -123,7 +125,8 @@ class GatewayCaptioner:
         await self.check(plan, wait_for_ready=True)
         async with self.media.open(plan.path, upload) as source:
             video = await self.sample(plan, source, emit, stats)
-        return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
+        with video:
+            return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:

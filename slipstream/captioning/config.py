@@ -46,6 +46,14 @@ class MediaOptions:
     decode_memory_mb: int = option(
         "most memory of one decoder in MiB, sampled frames apart", default=2048, check=between(64, 2**20)
     )
+    frames_budget_mb: int = option(
+        "MiB for the sampled frames of all captions; 0 takes a share of the memory that is available at start",
+        default=0,
+        check=between(0, 2**30),
+    )
+    frames_timeout_s: float = option(
+        "seconds that a caption may wait for room for its frames", default=60.0, check=between(0.01, 86_400)
+    )
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -160,3 +168,8 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
     )
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
+
+    @property
+    def max_held_videos(self) -> int:
+        """Videos whose frames this gateway may hold or want at once: of captions, and of jobs decoded ahead."""
+        return self.max_captions + self.archive_slots + self.archive_ahead

@@ -12,10 +12,11 @@ import numpy as np
 
 from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import DraftReady, DraftStart, DraftTokens, Frames
+from slipstream.messages import DraftReady, DraftStart, DraftTokens
 from slipstream.rpc.calls import DraftCall, Peers
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
+from slipstream.video.messages import SampledVideo
 
 # -- proposals --------------------------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class DraftLink:
         self,
         peers: Peers,
         make_start: Callable[[], Awaitable[DraftStart]],
-        frames: Frames,
+        video: SampledVideo,
         listener: DraftListener,
         *,
         silence_s: float,
@@ -149,7 +150,7 @@ class DraftLink:
     ) -> None:
         self._peers = peers
         self._make_start = make_start
-        self._frames = frames
+        self._video = video
         self._listener = listener
         self._silence_s = silence_s
         self._timeout_s = timeout_s
@@ -187,7 +188,7 @@ class DraftLink:
         assert self._peers.draft is not None
         start = await self._make_start()
         join = self._listener.draft_joining()
-        call = self._call = self._peers.draft.open(start, join, self._frames, timeout_s=self._timeout_s)
+        call = self._call = self._peers.draft.open(start, join, self._video, timeout_s=self._timeout_s)
         try:
             async for event in call.events(self._silence_s, lambda: self._listener.draft_owes):
                 if isinstance(event, DraftReady):

@@ -6,17 +6,21 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
 
+from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.errors import LimitExceeded, Overloaded, UnreadableVideo, VideoNotFound
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
+
+FRAMES_SHARE = 0.25
+"""Of the memory that is left at start, how much frames may take when nobody said."""
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -129,14 +133,22 @@ class Media:
         """`on_confined` is told which protections decoders have; see `DecodePool`."""
         self._config = config
         self._fetcher = fetcher or Fetcher(config.allowed_hosts, config.max_video_bytes, config.url_timeout_s)
-        limits = DecodeLimits(
+        self.frames = Admission(
+            budget_bytes=host_budget(config.frames_budget_mb, FRAMES_SHARE),
+            max_sessions=config.max_held_videos,
+            max_queued=config.max_held_videos,
+            queue_timeout_s=config.frames_timeout_s,
+            what="gateway",
+            of=Memory.FRAMES,
+        )
+        self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,
             timeout_s=config.decode_timeout_s,
             max_frames_sampled=config.max_frames,
         )
         self._pool = DecodePool(
             config.decode_workers,
-            limits,
+            self._limits,
             memory_bytes=config.decode_memory_mb * 1024**2,
             on_confined=on_confined,
         )
@@ -182,17 +194,34 @@ class Media:
         on_progress: Callable[[int, int], None],
         *,
         owner: str = "",
+        on_queued: Callable[[int], None] = lambda num_ahead: None,
         digest: bool = False,
     ) -> SampledVideo:
         """The sampled frames, with the file's SHA-256 and size if asked for. Cancelled, the decoder is ended at once.
 
         A decoder sees videos of one owner only, and what it says of a file is believed for that file only: the digest
-        is computed here. The frames are freed with the last reference to them.
+        is computed here. The frames count in the gateway's budget until the video is closed, which is the caller's to
+        do. Before one is decoded there must be room for the most that it can become; `on_queued` hears how many wait
+        ahead meanwhile.
+
+        Raises:
+            LimitExceeded, Overloaded: so many frames never have room here, or had none in time.
         """
-        video = await self._pool.sample(
-            source.file, num_frames, owner=owner, on_progress=on_progress, files=source.files
-        )
-        return await _with_digest(video, source) if digest else video
+        place = self.frames.reserve(num_frames * self._limits.max_frame_pixels * 3)
+        try:
+            async for num_ahead in place.wait():
+                on_queued(num_ahead)
+            video = await self._pool.sample(
+                source.file, num_frames, owner=owner, on_progress=on_progress, files=source.files
+            )
+            if digest:
+                video.sha256, video.num_bytes = await _digest(source)
+        except BaseException:
+            place.release()
+            raise
+        place.shrink(video.frames.nbytes)
+        video.on_close = place.release
+        return video
 
     def close(self) -> None:
         """Ends the decoders."""
@@ -228,12 +257,12 @@ def _open_readable(path: str, root: Path, files: FileThreads) -> VideoFile:
     return VideoFile(file, os.fstat(file.fileno()).st_size, files)
 
 
-async def _with_digest(video: SampledVideo, source: VideoFile) -> SampledVideo:
-    """In pieces, each with its own limit of time."""
+async def _digest(source: VideoFile) -> tuple[str, int]:
+    """SHA-256 and size of the file; in pieces, each with its own limit of time."""
     digest, num_bytes = hashlib.sha256(), 0
     while size := await source.files.run(_update, digest, source.file, num_bytes):
         num_bytes += size
-    return replace(video, sha256=digest.hexdigest(), num_bytes=num_bytes)
+    return digest.hexdigest(), num_bytes
 
 
 def _update(digest: "hashlib._Hash", file: BinaryIO, offset: int) -> int:

@@ -1,4 +1,4 @@
-"""What one caption is to be: options with defaults filled in, checked against limits; and what that asks of the models."""
+"""What one caption is to be: options with defaults filled in and limits checked; what that asks of the models."""
 
 import secrets
 import uuid

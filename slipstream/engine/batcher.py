@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
+from slipstream.messages import Frames
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
@@ -25,13 +25,23 @@ from slipstream.errors import SessionGone
 T = TypeVar("T")
 FRAMES_PER_BLOCK = 16
 """Frames are encoded in blocks, and layers run one by one, so that windows of other sessions fit in between."""
+LARGE_BYTES = 8 * MIB
+"""Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
 _tickets = itertools.count()
 
 
 class SessionWork:
-    """One session's share of the model. After `close`, what is queued is refused and memory is freed."""
+    """One session's share of the model, and its memory. After `close`, what is queued is refused and memory is freed.
 
-    def __init__(self, thread: ModelThread) -> None:
+    Args:
+        frames_place: in the budget of frames; given back when they are freed.
+    """
+
+    def __init__(self, thread: ModelThread, frames_place: Reservation | None = None) -> None:
+        self.frames: Frames | None = None
+        """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
+        self._frames_place = frames_place
+        self._is_large = frames_place is not None and frames_place.num_bytes >= LARGE_BYTES
         self._released: asyncio.Future[None] | None = None
         self._thread = thread
         self._order = next(_tickets)
@@ -51,6 +61,31 @@ class SessionWork:
     @state.setter
     def state(self, state: DecodeState) -> None:
         self._state = state
+
+    @property
+    def received_frames(self) -> Frames:
+        """The frames, which are not to be kept. Raises `SessionGone` once they are freed."""
+        frames = self.frames
+        if frames is None:
+            raise SessionGone("the session has ended")
+        return frames
+
+    @property
+    def may_have_frames(self) -> bool:
+        """There is room for them."""
+        return self._frames_place is None or self._frames_place.admitted_at is not None
+
+    async def wait_for_frames(self) -> AsyncIterator[int]:
+        """Until the frames may be received: how many sessions are ahead, whenever that changes. Raises `Overloaded`."""
+        if self._frames_place is not None:
+            async for num_ahead in self._frames_place.wait():
+                yield num_ahead
+
+    def free_frames(self) -> None:
+        """They are not needed any more. On the event loop; a block that reads them now still does."""
+        self.frames = None
+        if self._frames_place is not None:
+            self._frames_place.release()
 
     def on_release(self, release: Callable[[], None]) -> None:
         """Has `release` called on the model's thread when the session has ended. Call this on that thread."""
@@ -89,10 +124,13 @@ class SessionWork:
 
         Returns what is done when all this has happened. It need not be awaited.
         """
+        self.free_frames()
         if self._released is None:
             self._released = asyncio.ensure_future(self._thread.run(self._release))
             self._released.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._released.add_done_callback(lambda done: then())
+            if self._is_large:
+                self._released.add_done_callback(_trim_memory)
         return self._released
 
     def _check_open(self) -> None:
@@ -105,11 +143,22 @@ class SessionWork:
         self._releases.clear()
 
 
-def encode_blocks(model: VideoLM, frames: NDArray[np.uint8]) -> Iterator[tuple[torch.Tensor, float]]:
-    """Video embeddings [tokens, hidden] of one block of frames after another, with the seconds of each."""
-    for first in range(0, len(frames), FRAMES_PER_BLOCK):
+def _trim_memory(released: asyncio.Future[None]) -> None:
+    released.get_loop().run_in_executor(None, trim_memory)
+
+
+def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
+    """What frames of this height and width take; 0 of a size that is not known."""
+    height, width = frame_size or (0, 0)
+    return num_frames * height * width * 3
+
+
+def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
+    """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
+    Raises `SessionGone` when the session ends meanwhile."""
+    for first in range(0, num_frames, FRAMES_PER_BLOCK):
         started = time.perf_counter()
-        embeddings = model.encode_frames(frames[first : first + FRAMES_PER_BLOCK])
+        embeddings = model.encode_frames(work.received_frames[first : first + FRAMES_PER_BLOCK])
         yield embeddings, time.perf_counter() - started
 
 
@@ -217,9 +266,10 @@ def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> li
 
 
 def _tell(step: Step, outcome: StepOutcome, pass_s: float) -> bool:
+    if isinstance(outcome, Exception):
+        step.on_error(outcome)
+        return False
     try:
-        if isinstance(outcome, Exception):
-            raise outcome
         return step.on_logits(outcome, pass_s)
     except Exception as error:
         step.on_error(error)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.engine.batcher import SessionWork, encode_blocks, step_each
+from slipstream.budget import Admission, Memory
+from slipstream.engine.batcher import SessionWork, encode_blocks, frames_bytes, step_each
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
-from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
-from slipstream.errors import ProtocolViolation
-from slipstream.messages import DraftStart, DraftTokens, Frames
+from slipstream.errors import ProtocolViolation, SlipstreamError
+from slipstream.messages import DraftStart, DraftTokens
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
@@ -202,6 +202,8 @@ def _unseen(session: DraftSession) -> Window:
 HEADROOM_TOKENS = 512
 """Room for a line behind the committed tokens, counted when a session is admitted; the draft is not told how long the
 text may become."""
+FRAMES_WAIT_S = 10.0
+"""A caption goes on without a draft, so its session does not wait for long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +212,7 @@ class DraftLimits:
 
     max_sessions: int
     kv_budget_bytes: int
+    frames_budget_bytes: int = 2**40
     embedding_cache_bytes: int = 0
 
 
@@ -226,6 +229,14 @@ class DraftEngine:
             queue_timeout_s=0.0,
             what="draft",
         )
+        self.frames = Admission(
+            budget_bytes=limits.frames_budget_bytes,
+            max_sessions=limits.max_sessions,
+            max_queued=limits.max_sessions,
+            queue_timeout_s=FRAMES_WAIT_S,
+            what="draft",
+            of=Memory.FRAMES,
+        )
         self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes)
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
         self._writer = LineWriter(model, thread)
@@ -233,8 +244,8 @@ class DraftEngine:
     def open(
         self, request: DraftStart, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> DraftSession:
-        """Admits a session. Raises for an unknown pruner, a prompt that does not fit, or when there is no room: nobody
-        waits for a draft, as the caption goes on without one."""
+        """Gives a session a place; its frames may come after `admit`. Raises for an unknown pruner, a prompt that does
+        not fit, or when there is no room: nobody waits for a draft, as the caption goes on without one."""
         get_pruner(request.pruner)
         num_kept(1, request.alpha)
         plan = self.model.plan_prompt(
@@ -246,8 +257,18 @@ class DraftEngine:
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
         sampler = DraftSampler(request.sampling, plan.token_ids, self.model.info.vocab_size)
-        place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
-        return DraftSession(request, plan, SessionWork(self.thread), place, sampler, line, num_sent=len(join.committed))
+        work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
+        try:
+            place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))
+        except SlipstreamError:
+            work.free_frames()
+            raise
+        return DraftSession(request, plan, work, place, sampler, line, num_sent=len(join.committed))
+
+    async def admit(self, session: DraftSession) -> None:
+        """Waits for room for the session's frames, which others soon give back. Raises `Overloaded`."""
+        async for _ in session.work.wait_for_frames():
+            pass
 
     def close(self, session: DraftSession) -> asyncio.Future[None]:
         """Ends a session. Its memory is freed after the pass that may be running, on the model's thread; then the
@@ -257,22 +278,23 @@ class DraftEngine:
         self._writer.wake(session)
         return released
 
-    async def encode(self, session: DraftSession, frames: Frames) -> tuple[torch.Tensor, float]:
-        """Video embeddings [tokens, hidden] of all frames, and the seconds that took. Those of an earlier session
-        with the same frames are taken where they were kept."""
-        keeps = self.embeddings.limit_bytes > 0
-        digest = await asyncio.to_thread(frames_digest, frames) if keeps else None
-        blocks = [block async for block in session.work.run_blocks(self._encode(frames, digest))]
+    async def encode(self, session: DraftSession) -> tuple[torch.Tensor, float]:
+        """Video embeddings [tokens, hidden] of all frames, which are freed then, and the seconds that took. Those of an
+        earlier session with the same frames are taken where they were kept."""
+        keeps, work = self.embeddings.limit_bytes > 0, session.work
+        digest = await asyncio.to_thread(frames_digest, work.received_frames) if keeps else None
+        blocks = [block async for block in work.run_blocks(self._encode(work, digest))]
+        work.free_frames()
         return blocks[-1][0], sum(seconds for _, seconds in blocks)
 
-    def _encode(self, frames: Frames, digest: bytes | None) -> Iterator[tuple[torch.Tensor, float]]:
+    def _encode(self, work: SessionWork, digest: bytes | None) -> Iterator[tuple[torch.Tensor, float]]:
         """Block after block; all of them together come last."""
         known = self.embeddings.get(digest) if digest is not None else None
         if known is not None:
             yield known, 0.0
             return
         blocks = []
-        for block, seconds in encode_blocks(self.model, frames):
+        for block, seconds in encode_blocks(self.model, work, len(work.received_frames)):
             blocks.append(block)
             yield block, seconds
         embeddings = torch.cat(blocks)
@@ -327,5 +349,8 @@ class DraftEngine:
         self._writer.wake(session)
         while (chunk := await session.chunks.get()) is not None:
             if isinstance(chunk, Exception):
-                raise chunk
+                try:
+                    raise chunk
+                finally:
+                    del chunk  # an error knows its traceback, which leads here and to the session
             yield chunk

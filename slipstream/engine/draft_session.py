@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
-from slipstream.engine.memory import Reservation
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal

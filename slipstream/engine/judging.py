@@ -94,7 +94,10 @@ class _Passes:
         try:
             while (judgement := await self._done.get()) is not None:
                 if isinstance(judgement, Exception):
-                    raise judgement
+                    try:
+                        raise judgement
+                    finally:
+                        del judgement  # an error knows its traceback, which leads here and to the session
                 yield judgement
         finally:
             self._num_left = 0

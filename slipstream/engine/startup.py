@@ -5,10 +5,11 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from slipstream.budget import MIB, available_bytes, host_budget
 from slipstream.config import between, one_of, option
 from slipstream.engine.loading import load_model
-from slipstream.engine.memory import MIB, available_bytes
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidConfig
@@ -16,6 +17,9 @@ from slipstream.logs import LEVELS
 from slipstream.rpc.security import WireOptions
 
 # -- config -----------------------------------------------------------------------------------------------------------
+
+FRAMES_SHARE = 0.25
+"""Of the memory that is left when the weights are loaded, how much frames may take when nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,12 @@ class ModelServiceConfig(WireOptions):
         default=0,
         check=between(0, 2**30),
     )
+    frames_budget_mb: int = option(
+        "MiB for the frames of captions that are not encoded yet; 0 takes a share of the memory that is available at"
+        " start",
+        default=0,
+        check=between(0, 2**30),
+    )
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
 
     @property
@@ -49,7 +59,14 @@ class ModelServiceConfig(WireOptions):
         `set_aside_bytes`."""
         if self.kv_budget_mb:
             return self.kv_budget_mb * MIB
-        return max(0, int(share * (available_bytes(model.info.device) - set_aside_bytes)))
+        device = torch.device(model.info.device)
+        available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        return max(0, int(share * (available - set_aside_bytes)))
+
+    @property
+    def frames_budget_bytes(self) -> int:
+        """Bytes for frames, which lie in the machine's memory whatever the device is."""
+        return host_budget(self.frames_budget_mb, FRAMES_SHARE)
 
     def pin(self) -> None:
         """Ties the process to its core, if one was named. Raises `InvalidConfig` when there is no such core."""

@@ -10,19 +10,19 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from slipstream.engine.batcher import SessionWork
+from slipstream.budget import Admission, Memory, Reservation
+from slipstream.engine.batcher import SessionWork, frames_bytes
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
-from slipstream.engine.memory import Admission
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, schedule_of
 from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
-from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone, SlipstreamError
 from slipstream.families.adapter import StoppingText
-from slipstream.messages import Frames, Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
+from slipstream.messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
@@ -42,6 +42,7 @@ class TargetLimits:
     """0: `default_guidance_layer`."""
     max_sessions: int
     kv_budget_bytes: int
+    frames_budget_bytes: int = 2**40
     max_queued: int = 0
     queue_timeout_s: float = 0.0
     prefix_cache_bytes: int = 0
@@ -64,6 +65,14 @@ class TargetEngine:
             queue_timeout_s=limits.queue_timeout_s,
             what="target",
         )
+        self.frames = Admission(
+            budget_bytes=limits.frames_budget_bytes,
+            max_sessions=limits.max_sessions + limits.max_queued,
+            max_queued=limits.max_sessions + limits.max_queued,
+            queue_timeout_s=limits.queue_timeout_s,
+            what="target",
+            of=Memory.FRAMES,
+        )
         self.prefixes = PrefixCache(limits.prefix_cache_bytes)
         self._judge = WindowJudge(model, thread)
         self._sessions: dict[str, TargetSession] = {}
@@ -72,7 +81,7 @@ class TargetEngine:
     async def open(
         self, request: TargetStart, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> TargetSession:
-        """Gives a session a place, which `prefill` waits for. Raises for a prompt that does not fit the context or the
+        """Gives a session a place, which `admit` waits for. Raises for a prompt that does not fit the context or the
         memory, an id in use, or when there is no room in the queue either."""
         if request.session_id in self._sessions:
             raise InvalidRequest(f"session {request.session_id!r} is open already; give every request its own id")
@@ -87,19 +96,22 @@ class TargetEngine:
             )
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
+        sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
+        lossy = schedule_of(request, plan, info.num_layers)
+        place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
         session = TargetSession(
             request=request,
             plan=plan,
             rule=StopRule(frozenset(info.eos_token_ids), request.max_new_tokens),
-            sampler=TargetSampler(request.sampling, plan.token_ids, info.vocab_size),
+            sampler=sampler,
             text=StoppingText(self.model.text_stream(), request.sampling.stop),
             guidance=asyncio.get_running_loop().create_future(),
             attention=TextAttention(plan) if with_attention else None,
             drafter_type=drafter_type,
-            lossy=schedule_of(request, plan, info.num_layers),
+            lossy=lossy,
             prefilled=asyncio.get_running_loop().create_future(),
-            work=SessionWork(self.thread),
-            place=self.admission.reserve(self._kv_bytes(request, plan, drafter_type)),
+            place=place,
+            work=work,
         )
         self._sessions[request.session_id] = session
         try:
@@ -120,22 +132,34 @@ class TargetEngine:
         session.prefilled.cancel()
         return session.work.close(then=session.place.release)
 
-    async def prefill(self, session: TargetSession, frames: Frames) -> AsyncIterator[StageProgress | Prefilled]:
-        """Waits for the session's place and runs its prompt, telling how far it is; the facts come last.
+    async def admit(self, session: TargetSession) -> AsyncIterator[StageProgress]:
+        """Waits until there is room for the session and for its frames, telling how many are ahead. Only then are the
+        frames to be received.
 
         Raises:
             Overloaded: no place became free in time.
         """
-        async for num_ahead in session.place.wait():
-            yield StageProgress(PrefillStage.QUEUED, 0, num_ahead)
+        for waiting in (session.place.wait(), session.work.wait_for_frames()):
+            async for num_ahead in waiting:
+                yield StageProgress(PrefillStage.QUEUED, 0, num_ahead)
+
+    async def prefill(self, session: TargetSession) -> AsyncIterator[StageProgress | Prefilled]:
+        """Runs the prompt of a session that was admitted and has its frames, telling how far it is; the facts come
+        last. The frames are freed once they are encoded."""
+        work = session.work
+        assert session.place.admitted_at is not None, "a session is admitted before its prompt is run"
         shares = self.prefixes.is_on and session.lossy is None
-        digest = await asyncio.to_thread(frames_digest, frames) if shares else None
+        digest = await asyncio.to_thread(frames_digest, work.received_frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
-        async for event in session.work.run_blocks(prompt.blocks(frames)):
-            if not isinstance(event, Guidance):
-                yield event
-            elif not session.guidance.done():
-                session.guidance.set_result(event)
+        async for event in work.run_blocks(prompt.blocks()):
+            match event:
+                case Guidance():
+                    if not session.guidance.done():
+                        session.guidance.set_result(event)
+                    continue
+                case StageProgress(stage=PrefillStage.PREFILL):
+                    work.free_frames()
+            yield event
         if not session.prefilled.done():
             session.prefilled.set_result(None)
 
@@ -168,6 +192,15 @@ class TargetEngine:
             return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))
         await _of_open_session(session, session.prefilled)
         return Guidance(scores=await self.thread.run(attention.mean))
+
+    def _reserve(self, kv_bytes: int, num_frames_bytes: int) -> tuple[Reservation, SessionWork]:
+        """A session's place, and its work with room for its frames; or neither, and the error."""
+        work = SessionWork(self.thread, self.frames.reserve(num_frames_bytes))
+        try:
+            return self.admission.reserve(kv_bytes), work
+        except SlipstreamError:
+            work.free_frames()
+            raise
 
     def _kv_bytes(self, request: TargetStart, plan: PromptPlan, drafter_type: type[LocalDrafter] | None) -> int:
         """What the session's caches will hold at most: its own, and its drafter's."""

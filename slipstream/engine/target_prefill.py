@@ -16,7 +16,7 @@ from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Frames, Prefilled, PrefillStage, StageProgress, TargetStart
+from slipstream.messages import Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
 from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
@@ -60,24 +60,25 @@ class PromptPass:
         self._cache: KVCache | None = None
         self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
 
-    def blocks(self, frames: Frames) -> Iterator[PrefillEvent]:
+    def blocks(self) -> Iterator[PrefillEvent]:
         """Does one block of work before each item; the facts come last, and then the session has a state."""
         self._session.work.on_release(self._release)
         prefix = self._prefixes.find(self._key) if self._key is not None else None
         if prefix is None:
-            yield from self._fresh(frames)
+            yield from self._fresh()
         else:
             yield from self._resumed(prefix)
 
-    def _fresh(self, frames: Frames) -> Iterator[PrefillEvent]:
-        plan, request = self._session.plan, self._session.request
-        yield StageProgress(PrefillStage.ENCODE, 0, len(frames))
+    def _fresh(self) -> Iterator[PrefillEvent]:
+        plan, request, work = self._session.plan, self._session.request, self._session.work
+        num_frames = len(work.received_frames)
+        yield StageProgress(PrefillStage.ENCODE, 0, num_frames)
         embeddings: list[torch.Tensor] = []
-        for block, seconds in encode_blocks(self._model, frames):
+        for block, seconds in encode_blocks(self._model, work, num_frames):
             embeddings.append(block)
             self._encode_s += seconds
-            num_done = sum(map(len, embeddings)) * len(frames) // plan.num_video_tokens
-            yield StageProgress(PrefillStage.ENCODE, num_done, len(frames))
+            num_done = sum(map(len, embeddings)) * num_frames // plan.num_video_tokens
+            yield StageProgress(PrefillStage.ENCODE, num_done, num_frames)
         started = time.perf_counter()
         observer = self._lossy or self._session.attention
         prefill = self._model.start_prefill(

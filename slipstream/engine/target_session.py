@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
 from slipstream.engine.local_drafter import LocalDrafter
-from slipstream.engine.memory import Reservation
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.families.adapter import StoppingText
@@ -36,11 +36,16 @@ class TargetSession:
     lossy: Schedule | None
     """What the prefill drops of the video, where the session is a lossy baseline."""
     prefilled: asyncio.Future[None]
-    work: SessionWork
     place: Reservation
+    work: SessionWork
     committed: list[int] = field(default_factory=list)
     """Touched on the model's thread only, once the prefill is done."""
     first_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
     """Made when drafting is first asked for."""
+
+    @property
+    def has_place(self) -> bool:
+        """It is served, and its frames may come; else it waits."""
+        return self.place.admitted_at is not None and self.work.may_have_frames

@@ -11,8 +11,9 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -110,6 +111,56 @@ SWITCH_INTERVAL_S = 0.0005
 __all__ = ["Lane", "ModelThread"]
 
 
+class _Blocks(Generic[T]):
+    """An iterator that runs on the model's thread, one item a job. Nothing of it is left when it has ended."""
+
+    def __init__(self, thread: "ModelThread", blocks: Iterator[T], order: int) -> None:
+        self.outcomes: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
+        """Items, then None or what went wrong."""
+        self.is_abandoned = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = thread
+        self._blocks = blocks
+        self._order = order
+
+    def run_next(self) -> None:
+        """The job."""
+        if self.is_abandoned:
+            if isinstance(self._blocks, Generator):
+                self._blocks.close()  # frees what it holds now, not when a garbage collection finds it
+            return
+        try:
+            item = next(self._blocks)
+        except StopIteration:
+            self._tell(None)
+        except BaseException as error:
+            self._tell(error)
+        else:
+            self._thread.submit(self.run_next, Lane.PREFILL, self._order)
+            self._tell((item,))
+
+    def _tell(self, outcome: tuple[T] | BaseException | None) -> None:
+        self._loop.call_soon_threadsafe(self.outcomes.put_nowait, outcome)
+
+
+def _run_for(future: asyncio.Future[T], work: Callable[[], T]) -> None:
+    """The job of one who awaits the future, on another thread."""
+    if future.cancelled():
+        return
+    try:
+        outcome: Any = work()
+        settle: Callable[[Any], None] = future.set_result
+    except BaseException as error:
+        outcome, settle = error, future.set_exception
+    future.get_loop().call_soon_threadsafe(_settle, future, settle, outcome)
+    del outcome, settle, future  # an error knows its traceback, which leads here
+
+
+def _settle(future: asyncio.Future[T], settle: Callable[[Any], None], outcome: Any) -> None:
+    if not future.done():
+        settle(outcome)
+
+
 class ModelThread:
     """Runs callables one after another on a thread of its own, with inference mode and thread count set there."""
 
@@ -135,60 +186,32 @@ class ModelThread:
 
     async def run(self, work: Callable[[], T], lane: Lane = Lane.DECODE, order: int = 0) -> T:
         """Awaits `work()`. A cancelled caller abandons work that has not begun; work that runs, runs to its end."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def deliver(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-            if not future.done():
-                set_outcome(outcome)
-
-        def job() -> None:
-            if future.cancelled():
-                return
-            try:
-                result = work()
-            except BaseException as error:
-                loop.call_soon_threadsafe(deliver, future.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(deliver, future.set_result, result)
-
-        self.submit(job, lane, order)
-        return await future
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.submit(partial(_run_for, future, work), lane, order)
+        try:
+            return await future
+        finally:
+            del future  # an error knows its traceback, which leads here
 
     async def run_blocks(self, blocks: Iterator[T], order: int) -> AsyncIterator[T]:
         """Runs an iterator on the prefill lane, one item a job, and yields its items.
 
         The next block queues before the event loop has heard of the last one, so that of two prefills the one with
-        the lower `order` stays ahead. When the caller stops listening, the block that runs is the last one.
+        the lower `order` stays ahead. When the caller stops listening, the block that runs is the last one, and the
+        iterator is closed behind it.
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
-        abandoned = False
-
-        def job() -> None:
-            outcome: tuple[str, object]
-            try:
-                if abandoned:
-                    return
-                outcome = "item", next(blocks)
-                self.submit(job, Lane.PREFILL, order)
-            except StopIteration:
-                outcome = "end", None
-            except BaseException as error:
-                outcome = "error", error
-            loop.call_soon_threadsafe(done.put_nowait, outcome)
-
-        self.submit(job, Lane.PREFILL, order)
+        running = _Blocks(self, blocks, order)
+        self.submit(running.run_next, Lane.PREFILL, order)
         try:
-            while True:
-                kind, value = await done.get()
-                if kind == "end":
-                    return
-                if kind == "error":
-                    raise cast(BaseException, value)
-                yield cast(T, value)
+            while (outcome := await running.outcomes.get()) is not None:
+                if isinstance(outcome, BaseException):
+                    try:
+                        raise outcome
+                    finally:
+                        del outcome  # its traceback leads here, and to all that the block held
+                yield outcome[0]
         finally:
-            abandoned = True
+            running.is_abandoned = True
 
     def close(self) -> None:
         """Lets the work that was handed in finish, then ends the thread."""
@@ -207,6 +230,7 @@ class ModelThread:
                     job()
                 except Exception:
                     get_logger().exception("model.job_failed")  # without this thread the service would only seem alive
+                del job, taken  # nothing of it is kept until there is a next one
                 now = time.perf_counter()
                 with self._changed:
                     self._queue.charge(lane, now - started, now)

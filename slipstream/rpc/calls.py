@@ -25,7 +25,7 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.logs import get_logger
-from slipstream.messages import DraftEvent, DraftStart, Frames, ModelInfo, TargetEvent, TargetStart
+from slipstream.messages import DraftEvent, DraftStart, ModelInfo, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
 from slipstream.rpc.grpc_options import (
     ADVERTISED_KEY,
@@ -33,6 +33,7 @@ from slipstream.rpc.grpc_options import (
     CHANNEL_OPTIONS,
     MAX_DRAFT_MESSAGE_BYTES,
     MAX_RECEIVE_OPTION,
+    QUEUED_KEY,
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
 )
@@ -248,12 +249,12 @@ class RemoteTarget(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("target", address, target_pb2_grpc.TargetStub, open_channel(address, security))
 
-    def open(self, start: TargetStart, frames: Frames, *, timeout_s: float) -> "TargetCall":
-        """Begins a session."""
+    def open(self, start: TargetStart, video: session_codec.HasFrames, *, timeout_s: float) -> "TargetCall":
+        """Begins a session. The frames are read from their owner as they are sent."""
 
         def opening() -> Iterator[target_pb2.TargetRequest]:
-            yield session_codec.target_start(start, frames)
-            for chunk in session_codec.frame_chunks(frames):
+            yield session_codec.target_start(start, video.frames)
+            for chunk in session_codec.frame_chunks(video):
                 yield target_pb2.TargetRequest(frames=chunk)
 
         return TargetCall(self, self._stub.Session, opening(), start.request_id, timeout_s)
@@ -266,12 +267,14 @@ class RemoteDraft(RemoteModel):
         channel = open_channel(address, security, max_receive_bytes=MAX_DRAFT_MESSAGE_BYTES)
         super().__init__("draft", address, draft_pb2_grpc.DraftStub, channel)
 
-    def open(self, start: DraftStart, join: JoinPoint, frames: Frames, *, timeout_s: float) -> "DraftCall":
-        """Begins a session whose first line starts at `join`."""
+    def open(
+        self, start: DraftStart, join: JoinPoint, video: session_codec.HasFrames, *, timeout_s: float
+    ) -> "DraftCall":
+        """Begins a session whose first line starts at `join`. The frames are read from their owner as they are sent."""
 
         def opening() -> Iterator[draft_pb2.DraftRequest]:
-            yield session_codec.draft_start(start, join, frames)
-            for chunk in session_codec.frame_chunks(frames):
+            yield session_codec.draft_start(start, join, video.frames)
+            for chunk in session_codec.frame_chunks(video):
                 yield draft_pb2.DraftRequest(frames=chunk)
 
         return DraftCall(self, self._stub.Session, opening(), start.request_id, timeout_s)
@@ -295,14 +298,36 @@ class _Call(Generic[RequestT]):
         self._outbox.put_nowait(None)  # grpc would wait for messages of a call that the peer has ended
 
     async def _requests(self, opening: Iterator[RequestT]) -> AsyncIterator[RequestT]:
-        for message in opening:
-            yield message
+        yield next(opening)
+        if await self._has_place():
+            for message in opening:
+                yield message
         while (later := await self._outbox.get()) is not None:
             yield later
+
+    async def _has_place(self) -> bool:
+        """Waits until what follows the first message is wanted; False if it never will be. A draft is not waited for:
+        it lets nobody queue for long, and what it says when it refuses is of no consequence."""
+        return True
 
 
 class TargetCall(_Call[target_pb2.TargetRequest]):
     """One session at the target."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._place = asyncio.Event()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._place.set()
+
+    async def _has_place(self) -> bool:
+        """Frames are sent when the target has room for them. A refusal that they crossed on the way would be lost, too:
+        grpc tells of the broken sending instead."""
+        if QUEUED_KEY in dict(await self._call.initial_metadata() or ()):
+            await self._place.wait()
+        return not self._call.done()
 
     def judge(self, action: JudgeWindow, proposals: Sequence[Proposal] = ()) -> None:
         """Asks for passes."""
@@ -327,7 +352,10 @@ class TargetCall(_Call[target_pb2.TargetRequest]):
         cannot be read."""
         try:
             async for message in self._call:
-                yield session_codec.read_target_event(message)
+                event = session_codec.read_target_event(message)
+                if not (isinstance(event, StageProgress) and event.stage is PrefillStage.QUEUED):
+                    self._place.set()
+                yield event
         except grpc.aio.AioRpcError as error:
             raise as_slipstream_error(error, "target") from None
 

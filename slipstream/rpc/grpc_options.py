@@ -14,6 +14,8 @@ ANSWERED_KEY = "x-slipstream-answered"
 """Trailing metadata of every failure that a service of ours says itself; without it the failure is the connection's."""
 ADVERTISED_KEY = "x-slipstream-address"
 """Initial metadata of a target's session: where this one of several targets serves the session's guidance."""
+QUEUED_KEY = "x-slipstream-queued"
+"""Initial metadata of a target's session that waits for its place: its frames are not to be sent yet."""
 UNARY_TIMEOUT_S = 60.0
 """Longest time for a call that neither side streams; none of ours does more than ask a store."""
 MAX_CONCURRENT_CALLS = 4096

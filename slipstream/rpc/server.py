@@ -6,6 +6,7 @@ A service module gives `serve` a coroutine that registers its servicer; everythi
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -169,6 +170,8 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
             return
         close = setting_up.result()
         await server.start()
+        gc.collect()
+        gc.freeze()  # what was loaded stays; collections need not look at it again and again
         await lifecycle.report("", is_serving=True)
         get_logger().info("service.ready", address=address, pid=os.getpid())
         await end

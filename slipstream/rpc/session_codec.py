@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation, VersionMismatch
 from slipstream.messages import (
@@ -106,10 +107,29 @@ def frames_header(frames: Frames, seconds_per_frame: float | None = None) -> com
     )
 
 
-def frame_chunks(frames: Frames) -> Iterator[common_pb2.FrameChunk]:
-    """The pixels, cut into messages."""
-    for data in chunked([np.ascontiguousarray(frames).data.cast("B")]):
-        yield common_pb2.FrameChunk(data=data)
+class HasFrames(Protocol):
+    """Whoever owns frames. They may end at any time, so that nobody else is to keep them."""
+
+    @property
+    def frames(self) -> Frames: ...
+
+
+def frame_chunks(owner: HasFrames) -> Iterator[common_pb2.FrameChunk]:
+    """The pixels, cut into messages. Between two of them nothing here holds the frames."""
+    for start in range(0, owner.frames.nbytes, CHUNK_BYTES):
+        yield common_pb2.FrameChunk(data=owner.frames.reshape(-1)[start : start + CHUNK_BYTES].tobytes())
+
+
+def frames_shape(header: common_pb2.FramesHeader, max_frames: int) -> tuple[int, int, int]:
+    """Number, height and width of the frames that are announced. Raises for what is not accepted."""
+    num_frames, height, width = header.num_frames, header.height, header.width
+    if not 0 < num_frames <= max_frames:
+        raise InvalidRequest(f"a video must have 1 to {max_frames} frames here, not {num_frames}")
+    if not (0 < width <= 8192 and 0 < height <= 8192):
+        raise InvalidRequest(f"frames of {width} x {height} pixels are not accepted")
+    if num_frames * height * width * 3 > MAX_FRAMES_BYTES:
+        raise LimitExceeded(f"{num_frames} frames of {width} x {height} have more than {MAX_FRAMES_BYTES} bytes")
+    return num_frames, height, width
 
 
 async def read_frames(
@@ -118,27 +138,31 @@ async def read_frames(
     max_frames: int,
 ) -> Frames:
     """Collects the pixels that the header announced; raises when more, fewer or other messages come."""
-    num_frames, height, width = header.num_frames, header.height, header.width
-    if not 0 < num_frames <= max_frames:
-        raise InvalidRequest(f"a video must have 1 to {max_frames} frames here, not {num_frames}")
-    if not (0 < width <= 8192 and 0 < height <= 8192):
-        raise InvalidRequest(f"frames of {width} x {height} pixels are not accepted")
-    if num_frames * height * width * 3 > MAX_FRAMES_BYTES:
-        raise LimitExceeded(f"{num_frames} frames of {width} x {height} have more than {MAX_FRAMES_BYTES} bytes")
-    frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)
-    flat = frames.reshape(-1)
-    received = 0
-    while received < flat.size:
-        try:
-            message = await anext(requests)
-        except StopAsyncIteration:
-            raise ProtocolViolation("the stream ended before the last frame") from None
-        data = message.frames.data if message.WhichOneof("message") == "frames" else b""
-        if not data or received + len(data) > flat.size:
-            raise ProtocolViolation("the frames do not match their header")
-        flat[received : received + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        received += len(data)
+    frames = np.empty((*frames_shape(header, max_frames), 3), dtype=np.uint8)
+    try:
+        await _fill(frames.reshape(-1), requests)
+    except BaseException:
+        del frames  # a traceback would keep them
+        raise
     return frames
+
+
+async def _fill(
+    pixels: NDArray[np.uint8], requests: AsyncIterator[target_pb2.TargetRequest | draft_pb2.DraftRequest]
+) -> None:
+    num_bytes, received = pixels.size, 0
+    try:
+        while received < num_bytes:
+            message = await anext(requests, None)
+            if message is None:
+                raise ProtocolViolation("the stream ended before the last frame")
+            data = message.frames.data if message.WhichOneof("message") == "frames" else b""
+            if not data or received + len(data) > num_bytes:
+                raise ProtocolViolation("the frames do not match their header")
+            pixels[received : received + len(data)] = np.frombuffer(data, dtype=np.uint8)
+            received += len(data)
+    finally:
+        del pixels  # a traceback would keep them
 
 
 # -- to and from the target -------------------------------------------------------------------------------------------

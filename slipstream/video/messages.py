@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,12 +50,14 @@ class DecodeLimits:
     """Threads of one decoder. Several captions decode side by side, so one each uses the cores best."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SampledVideo:
-    """Frames of one clip, with when they are shown."""
+    """Frames of one clip, with when they are shown. It owns the frames: as a context manager, or by `close`, it frees
+    them, whoever still knows it. So nobody is to keep the array itself."""
 
     frames: NDArray[np.uint8]
-    """[n, height, width, 3] RGB, upright, C-contiguous; 1 <= n <= the number asked for. May be read-only."""
+    """[n, height, width, 3] RGB, upright, C-contiguous; 1 <= n <= the number asked for. May be read-only. n is 0 once
+    they are freed."""
     timestamps_s: tuple[float, ...]
     """[n] seconds from the first frame of the clip, ascending."""
     duration_s: float
@@ -71,6 +74,23 @@ class SampledVideo:
     """Digest of the whole file in hexadecimal, computed where the file was opened; empty unless it was asked for."""
     num_bytes: int = 0
     """Size of what was digested; 0 unless it was asked for."""
+    on_close: Callable[[], None] | None = None
+    """Called once, when the frames are freed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the frames. May be called again."""
+        self.frames = np.empty((0, *self.frames.shape[1:]), dtype=np.uint8)
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------

@@ -1,13 +1,16 @@
 """The model's thread: blocks in order of their sessions, errors to their callers, nothing for those who left."""
 
 import asyncio
+import contextlib
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
 from slipstream.engine.thread import Lane, ModelThread
+from tests.support.held_memory import no_collection
 
 
 @pytest_asyncio.fixture
@@ -98,3 +101,51 @@ async def test_blocks_that_nobody_waits_for_are_not_run(thread: ModelThread) -> 
 async def test_a_job_that_fails_does_not_end_the_thread(thread: ModelThread) -> None:
     thread.submit(lambda: [][0], Lane.DECODE)
     assert await thread.run(lambda: "alive") == "alive"
+
+
+class Held:
+    """Something large that a block works on."""
+
+
+async def test_blocks_that_nobody_waits_for_keep_nothing(thread: ModelThread) -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def work(item: Held) -> Iterator[int]:
+        while item:
+            yield 1
+
+    def blocks() -> Iterator[int]:
+        item = Held()
+        held.append(weakref.ref(item))
+        return work(item)
+
+    with no_collection():
+        running = thread.run_blocks(blocks(), order=0)
+        async for _ in running:
+            break
+        await running.aclose()  # type: ignore[attr-defined]
+        await thread.run(lambda: None, Lane.PREFILL, order=1)
+        await thread.run(lambda: None)
+        assert [ref() for ref in held] == [None]
+
+
+@pytest.mark.parametrize("in_blocks", [True, False])
+async def test_an_error_keeps_nothing_once_it_is_dealt_with(thread: ModelThread, in_blocks: bool) -> None:
+    held: list[weakref.ref[Held]] = []
+
+    def fail() -> None:
+        item = Held()
+        held.append(weakref.ref(item))
+        raise ValueError(item)
+
+    async def run() -> None:
+        if in_blocks:
+            await collect(thread, (str(fail()) for _ in range(1)), order=0)
+        else:
+            await thread.run(fail)
+
+    with no_collection():
+        with contextlib.suppress(ValueError):
+            await run()
+        await thread.run(lambda: None)
+        assert [ref() for ref in held] == [None]

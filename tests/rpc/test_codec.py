@@ -1,7 +1,8 @@
 """Between messages and dataclasses and back again, for everything that Hypothesis can think of."""
 
+import weakref
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -63,6 +64,13 @@ draft_requests = st.builds(
 def frames_of(num_frames: int, height: int, width: int) -> Frames:
     size = num_frames * height * width * 3
     return (np.arange(size) % 251).astype(np.uint8).reshape(num_frames, height, width, 3)
+
+
+@dataclass
+class Owner:
+    """Of frames that are to be sent."""
+
+    frames: Frames
 
 
 def over_the_wire(message: Any) -> Any:
@@ -210,15 +218,27 @@ async def test_frames_cut_anywhere(num_frames: int, height: int, width: int, dat
 
 async def test_large_frames_travel_in_chunks() -> None:
     frames = frames_of(3, 700, 500)
-    parts = list(codec.frame_chunks(frames))
+    parts = list(codec.frame_chunks(Owner(frames)))
     assert [len(part.data) for part in parts[:-1]] == [CHUNK_BYTES] * (frames.size // CHUNK_BYTES)
     received = await read(codec.frames_header(frames), [target_pb2.TargetRequest(frames=part) for part in parts])
     assert (received == frames).all()
 
 
+def test_no_message_holds_the_frames_for_the_next() -> None:
+    frames = frames_of(3, 700, 500)
+    owner, alive = Owner(frames), weakref.ref(frames)
+    sending = codec.frame_chunks(owner)
+    del frames
+    next(sending)
+    owner.frames = frames_of(1, 1, 1)[:0]
+    assert alive() is None
+    assert not next(sending).data
+
+
 async def test_frames_that_do_not_lie_together_in_memory() -> None:
     frames = frames_of(4, 6, 5)[::2, ::-1, 1:]
-    received = await read(codec.frames_header(frames), chunks(*(part.data for part in codec.frame_chunks(frames))))
+    parts = [part.data for part in codec.frame_chunks(Owner(frames))]
+    received = await read(codec.frames_header(frames), chunks(*parts))
     assert (received == frames).all()
 
 

@@ -65,6 +65,13 @@ def some_frames(num_frames: int = 2, seed: int = 0) -> session_codec.Frames:
     return np.random.default_rng(seed).integers(0, 256, (num_frames, 24, 32, 3), dtype=np.uint8)
 
 
+@dataclass
+class Owner:
+    """Of frames that are to be sent."""
+
+    frames: session_codec.Frames
+
+
 def target_start(
     session_id: str = "s",
     *,
@@ -76,7 +83,7 @@ def target_start(
     """Everything up to the last pixel."""
     frames = some_frames() if frames is None else frames
     request = TargetStart(session_id, prompt, max_new_tokens, with_guidance, guidance_capability=CAPABILITY)
-    chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames)]
+    chunks = [target_pb2.TargetRequest(frames=chunk) for chunk in session_codec.frame_chunks(Owner(frames))]
     return [session_codec.target_start(request, frames), *chunks]
 
 
@@ -105,7 +112,7 @@ def draft_start(
         "guidance_capability": CAPABILITY,
     } | changes
     first = session_codec.draft_start(DraftStart(**request), join or JoinPoint(1, (), 8, 1), frames)
-    return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in session_codec.frame_chunks(frames))]
+    return [first, *(draft_pb2.DraftRequest(frames=chunk) for chunk in session_codec.frame_chunks(Owner(frames)))]
 
 
 def restart(epoch: int, keep: int, suffix: Sequence[int], write_until: int) -> draft_pb2.DraftRequest:

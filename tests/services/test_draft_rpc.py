@@ -168,7 +168,9 @@ async def test_a_session_begins_with_start(draft: draft_pb2_grpc.DraftStub) -> N
 async def test_starts_that_cannot_work(
     draft: draft_pb2_grpc.DraftStub, options: dict[str, Any], status: grpc.StatusCode, complaint: str
 ) -> None:
-    code, message = await (await started(draft, **options)).refusal()
+    session = open_session(draft)
+    await session.send(draft_start(**options)[0])  # the refusal comes before frames are read
+    code, message = await session.refusal()
     assert code == status and complaint in message
 
 

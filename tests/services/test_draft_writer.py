@@ -1,6 +1,8 @@
 """The draft's lines on a tiny model: several at once, in packed passes, each as if it were alone."""
 
 import asyncio
+import contextlib
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +17,7 @@ from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import DraftStart, Frames
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
+from tests.support.held_memory import no_collection
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
@@ -56,10 +59,40 @@ async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
 
 
 async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
-    embeddings, _ = await engine.encode(session, frames)
+    session.work.frames = frames
+    embeddings, _ = await engine.encode(session)
     keep, _ = await engine.choose_tokens(session, embeddings, None)
     await engine.prefill(session, embeddings, keep)
     return session
+
+
+@pytest.mark.parametrize("how", ["unread", "in encoding", "ready", "writing", "in error"])
+async def test_a_session_that_has_ended_is_gone_without_a_collection(model: VideoLM, how: str) -> None:
+    async with running(model) as engine:
+        with no_collection():
+            session = opened(engine, 4)
+            left = weakref.ref(session)
+            if how == "in encoding":
+                session.work.frames = some_frames(4, 1)
+                encoding = asyncio.create_task(engine.encode(session))
+                await asyncio.sleep(0)
+                encoding.cancel()
+                await asyncio.wait([encoding])
+                del encoding
+            elif how != "unread":
+                await prepared(engine, session, some_frames(4, 1))
+            if how == "writing":
+                await line(engine, session, 2)
+            if how == "in error":
+                engine.restart(session, RestartLine(2, 99, (1,), NUM_TOKENS, 1))
+                with contextlib.suppress(ProtocolViolation):
+                    await line(engine, session, NUM_TOKENS, epoch=2)
+            await engine.close(session)
+            del session
+            for lane in Lane:
+                await engine.thread.run(lambda: None, lane, order=2**62)
+            await asyncio.sleep(0)
+            assert left() is None
 
 
 async def line(engine: DraftEngine, session: DraftSession, num_tokens: int, epoch: int = 1) -> list[int]:

@@ -55,8 +55,10 @@ async def draft_has_room(to_draft: grpc.aio.Channel) -> bool:
     try:
         await session.send(*draft_start())
         await session.read_until("ready")
+    except asyncio.InvalidStateError:  # it was refused before all frames were sent
+        return False
     except grpc.aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL):
             raise
         return False
     finally:

@@ -24,6 +24,7 @@ from slipstream.errors import (
     ServiceUnavailable,
     VideoNotFound,
 )
+from slipstream.video.messages import SampledVideo
 from slipstream.video.pool import FileThreads
 from tests.support.hung_mount import can_hang, hung_mount
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -127,6 +128,33 @@ async def test_sampling_runs_ahead_of_whatever_else_is_done(media: Media) -> Non
             return len((await media.sample(file, 4, ignore)).frames)
 
     assert await asyncio.gather(*(ahead("clip.mp4") for _ in range(5))) == [4] * 5
+
+
+async def test_frames_wait_for_room_until_the_caption_before_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(CLIP)
+    config = GatewayConfig(listen="", target="t:1", video_roots=str(tmp_path), decode_workers=1, frames_budget_mb=1)
+    media = Media(config)
+    queued: asyncio.Queue[int] = asyncio.Queue()
+
+    async def sample(num_frames: int) -> SampledVideo:
+        async with media.open_source("clip.mp4") as file:
+            return await media.sample(file, num_frames, ignore, on_queued=queued.put_nowait)
+
+    try:
+        with pytest.raises(LimitExceeded, match="2 MiB of frames, but the gateway has 1 MiB in all"):
+            await sample(2)
+        with await sample(1) as first:
+            assert media.frames.used_bytes == first.frames.nbytes < 2**20
+            fills = media.frames.reserve(2**20 - first.frames.nbytes)
+            second = asyncio.create_task(sample(1))
+            assert await queued.get() == 0
+        assert not len(first.frames)
+        assert media.frames.num_queued == 1
+        fills.release()
+        (await second).close()
+        assert (media.frames.used_bytes, media.frames.num_admitted) == (0, 0)
+    finally:
+        media.close()
 
 
 @pytest.fixture

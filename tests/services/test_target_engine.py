@@ -10,7 +10,7 @@ import pytest
 from slipstream.engine import target_engine as engine_module
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
-from slipstream.messages import TargetStart
+from slipstream.messages import PrefillStage, StageProgress, TargetStart
 
 
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
@@ -65,6 +65,23 @@ async def test_guidance_of_a_session_that_ends_before_its_pull_wakes(monkeypatch
     engine.close(session)
     with pytest.raises(SessionGone, match="session 'brief'"):
         await asyncio.wait_for(pulling, 60)
+
+
+async def test_frames_wait_for_room_until_others_are_encoded() -> None:
+    engine = make_engine()
+    engine.frames.budget_bytes = 300
+    first, second = [
+        await engine.open(TargetStart(name, "?", 9, with_guidance=False), 1, (10, 9)) for name in ("a", "b")
+    ]
+    assert [event async for event in engine.admit(first)] == []
+    waiting = engine.admit(second)
+    assert await anext(waiting) == StageProgress(PrefillStage.QUEUED, 0, 0)
+    first.work.free_frames()
+    assert [event async for event in waiting] == []
+    with pytest.raises(LimitExceeded, match="of frames, but the target has"):
+        await engine.open(TargetStart("c", "?", 9, with_guidance=False), 2, (10, 9))
+    engine.close(second)
+    assert (engine.frames.used_bytes, engine.frames.num_admitted) == (0, 0)
 
 
 async def test_sessions_that_do_not_fit() -> None:

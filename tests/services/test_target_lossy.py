@@ -50,7 +50,8 @@ async def answered(engine: TargetEngine, lossy: Lossy | None = None) -> tuple[Ta
     request = TargetStart("s", PROMPT, NUM_TOKENS, with_guidance=False, lossy=lossy)
     session = await engine.open(request, len(FRAMES), FRAMES.shape[1:3])
     session.rule = type(session.rule)(frozenset({10_000}), NUM_TOKENS)
-    facts = [event async for event in engine.prefill(session, FRAMES) if isinstance(event, Prefilled)]
+    session.work.frames = FRAMES
+    facts = [event async for event in engine.prefill(session) if isinstance(event, Prefilled)]
     for asked in (JudgeRequest(), JudgeRequest(num_passes=NUM_TOKENS)):
         async for _ in engine.judge(session, asked):
             pass

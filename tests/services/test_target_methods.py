@@ -49,7 +49,8 @@ async def started(engine: TargetEngine, name: str, **asked: Any) -> TargetSessio
     request = TargetStart(name, "Describe.", NUM_TOKENS, with_guidance=True, **asked)
     session = await engine.open(request, len(FRAMES))
     session.rule = type(session.rule)(ENDLESS, NUM_TOKENS)
-    async for _ in engine.prefill(session, FRAMES):
+    session.work.frames = FRAMES
+    async for _ in engine.prefill(session):
         pass
     await judged(engine, session, JudgeRequest())
     return session

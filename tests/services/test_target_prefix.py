@@ -1,6 +1,7 @@
 """The target's engine on a tiny model: a video that was seen is not prefilled again, and nothing else changes."""
 
 import asyncio
+import contextlib
 import gc
 import weakref
 from collections.abc import AsyncIterator
@@ -14,10 +15,11 @@ import torch
 from slipstream.engine import Prefill, VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_session import TargetSession
-from slipstream.engine.thread import ModelThread
+from slipstream.engine.thread import Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.messages import Frames, JudgeRequest, Prefilled, StageProgress, TargetStart
 from tests.services.model_sessions import some_frames
+from tests.support.held_memory import no_collection
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
@@ -46,7 +48,8 @@ async def opened(engine: TargetEngine, name: str, prompt: str, num_frames: int =
 
 
 async def prefilled(engine: TargetEngine, session: TargetSession, frames: Frames) -> Prefilled:
-    *_, facts = [event async for event in engine.prefill(session, frames)]
+    session.work.frames = frames
+    *_, facts = [event async for event in engine.prefill(session)]
     assert isinstance(facts, Prefilled)
     return facts
 
@@ -142,6 +145,53 @@ async def test_states_of_the_prompt_do_not_outlive_the_prefill(model: VideoLM, m
         assert all(session.work.state.kv_bytes for session in sessions)
 
 
+@pytest.mark.parametrize("how", ["unread", "abandoned", "captioned", "drafted for itself", "in error"])
+async def test_a_session_that_has_ended_is_gone_without_a_collection(model: VideoLM, how: str) -> None:
+    async with running(model, prefix_cache_bytes=0) as engine:
+        with no_collection():
+            session = await ended(engine, how)
+            left = weakref.ref(session)
+            await engine.close(session)
+            del session
+            for lane in Lane:
+                await engine.thread.run(lambda: None, lane, order=2**62)
+            await asyncio.sleep(0)
+            assert left() is None
+
+
+async def ended(engine: TargetEngine, how: str) -> TargetSession:
+    """A session that came as far as it did."""
+    drafter = "std" if how == "drafted for itself" else ""
+    session = await engine.open(
+        TargetStart("s", "?", NUM_TOKENS, with_guidance=True, local_drafter=drafter, self_draft_kept=4), 4
+    )
+    if how == "unread":
+        return session
+    session.work.frames = some_frames(4, 1)
+    prefilling = engine.prefill(session)
+    if how == "abandoned":
+        await anext(prefilling)
+        await prefilling.aclose()  # type: ignore[attr-defined]
+        return session
+    async for _ in prefilling:
+        pass
+    async for _ in engine.judge(session, JudgeRequest()):
+        pass
+    if how == "in error":
+        engine.model.step = _fail  # type: ignore[method-assign]
+        with contextlib.suppress(ValueError):
+            async for _ in engine.judge(session, JudgeRequest()):
+                pass
+        del engine.model.step  # type: ignore[method-assign]
+    async for _ in engine.judge(session, JudgeRequest(num_passes=3, self_draft=2 if drafter else 0)):
+        pass
+    return session
+
+
+def _fail(batch: object) -> list[torch.Tensor]:
+    raise ValueError(batch)
+
+
 async def test_many_at_once_write_what_each_writes_alone(model: VideoLM) -> None:
     asked = [(prompt, some_frames(2 + seed, seed)) for seed in range(3) for prompt in PROMPTS]
     async with running(model, prefix_cache_bytes=0, max_sessions=16) as engine:
@@ -176,10 +226,11 @@ async def test_a_place_is_waited_for_and_told_so(model: VideoLM) -> None:
         with pytest.raises(Overloaded) as refused:
             await opened(engine, "third", "?")
         assert refused.value.retry_after_s
-        events = engine.prefill(second, frames)
-        assert await anext(events) == StageProgress("queued", 0, 0)
+        waiting = engine.admit(second)
+        assert await anext(waiting) == StageProgress("queued", 0, 0)
         engine.close(first)
-        assert isinstance([event async for event in events][-1], Prefilled)
+        assert [event async for event in waiting] == []
+        assert (await prefilled(engine, second, frames)).reused_tokens
 
 
 async def test_a_session_that_leaves_the_queue(model: VideoLM) -> None:

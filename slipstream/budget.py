@@ -1,33 +1,47 @@
-"""Memory of a device and who may use it: a budget of bytes and of sessions, with a bounded queue in front of it."""
+"""Memory that captions share: how much there is, who may use it in a budget with a bounded queue in front, and how what
+they freed goes back to the system. Needs no torch.
+"""
 
 import asyncio
+import ctypes
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
 from pathlib import Path
-
-import torch
 
 from slipstream.errors import LimitExceeded, Overloaded
 
+MIB = 1024 * 1024
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-# How much memory there is left on a device.
+# How much memory there is left on this machine, and how it gets some back.
 
 MEMORY_INFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-MIB = 1024 * 1024
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def available_bytes(device: str) -> int:
-    """What can still be taken: of the GPU, or of the machine within the limits of our control group."""
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+def available_bytes() -> int:
+    """What can still be taken of the machine, within the limits of our control group."""
     available = _meminfo_available()
     limit, used = _read_number(CGROUP / "memory.max"), _read_number(CGROUP / "memory.current")
     if limit is not None and used is not None:
         available = min(available, max(0, limit - used))
     return available
+
+
+def host_budget(told_mib: int, share: float) -> int:
+    """A budget in host memory: as told, or this share of what is available now."""
+    return told_mib * MIB if told_mib else int(share * available_bytes())
+
+
+def trim_memory() -> None:
+    """Has the allocator give back to the system what was freed. Takes some 10 ms for 100 MiB, in which whoever needs
+    memory may have to wait; does nothing where the C library cannot."""
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
 
 
 def _meminfo_available() -> int:
@@ -48,6 +62,21 @@ def _read_number(path: Path) -> int | None:
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
+# A budget of bytes and of places, with a bounded queue in front of it.
+
+
+class Memory(StrEnum):
+    """What a budget's bytes are for."""
+
+    KEYS_AND_VALUES = "keys and values"
+    FRAMES = "frames"
+
+    @property
+    def flag(self) -> str:
+        """The flag that sets the budget."""
+        return "--frames-budget-mb" if self is Memory.FRAMES else "--kv-budget-mb"
+
+
 FIRST_ESTIMATE_S = 5.0
 LEAST_RETRY_S, MOST_RETRY_S = 0.5, 120.0
 SMOOTHING = 0.3
@@ -62,10 +91,18 @@ class Admission:
         max_queued: sessions that may wait; one more is refused.
         queue_timeout_s: seconds after which a waiting session is refused.
         what: what this service is, for messages.
+        of: what the bytes are for.
     """
 
     def __init__(
-        self, *, budget_bytes: int, max_sessions: int, max_queued: int, queue_timeout_s: float, what: str
+        self,
+        *,
+        budget_bytes: int,
+        max_sessions: int,
+        max_queued: int,
+        queue_timeout_s: float,
+        what: str,
+        of: Memory = Memory.KEYS_AND_VALUES,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
@@ -76,6 +113,7 @@ class Admission:
         self._max_queued = max_queued
         self._queue_timeout_s = queue_timeout_s
         self._what = what
+        self._of = of
         self._queue: deque[Reservation] = deque()
         self._mean_stay_s = FIRST_ESTIMATE_S
 
@@ -92,8 +130,8 @@ class Admission:
         """
         if num_bytes > self.budget_bytes:
             raise LimitExceeded(
-                f"the caption needs {-(-num_bytes // MIB)} MiB of keys and values, but the {self._what} has"
-                f" {self.budget_bytes // MIB} MiB in all; ask for fewer frames or tokens, or raise --kv-budget-mb"
+                f"the caption needs {-(-num_bytes // MIB)} MiB of {self._of}, but the {self._what} has"
+                f" {self.budget_bytes // MIB} MiB in all; ask for fewer frames or tokens, or raise {self._of.flag}"
             )
         reservation = Reservation(self, num_bytes)
         if not self._queue and self._fits(reservation):
@@ -135,6 +173,9 @@ class Admission:
             self.num_admitted -= 1
             stay_s = asyncio.get_running_loop().time() - reservation.admitted_at
             self._mean_stay_s += SMOOTHING * (stay_s - self._mean_stay_s)
+        self._admit_next()
+
+    def _admit_next(self) -> None:
         while self._queue and self._fits(self._queue[0]):
             self._admit(self._queue[0])
             self._queue.popleft().moved.set()
@@ -178,6 +219,14 @@ class Reservation:
                     self.release()
                     waited = f"no place became free within {admission._queue_timeout_s:g} s"
                     raise admission.refusal(waited) from None
+
+    def shrink(self, num_bytes: int) -> None:
+        """Less is needed than was reserved. Of a place that is admitted."""
+        assert self.admitted_at is not None and num_bytes <= self.num_bytes, "a place that is taken can only shrink"
+        if not self._released:
+            self._admission.used_bytes -= self.num_bytes - num_bytes
+            self.num_bytes = num_bytes
+            self._admission._admit_next()
 
     def release(self) -> None:
         """Gives the place back, in the queue or behind it; may be called again. The next in line are woken."""

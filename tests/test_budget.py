@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from slipstream.engine.memory import Admission, Reservation
+from slipstream.budget import Admission, Memory, Reservation, available_bytes, host_budget
 from slipstream.errors import LimitExceeded, Overloaded
 
 MIB = 1024 * 1024
@@ -110,3 +110,27 @@ async def test_a_place_is_given_back_once() -> None:
     place.release()
     place.release()
     assert (admission.num_admitted, admission.used_bytes) == (0, 0)
+
+
+async def test_who_needs_less_than_was_reserved_lets_the_next_in() -> None:
+    admission = make_admission()
+    place, waiting = admission.reserve(80 * MIB), admission.reserve(50 * MIB)
+    wait = asyncio.create_task(admitted(waiting))
+    await asyncio.sleep(0)
+    place.shrink(10 * MIB)
+    assert await wait == [0]
+    place.release()
+    assert (admission.num_admitted, admission.used_bytes) == (1, 50 * MIB)
+
+
+async def test_a_budget_says_what_it_is_for() -> None:
+    admission = Admission(
+        budget_bytes=MIB, max_sessions=1, max_queued=0, queue_timeout_s=1, what="gateway", of=Memory.FRAMES
+    )
+    with pytest.raises(LimitExceeded, match=r"2 MiB of frames, but the gateway has 1 MiB .* raise --frames-budget-mb"):
+        admission.reserve(2 * MIB)
+
+
+def test_a_budget_is_told_or_a_share_of_what_there_is() -> None:
+    assert host_budget(3, 0.5) == 3 * MIB
+    assert 0 < host_budget(0, 0.25) < available_bytes()
