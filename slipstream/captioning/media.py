@@ -1,5 +1,6 @@
 """From a request to sampled frames: an upload, a path or an address becomes a file, and a child process decodes it."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -10,7 +11,9 @@ from typing import BinaryIO, cast
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
-from slipstream.errors import LimitExceeded, Overloaded, VideoNotFound
+from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, VideoNotFound
+from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.security import Places
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool
@@ -70,11 +73,35 @@ class VideoBuffer:
         self.file, self._in_memory = disk, False
 
 
+async def _steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
+    """The chunks of an upload that goes on. Raises `SessionIdle` after a pause of `idle_s`, or when they come with less
+    than `least_rate` bytes a second; time counts only while the next is awaited."""
+    clock = asyncio.get_running_loop().time
+    patient = IdleLimit(chunks, idle_s, "the upload was ended; send it in smaller chunks, or raise --upload-idle-s")
+    waited_s, num_bytes = 0.0, 0
+    while True:
+        since = clock()
+        chunk = await anext(patient, None)
+        if chunk is None:
+            return
+        waited_s += clock() - since
+        num_bytes += len(chunk)
+        if num_bytes < least_rate * (waited_s - idle_s):
+            raise SessionIdle(
+                f"{num_bytes} bytes of the video came in {waited_s:.0f} s, and this server ends an upload of less than"
+                f" {least_rate:g} bytes a second (--min-upload-rate)"
+            )
+        yield chunk
+
+
 # -- media ------------------------------------------------------------------------------------------------------------
 
 
 class Media:
-    """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead."""
+    """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead.
+
+    `ceilings`: how much may be uploaded at once.
+    """
 
     def __init__(self, config: GatewayConfig, fetcher: Fetcher | None = None) -> None:
         self._config = config
@@ -84,6 +111,15 @@ class Media:
             timeout_s=config.decode_timeout_s,
             max_frames_sampled=config.max_frames,
         )
+        self._uploads = Places("uploads", config.max_uploads, config.owner_share)
+        self._upload_bytes = Places(
+            "upload_bytes",
+            config.max_upload_bytes,
+            config.owner_share,
+            least=config.max_video_bytes,
+            are="wait to be decoded",
+        )
+        self.ceilings = (self._uploads, self._upload_bytes)
         self._pool = DecodePool(config.decode_workers, limits, memory_bytes=config.decode_memory_mb * 1024**2)
 
     def prepare(self) -> None:
@@ -98,9 +134,12 @@ class Media:
             with self._open_path(path) as source:
                 yield source
             return
-        with VideoBuffer(self._config.max_video_bytes) as upload:
-            async for chunk in chunks:
-                upload.write(chunk)
+        largest = min(self._config.max_video_bytes, self._config.max_upload_bytes)
+        with self._upload_bytes.held(0) as take, VideoBuffer(largest) as upload:
+            with self._uploads.held():
+                async for chunk in _steady(chunks, self._config.upload_idle_s, self._config.min_upload_rate):
+                    take(len(chunk))
+                    upload.write(chunk)
             yield upload.finished()
 
     @contextlib.asynccontextmanager

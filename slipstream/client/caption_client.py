@@ -26,7 +26,7 @@ from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import CHUNK_BYTES
-from slipstream.rpc.security import make_peer_security
+from slipstream.rpc.tls import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 # -- connection -------------------------------------------------------------------------------------------------------
@@ -59,9 +59,11 @@ class GatewayAddress:
         Raises:
             InvalidConfig: a file that cannot be used, or a token that is malformed or would travel in plaintext.
         """
-        security = make_peer_security(
-            self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
-        )
+        security = None
+        if self.ca or self.cert or self.key:
+            security = make_peer_security(
+                self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
+            )
         metadata = token_metadata(self.address, security, self.token)
         return Connection(open_channel(self.address, security), metadata)
 

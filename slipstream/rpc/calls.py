@@ -14,6 +14,7 @@ from slipstream.errors import (
     LimitExceeded,
     ModelNotUsable,
     Overloaded,
+    PermissionDenied,
     ServiceUnavailable,
     ServiceUnreachable,
     SlipstreamError,
@@ -23,7 +24,8 @@ from slipstream.errors import (
 from slipstream.messages import DraftEvent, DraftStart, Frames, ModelInfo, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, ANSWERED_KEY, CHANNEL_OPTIONS, REQUEST_ID_KEY, RETRY_AFTER_KEY
-from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME, PeerSecurity, is_local
+from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
+from slipstream.rpc.tls import PeerSecurity, is_local
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
@@ -44,6 +46,7 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 
