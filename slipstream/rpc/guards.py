@@ -101,12 +101,13 @@ class _Requests(AsyncIterator[T], Generic[T]):
     """The messages of a call, the first of which must come soon."""
 
     def __init__(self, messages: AsyncIterator[T], arrivals: Arrivals) -> None:
-        self._messages = aiter(messages)
+        self._messages = messages
         self._arrivals: Arrivals | None = arrivals
 
     async def __anext__(self) -> T:
+        messages = aiter(self._messages)  # not before it is read: gRPC complains of one that never is
         arrivals, self._arrivals = self._arrivals, None
-        return await (anext(self._messages) if arrivals is None else arrivals.first(self._messages))
+        return await (anext(messages) if arrivals is None else arrivals.first(messages))
 
 
 # -- guards -----------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Descriptors:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            self.look(await asyncio.to_thread(_num_descriptors))
+            self.look(_num_descriptors())
             await asyncio.sleep(LOOK_S)
 
     def look(self, used: int | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream import logs
@@ -238,6 +239,23 @@ def test_who_is_at_the_other_end(peer: str, caller: Caller) -> None:
     assert read_peer(peer) == caller._replace(owner="")
 
 
+def test_an_alarm_before_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (100, 100))
+    structlog.reset_defaults()
+    descriptors = server.Descriptors()
+    seen = []
+    for used in (79, 80, 90, None, 79, 10, 81):
+        descriptors.look(used)
+        seen += ["".join(capsys.readouterr())]
+    assert [("descriptors.low" in text, "descriptors.regained" in text) for text in seen] == [
+        *[(False, False), (True, False), (False, False), (False, False)],
+        *[(False, True), (False, False), (True, False)],
+    ]
+    assert (descriptors.used, descriptors.limit) == (81, 100)
+
+
 # -- what is logged ---------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +268,7 @@ def test_strangers_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.spend("10.0.0.2") == 1000 - logs.MAX_LINES_OF_ONE
     assert sum(budget.spend(f"10.0.1.{number}") is not None for number in range(200)) < logs.MAX_LINES
     now = logs.LOG_WINDOW_S
-    assert budget.spend("10.0.0.1") > 0
+    assert budget.spend("10.0.0.1")
     assert budget.spend("10.0.0.1") == 0
 
 
