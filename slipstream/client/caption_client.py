@@ -25,7 +25,7 @@ from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedT
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import WRITE_FAILED, as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
-from slipstream.rpc.grpc_options import CHUNK_BYTES
+from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
 from slipstream.rpc.tls import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -235,13 +235,13 @@ class _Upload:
 async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
     if isinstance(video, _IN_MEMORY):
         view = memoryview(video).cast("B")
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield bytes(view[start : start + CHUNK_BYTES])
+        for start in range(0, len(view), UPLOAD_CHUNK_BYTES):
+            yield bytes(view[start : start + UPLOAD_CHUNK_BYTES])
         return
     if isinstance(video, str | os.PathLike):
         video = exits.enter_context(await asyncio.to_thread(Path(video).open, "rb"))
     reader = cast(BinaryReader, video)
-    while chunk := await asyncio.to_thread(reader.read, CHUNK_BYTES):
+    while chunk := await asyncio.to_thread(reader.read, UPLOAD_CHUNK_BYTES):
         if not isinstance(chunk, bytes):
             raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
         yield chunk

@@ -4,6 +4,8 @@ MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Largest message either side accepts; the default of 4 MiB would kill streams of large chunks."""
 CHUNK_BYTES = 512 * 1024
 """Bulk data travels in chunks of this size: whole messages are slower and stall other streams."""
+UPLOAD_CHUNK_BYTES = 128 * 1024
+"""Of a client's video: a message counts for the gateway's idle limit when all of it has come, also on a slow link."""
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
 RETRY_AFTER_KEY = "retry-after-ms"
