@@ -82,9 +82,7 @@ class Arrivals:
             async with limit:
                 self._waiting[limit] = None
                 if len(self._waiting) > self._most:
-                    oldest = next(iter(self._waiting))
-                    del self._waiting[oldest]
-                    oldest.reschedule(0)
+                    self._end_oldest()
                 return await anext(messages)
         except TimeoutError:
             if not limit.expired():
@@ -95,6 +93,12 @@ class Arrivals:
             ) from None
         finally:
             self._waiting.pop(limit, None)
+
+    def _end_oldest(self) -> None:
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        if not oldest.expired():
+            oldest.reschedule(0)
 
 
 class _Requests(AsyncIterator[T], Generic[T]):

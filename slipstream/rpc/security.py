@@ -104,29 +104,32 @@ class Places:
         self._are = are
         self._held: Counter[str] = Counter()
 
-    def check(self, number: int = 1) -> None:
-        """Raises `Overloaded` where the caller could not have so many more now."""
+    def check(self, number: int = 1, *, of_one: int | None = None) -> None:
+        """Raises `Overloaded` where the caller could not have so many more now. `of_one`: the caller's own limit, where
+        it is not the share of all; it holds for those of this machine too."""
         caller = current_caller()
+        if of_one is None:
+            of_one = self.limit if caller.may_have_all else self._of_one
         if self.used + number > self.limit:
             raise Overloaded(
                 f"{self.used} {self.what} {self._are}, as many as this service takes; try again later",
                 ceiling=self.what,
             )
-        if not caller.may_have_all and self._held[caller.name] + number > self._of_one:
+        if self._held[caller.name] + number > of_one:
             raise Overloaded(
                 f"{self._held[caller.name]} {self.what} of yours {self._are}, and one caller may have"
-                f" {self._of_one} of {self.limit}; try again when some have ended",
+                f" {of_one} of {self.limit}; try again when some have ended",
                 ceiling=self.what + "_of_one",
             )
 
     @contextlib.contextmanager
-    def held(self, number: int = 1) -> Iterator[Callable[[int], None]]:
-        """Takes places for the block; what it yields takes more. Raises `Overloaded`."""
+    def held(self, number: int = 1, *, of_one: int | None = None) -> Iterator[Callable[[int], None]]:
+        """Takes places for the block; what it yields takes more. Raises `Overloaded`, as `check` does."""
         name, taken = current_caller().name, 0
 
         def take(more: int) -> None:
             nonlocal taken
-            self.check(more)
+            self.check(more, of_one=of_one)
             taken += more
             self.used += more
             self._held[name] += more

@@ -123,7 +123,7 @@ class HealthWatch:
 MAX_DESCRIPTORS = 65_536
 """More than any service holds, where the system would grant a billion: others size tables by this limit."""
 LOW_SHARE = 0.8
-LOOK_S = 5.0
+LOOK_S = 2.0
 
 
 def raise_descriptor_limit() -> None:

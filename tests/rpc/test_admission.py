@@ -208,6 +208,15 @@ def test_one_caller_has_a_share(caller: Any) -> None:
             held.enter_context(places.held())
 
 
+def test_an_owner_may_have_a_limit_of_its_own(caller: Any) -> None:
+    places = Places("captions", 8, 0.25)
+    caller("alice")
+    with places.held(3, of_one=3), pytest.raises(Overloaded, match="may have 3 of 8"):
+        places.check(of_one=3)
+    with pytest.raises(Overloaded, match="may have 0 of 8"):
+        places.check(of_one=0)
+
+
 def test_more_may_be_taken_while_some_are_held(caller: Any) -> None:
     places = Places("upload_bytes", 100, 0.25, least=60)
     caller("alice")

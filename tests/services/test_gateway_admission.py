@@ -173,4 +173,4 @@ async def test_a_flood_of_watchers_without_a_token(stack: Stack, world: World, t
                 metadata=token_metadata(process.address, None, token),
             )
             assert [event async for event in whole][-1].summary.num_tokens == 4
-        assert len(logged(process.log_path, "request.refused")) <= 100, "and the log stays small"
+        assert len(logged(process.log_path, "request.refused")) <= 300, "and the log stays small"
