@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from slipstream.client.caption_client import FirstStatus
 from slipstream.rpc.calls import open_channel, token_metadata
 from slipstream.rpc.probe import probe
 from slipstream.rpc.security import new_token
@@ -34,18 +35,16 @@ async def gateway_with(stack: Stack, folder: Path, *flags: str, listen: str = ""
         yield process
 
 
-async def stalled(channel: grpc.aio.Channel, num_bytes: int = 1000, metadata: Any = None) -> Any:
+async def stalled(channel: grpc.aio.Channel, metadata: Any = None) -> Any:
     """An upload that began and says no more."""
     call = gateway_pb2_grpc.GatewayStub(channel).Caption(metadata=metadata)
     await call.write(options_message(**SMALL))
     assert (await call.read()).stage.stage == "receive"
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may be refused already
-        await call.write(gateway_pb2.CaptionRequest(video=bytes(num_bytes)))
     return call
 
 
 async def refused_of(*calls: Any) -> Any:
-    """The one of them that the gateway refuses: they may be admitted in any order."""
+    """The one of them that the gateway ends: they may be admitted in any order."""
     ends = {asyncio.ensure_future(call.code()): call for call in calls}
     ended, waiting = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
@@ -58,8 +57,8 @@ async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
     return await call.code(), await call.details() or ""
 
 
-async def test_stalled_uploads_take_no_place_and_end(stack: Stack, world: World, tmp_path: Path) -> None:
-    flags = ("--max-captions", "2", "--max-uploads", "6", "--upload-idle-s", "1.5", "--video-roots", str(world.folder))
+async def test_stalled_uploads_take_no_place(stack: Stack, world: World, tmp_path: Path) -> None:
+    flags = ("--max-captions", "2", "--max-uploads", "6", "--upload-idle-s", "600", "--video-roots", str(world.folder))
     (world.folder / "admitted.mp4").write_bytes(world.clips[0])
     async with gateway_with(stack, tmp_path, *flags) as process, open_channel(process.address) as channel:
         uploads = [await stalled(channel) for _ in range(6)]
@@ -69,22 +68,29 @@ async def test_stalled_uploads_take_no_place_and_end(stack: Stack, world: World,
         late = await refused_of(*uploads)
         assert (await end_of(late))[0] is EXHAUSTED and "6 uploads are open" in await late.details()
         assert dict(await late.trailing_metadata())["retry-after-ms"] == "1000"
-        for upload in set(uploads) - {late}:
-            code, message = await end_of(upload)
-            assert code is ABORTED and "nothing was said for 1.5 s" in message
-        assert (await caption(channel, world.clips[0], **SMALL)).summary.num_tokens == 4
+        for upload in uploads:
+            upload.cancel()
 
 
-async def test_an_upload_that_trickles_is_ended(stack: Stack, tmp_path: Path) -> None:
-    flags = ("--upload-idle-s", "0.5", "--min-upload-rate", "100000")
+async def test_uploads_that_stall_or_trickle_are_ended(stack: Stack, world: World, tmp_path: Path) -> None:
+    flags = ("--upload-idle-s", "0.7", "--min-upload-rate", "100000")
     async with gateway_with(stack, tmp_path, *flags) as process, open_channel(process.address) as channel:
-        upload = await stalled(channel, 1)
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        code, message = await end_of(await stalled(channel))
+        assert code is ABORTED and "nothing was said for 0.7 s" in message
+
+        async def trickle() -> AsyncIterator[gateway_pb2.CaptionRequest]:
+            yield options_message(**SMALL)
             while True:
+                yield gateway_pb2.CaptionRequest(video=b"x")
                 await asyncio.sleep(0.1)
-                await upload.write(gateway_pb2.CaptionRequest(video=b"x"))
-        code, message = await end_of(upload)
-        assert code is ABORTED and "less than 100000 bytes a second" in message
+
+        call = gateway_pb2_grpc.GatewayStub(channel).Caption(trickle())
+        first_status = FirstStatus(call)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            [event async for event in call]
+        error = await first_status.correct(ended.value)
+        assert error.code() is ABORTED and "less than 100000 bytes a second" in (error.details() or "")
+        assert (await caption(channel, world.clips[0], **SMALL)).summary.num_tokens == 4
 
 
 async def test_more_captions_than_places(stack: Stack, world: World, tmp_path: Path) -> None:
@@ -108,19 +114,22 @@ async def test_one_owner_leaves_room_for_another(stack: Stack, world: World, tmp
     async with gateway_with(stack, tmp_path, *flags, "--max-video-bytes", "1500000") as process:
         async with open_channel(process.address) as channel:
             alice, bob = (token_metadata(process.address, None, made[owner][0]) for owner in ("alice", "bob"))
-            uploads = [await stalled(channel, 700_000, alice) for _ in range(3)]
+            uploads = [await stalled(channel, alice) for _ in range(3)]
             third = await refused_of(*uploads)
             code, message = await end_of(third)
             assert code is EXHAUSTED and "2 uploads of yours are open, and one caller may have 2 of 8" in message
             uploads.remove(third)
-            await uploads[0].write(gateway_pb2.CaptionRequest(video=bytes(200_000)))
-            code, message = await end_of(uploads[0])
+            for upload in uploads:
+                await upload.write(gateway_pb2.CaptionRequest(video=bytes(900_000)))
+            second = await refused_of(*uploads)
+            code, message = await end_of(second)
             assert code is EXHAUSTED and "upload_bytes of yours" in message
             whole = gateway_pb2_grpc.GatewayStub(channel).Caption(
                 iter([options_message(**SMALL), *upload_messages(world.clips[0])]), metadata=bob
             )
             assert [event async for event in whole][-1].summary.num_tokens == 4
-            uploads[1].cancel()
+            for upload in uploads:
+                upload.cancel()
         refused = logged(process.log_path, "request.refused", owner="alice")
         assert len(refused) == 2 and {entry["peer"] for entry in refused} == {"unix"}
         method = "/slipstream.rpc.v1.Gateway/Caption"
