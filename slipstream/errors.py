@@ -14,6 +14,10 @@ class SlipstreamError(Exception):
     """Name of the `grpc.StatusCode` that a service answers with."""
     exit_code: ClassVar[int] = 1
     """Exit status of a command line that ends with this error."""
+    retry_after_s: float | None = None
+    """When the same request may succeed, as far as can be guessed."""
+    ceiling: str = ""
+    """Which of the service's ceilings was reached, if one was: a word of our own, never the caller's."""
 
     def __str__(self) -> str:
         message = super().__str__()
@@ -81,16 +85,23 @@ class Overloaded(SlipstreamError):
     status = "RESOURCE_EXHAUSTED"
     exit_code = 4
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None, ceiling: str = "") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """When it may succeed, as far as can be guessed."""
+        self.ceiling = ceiling
 
 
 class Unauthenticated(SlipstreamError):
     """The caller did not say who it is, or could not prove it."""
 
     status = "UNAUTHENTICATED"
+    exit_code = 2
+
+
+class PermissionDenied(SlipstreamError):
+    """Who calls is known, and may not."""
+
+    status = "PERMISSION_DENIED"
     exit_code = 2
 
 
@@ -113,6 +124,12 @@ class ServiceUnavailable(SlipstreamError):
 
     status = "UNAVAILABLE"
     exit_code = 4
+
+
+class ServiceStopping(ServiceUnavailable):
+    """The service is about to end and begins nothing new; another, or the next, will."""
+
+    retry_after_s = 1.0
 
 
 class ServiceUnreachable(ServiceUnavailable):

@@ -4,6 +4,8 @@ import io
 import logging
 import sys
 import threading
+import time
+from collections import Counter
 from typing import TextIO
 
 import structlog
@@ -82,3 +84,30 @@ def get_logger() -> structlog.typing.FilteringBoundLogger:
 def bound_request_id() -> str:
     """The request that the current task works on; empty where it works on none."""
     return str(structlog.contextvars.get_contextvars().get("request_id") or "")
+
+
+LOG_WINDOW_S = 10.0
+MAX_LINES_OF_ONE, MAX_LINES = 30, 100
+"""In that time, of what strangers may cause as often as they like."""
+
+
+class LineBudget:
+    """How many lines of the log one caller, and all together, may cause in `LOG_WINDOW_S`. The others are counted."""
+
+    def __init__(self) -> None:
+        self._ends = 0.0
+        self._lines: Counter[str] = Counter()
+        self._left_out = 0
+
+    def spend(self, caller: str) -> int | None:
+        """How many lines were left out since the last one; None: this one is to be left out as well."""
+        now = time.monotonic()
+        if now >= self._ends:
+            self._lines.clear()
+            self._ends = now + LOG_WINDOW_S
+        if self._lines[caller] >= MAX_LINES_OF_ONE or self._lines.total() >= MAX_LINES:
+            self._left_out += 1
+            return None
+        self._lines[caller] += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out

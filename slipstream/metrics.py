@@ -5,6 +5,7 @@ read what is captioned, and the number of series stays small.
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -20,6 +21,8 @@ from prometheus_client import (
     Info,
     start_http_server,
 )
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from slipstream import __version__
 from slipstream.errors import FaultKind, InvalidConfig, SlipstreamError
@@ -178,6 +181,58 @@ class GatewayMetrics:
         self._jobs.labels(outcome if was_held else "lost").inc()
         if not was_held and outcome not in ("retried", "crashed"):
             self._stale.inc()
+
+
+class Ceiling(Protocol):
+    """Something of which there is only so much."""
+
+    @property
+    def what(self) -> str: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
+class ProcessMetrics(Collector):
+    """What every service counts: calls it refused, how full its ceilings are, its certificates, what it is."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refusals = Counter("slipstream_refusals", "Calls refused", ["status", "reason"], registry=registry)
+        self._expiry = Gauge("slipstream_certificate_expiry_seconds", "Until it expires", ["use"], registry=registry)
+        self._build = Gauge(
+            "slipstream_build_info", "What runs here; always 1", ["version", "service", "torch"], registry=registry
+        )
+        self._ceilings: dict[str, Ceiling] = {}
+        registry.register(self)
+
+    def started(self, service: str, expiries: Mapping[str, Callable[[], float]]) -> None:
+        """Says what this process is, and until when its certificates hold."""
+        torch = getattr(sys.modules.get("torch"), "__version__", "")
+        self._build.labels(__version__, service, torch).set(1)
+        for use, seconds_left in expiries.items():
+            self._expiry.labels(use).set_function(seconds_left)
+
+    def refused(self, error: SlipstreamError) -> None:
+        """A call ended with this error."""
+        self._refusals.labels(error.status, error.ceiling or type(error).__name__).inc()
+
+    def watch(self, *ceilings: Ceiling) -> None:
+        """Shows how full they are whenever somebody asks; of several with one name the last."""
+        self._ceilings |= {ceiling.what: ceiling for ceiling in ceilings}
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        used = GaugeMetricFamily("slipstream_ceiling_used", "Held now of what is limited", labels=["ceiling"])
+        limit = GaugeMetricFamily("slipstream_ceiling_limit", "Most that may be held", labels=["ceiling"])
+        for what, ceiling in self._ceilings.items():
+            used.add_metric([what], ceiling.used)
+            limit.add_metric([what], ceiling.limit)
+        yield from (used, limit)
+
+
+PROCESS = ProcessMetrics(REGISTRY)
+"""Of this process, as it has one server."""
 
 
 class Occupancy(Protocol):

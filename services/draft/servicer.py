@@ -18,8 +18,8 @@ from slipstream.messages import DraftReady, DraftStart
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
-from slipstream.rpc.security import PeerSecurity
 from slipstream.rpc.tensors import read_guidance
+from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
 from slipstream.speculation.protocol import AdvanceLine, RestartLine

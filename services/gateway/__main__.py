@@ -11,7 +11,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
-from slipstream.metrics import REGISTRY, GatewayMetrics, watch_frames
+from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, watch_frames
 from slipstream.rpc.calls import Peers
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
@@ -41,6 +41,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     media.prepare()
     watch_frames(media.frames)
     captioner = GatewayCaptioner(config, peers, media, metrics)
+    PROCESS.watch(captioner.places, *media.ceilings)
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
+import structlog
 
 from slipstream.archive.intake import Submission, batch_id_of, check_batch, find_batch_id
 from slipstream.archive.messages import Batch
@@ -13,10 +14,13 @@ from slipstream.archive.records import batch_of, job_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
+from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 WATCH_S = 0.5
+SUBMIT_IDLE_S = 600.0
+"""Longest pause between two items: whoever hands them in may be listing a slow store."""
 ABANDONED_S = 60.0
 """An open batch in which nothing waits, runs or comes in for so long was left by whoever handed it in."""
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
@@ -47,8 +51,10 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         options = codec.read_batch_options(first.batch)
         check_batch(options, self._config)
         owner = current_owner()
-        submission = Submission(queue, self._config, batch_id_of(owner, options.key), owner, options)
-        async for request in stream:
+        batch_id = batch_id_of(owner, options.key)
+        structlog.contextvars.bind_contextvars(batch_id=batch_id)
+        submission = Submission(queue, self._config, batch_id, owner, options)
+        async for request in IdleLimit(stream, SUBMIT_IDLE_S, "the submit was ended; hand the same items in again"):
             if request.WhichOneof("message") != "item":
                 raise ProtocolViolation("after `batch` a submit takes `item`s only")
             await submission.add(codec.read_batch_item(request.item))
@@ -131,7 +137,9 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
 
     async def _find(self, batch: str) -> BatchRecord:
         queue, owner = self._queue, current_owner()
-        return await queue.get_batch(find_batch_id(owner, batch), owner)
+        batch_id = find_batch_id(owner, batch)
+        structlog.contextvars.bind_contextvars(batch_id=batch_id)
+        return await queue.get_batch(batch_id, owner)
 
 
 def _page_size(asked: int) -> int:

@@ -4,18 +4,19 @@ import asyncio
 import contextlib
 import copy
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import LimitExceeded, Overloaded, ServiceUnavailable, SlipstreamError
+from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.calls import Peers
+from slipstream.rpc.security import Places
 from slipstream.speculation.pacing import CostModel, DecayedMean
 from slipstream.video.messages import SampledVideo
 
@@ -33,7 +34,7 @@ class GatewayCaptioner:
         self.media = media
         self.metrics = metrics or GatewayMetrics()
         self._config = config
-        self._num_captions = 0
+        self.places = Places("captions", config.max_captions, config.owner_share, are="are in work")
         self._costs: dict[tuple[object, ...], CostModel] = {}
         self._plain_token_s: dict[object, DecayedMean] = {}
         """By size: plain decoding is the same whatever the draft, and captions without one measure it too."""
@@ -47,7 +48,8 @@ class GatewayCaptioner:
             SlipstreamError: whatever is wrong with the video, the request or the models.
         """
         limit_s = self._config.request_timeout_s
-        with self.metrics.captioning(plan.method.name), self._place():
+        with self.metrics.captioning(plan.method.name):
+            self.places.check()  # not a byte is uploaded in vain, as far as can be known now
             try:
                 async with asyncio.timeout(limit_s):
                     return await self._caption_source(plan, upload, emit)
@@ -123,24 +125,11 @@ class GatewayCaptioner:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
         emit(StageChange("receive"))
         await self.check(plan, wait_for_ready=True)
-        async with self.media.open(plan.path, upload) as source:
-            video = await self.sample(plan, source, emit, stats)
-        with video:
+        with contextlib.ExitStack() as held:
+            async with self.media.open(plan.path, upload) as source:
+                held.enter_context(self.places.held())  # the archive has slots of its own, and takes none of these
+                video = held.enter_context(await self.sample(plan, source, emit, stats))
             return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
-
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[None]:
-        """A place for one interactive caption. The archive has slots of its own, so it never takes one of these.
-        Raises `Overloaded`."""
-        if self._num_captions >= self._config.max_captions:
-            raise Overloaded(
-                f"{self._num_captions} captions are in work, as many as this gateway takes; try again later"
-            )
-        self._num_captions += 1
-        try:
-            yield
-        finally:
-            self._num_captions -= 1
 
     def _report(self, plan: CaptionPlan, caption: Caption) -> None:
         self.metrics.captioned(caption)

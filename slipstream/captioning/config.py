@@ -8,7 +8,8 @@ from slipstream.archive.queue import QueuePolicy
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
-from slipstream.rpc.security import TokenOptions, WireOptions
+from slipstream.rpc.security import TokenOptions
+from slipstream.rpc.tls import WireOptions
 
 # -- media options ----------------------------------------------------------------------------------------------------
 
@@ -40,6 +41,14 @@ class MediaOptions:
         "longest time for one call to the file system of a video, such as opening it",
         default=30.0,
         check=between(0.1, 3600),
+    )
+    max_uploads: int = option("videos that are uploaded at once; more are refused", default=32, check=between(1, 4096))
+    max_upload_bytes: int = option(
+        "most bytes of all uploaded videos that are not decoded yet", default=4 * 1024**3, check=between(1, 2**50)
+    )
+    upload_idle_s: float = option("longest pause within an upload", default=10.0, check=between(0.01, 3600))
+    min_upload_rate: int = option(
+        "fewest bytes a second of an upload, on average; 0 for any", default=16 * 1024, check=between(0, 2**40)
     )
     decode_workers: int = option("videos decoded at once, each in a process", default=2, check=between(1, 256))
     decode_timeout_s: float = option("longest time for decoding one video", default=120.0, check=between(0.1, 86400))
@@ -139,6 +148,12 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
     target: str = option("address of the target service")
     draft: str = option("address of the draft service; empty for plain decoding only", default="")
     max_captions: int = option("captions in work at once; more are refused", default=16, check=between(1, 4096))
+    owner_share: float = option(
+        "share of captions, uploads, calls and watchers that one owner, or one address without an owner, may have;"
+        " who calls from this machine without an owner may have all",
+        default=0.25,
+        check=between(0, 1),
+    )
     max_frames: int = option("most frames of a request", default=256, check=between(1, 4096))
     max_new_tokens: int = option("most tokens of a caption", default=2048, check=between(1, 1_000_000))
     max_window: int = option("most draft tokens in one target pass", default=64, check=between(1, 1024))
@@ -168,6 +183,8 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
         "how long to wait for the target at start", default=600.0, check=between(0.1, 86400)
     )
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
+    lame_duck = True
+    """After SIGTERM it still answers health and those who come too late, until its captions have ended."""
 
     @property
     def max_held_videos(self) -> int:

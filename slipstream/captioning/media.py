@@ -1,5 +1,6 @@
 """From a request to sampled frames: an upload, a path or an address becomes a file, and a child process decodes it."""
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -14,7 +15,9 @@ from typing import BinaryIO, cast
 from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
-from slipstream.errors import LimitExceeded, Overloaded, UnreadableVideo, VideoNotFound
+from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, UnreadableVideo, VideoNotFound
+from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.security import Places
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
@@ -112,6 +115,27 @@ class VideoBuffer:
         self.file, self._in_memory = disk, False
 
 
+async def _steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
+    """The chunks of an upload that goes on. Raises `SessionIdle` after a pause of `idle_s`, or when they come with less
+    than `least_rate` bytes a second; time counts only while the next is awaited."""
+    clock = asyncio.get_running_loop().time
+    patient = IdleLimit(chunks, idle_s, "the upload was ended; send it in smaller chunks, or raise --upload-idle-s")
+    waited_s, num_bytes = 0.0, 0
+    while True:
+        since = clock()
+        chunk = await anext(patient, None)
+        if chunk is None:
+            return
+        waited_s += clock() - since
+        num_bytes += len(chunk)
+        if num_bytes < least_rate * (waited_s - idle_s):
+            raise SessionIdle(
+                f"{num_bytes} bytes of the video came in {waited_s:.0f} s, and this server ends an upload of less than"
+                f" {least_rate:g} bytes a second (--min-upload-rate)"
+            )
+        yield chunk
+
+
 # -- media ------------------------------------------------------------------------------------------------------------
 
 _DIGEST_BYTES = 16 * 1024**2
@@ -121,7 +145,7 @@ class Media:
     """Receives and decodes videos for all captions of this gateway. Sampling needs no model, so it can run ahead.
 
     No call to a file system is made on the event loop. Each root has threads of its own for them, and so has the
-    folder of temporary files.
+    folder of temporary files. `ceilings`: how much may be uploaded at once.
     """
 
     def __init__(
@@ -154,6 +178,15 @@ class Media:
         )
         self._roots = {root: FileThreads(config.file_timeout_s) for root in config.roots}
         self._temporary = FileThreads(config.file_timeout_s)
+        self._uploads = Places("uploads", config.max_uploads, config.owner_share)
+        self._upload_bytes = Places(
+            "upload_bytes",
+            config.max_upload_bytes,
+            config.owner_share,
+            least=config.max_video_bytes,
+            are="wait to be decoded",
+        )
+        self.ceilings = (self._uploads, self._upload_bytes)
 
     def prepare(self) -> None:
         """Starts the decoders ahead of the first video."""
@@ -167,9 +200,12 @@ class Media:
             async with self._open_path(path) as source:
                 yield source
             return
-        with VideoBuffer(self._config.max_video_bytes, self._temporary) as upload:
-            async for chunk in chunks:
-                await upload.write(chunk)
+        largest = min(self._config.max_video_bytes, self._config.max_upload_bytes)
+        with self._upload_bytes.held(0) as take, VideoBuffer(largest, self._temporary) as upload:
+            with self._uploads.held():
+                async for chunk in _steady(chunks, self._config.upload_idle_s, self._config.min_upload_rate):
+                    take(len(chunk))
+                    await upload.write(chunk)
             yield await upload.finished()
 
     @contextlib.asynccontextmanager

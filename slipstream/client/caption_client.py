@@ -27,8 +27,8 @@ from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedT
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
-from slipstream.rpc.grpc_options import CHUNK_BYTES
-from slipstream.rpc.security import make_peer_security
+from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
+from slipstream.rpc.tls import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
 # -- connection -------------------------------------------------------------------------------------------------------
@@ -57,9 +57,11 @@ class GatewayAddress:
         Raises:
             InvalidConfig: a file that cannot be used, or a token that is malformed or would travel in plaintext.
         """
-        security = make_peer_security(
-            self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
-        )
+        security = None
+        if self.ca or self.cert or self.key:
+            security = make_peer_security(
+                self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
+            )
         addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
         metadata = [token_metadata(address, security, self.token) for address in addresses]
         channel, *others = [open_channel(address, security) for address in addresses]
@@ -193,12 +195,12 @@ async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
         return
     if isinstance(video, _IN_MEMORY):
         view = memoryview(video).cast("B")
-        for start in range(0, len(view), CHUNK_BYTES):
-            yield bytes(view[start : start + CHUNK_BYTES])
+        for start in range(0, len(view), UPLOAD_CHUNK_BYTES):
+            yield bytes(view[start : start + UPLOAD_CHUNK_BYTES])
         return
     if isinstance(video, str | os.PathLike):
         video = exits.enter_context(await asyncio.to_thread(Path(video).open, "rb"))
-    while chunk := await asyncio.to_thread(video.read, CHUNK_BYTES):
+    while chunk := await asyncio.to_thread(video.read, UPLOAD_CHUNK_BYTES):
         if not isinstance(chunk, bytes):
             raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
         yield chunk

@@ -14,7 +14,7 @@ from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
-from slipstream.rpc.security import WireOptions
+from slipstream.rpc.tls import WireOptions
 
 # -- config -----------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from slipstream.errors import (
     LimitExceeded,
     ModelNotUsable,
     Overloaded,
+    PermissionDenied,
     ServiceUnavailable,
     ServiceUnreachable,
     SlipstreamError,
@@ -37,7 +38,8 @@ from slipstream.rpc.grpc_options import (
     REQUEST_ID_KEY,
     RETRY_AFTER_KEY,
 )
-from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME, PeerSecurity, is_local
+from slipstream.rpc.security import AUTHORIZATION_KEY, MAX_TOKEN_CHARS, SCHEME
+from slipstream.rpc.tls import PeerSecurity, is_local
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.lines import Standing
@@ -59,6 +61,7 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 

@@ -6,10 +6,14 @@ MAX_DRAFT_MESSAGE_BYTES = 64 * 1024
 """Largest message taken from a draft: it sends token ids, and proposals a few tokens at a time."""
 CHUNK_BYTES = 512 * 1024
 """Bulk data travels in chunks of this size: whole messages are slower and stall other streams."""
+UPLOAD_CHUNK_BYTES = 128 * 1024
+"""Of a client's video: a message counts for the gateway's idle limit when all of it has come, also on a slow link."""
 REQUEST_ID_KEY = "x-request-id"
 """Metadata key that carries a request's id through all three services."""
 RETRY_AFTER_KEY = "retry-after-ms"
-"""Trailing metadata of RESOURCE_EXHAUSTED: when the same request may succeed."""
+"""Trailing metadata of every RESOURCE_EXHAUSTED that a service of ours says: when the same request may succeed."""
+RETRY_AFTER_S = 1.0
+"""What it says where nobody knows better."""
 ANSWERED_KEY = "x-slipstream-answered"
 """Trailing metadata of every failure that a service of ours says itself; without it the failure is the connection's."""
 ADVERTISED_KEY = "x-slipstream-address"
@@ -19,7 +23,16 @@ QUEUED_KEY = "x-slipstream-queued"
 UNARY_TIMEOUT_S = 60.0
 """Longest time for a call that neither side streams; none of ours does more than ask a store."""
 MAX_CONCURRENT_CALLS = 4096
-"""Of one server, health's among them: far above what any service takes on, so its own, clearer limits act first."""
+"""Of one server, health's apart: far above what any service takes on, so its own, clearer limits act first. gRPC's own
+ceiling is not used: it counts health's calls as well, and refuses without a reason, a hint or a line in the log."""
+MAX_WATCHERS = 64
+"""Of health, at one server."""
+WATCH_S = 300.0
+"""How long one watches before it has to ask again."""
+FIRST_MESSAGE_S = 10.0
+"""How long a call may stay without its first message."""
+MAX_SILENT_CALLS = 1024
+"""Calls at one server that have said nothing yet: beyond it the oldest gives way, as a half-open connection would."""
 MAX_CONCURRENT_STREAMS = 1024
 """Of one connection."""
 
@@ -56,6 +69,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    # A connection that never says what it wants keeps a file descriptor, by default for two minutes.
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
 ]

@@ -1,13 +1,14 @@
-"""What surrounds every call a service serves: its error is answered once, and it ends."""
+"""What surrounds every call a service serves: it begins soon and ends, and its error is answered and logged once."""
 
 import asyncio
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from inspect import iscoroutine
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -17,19 +18,29 @@ from slipstream.errors import (
     DeadlineExceeded,
     Overloaded,
     ProtocolViolation,
+    ServiceStopping,
     ServiceUnavailable,
     SessionIdle,
     SlipstreamError,
-    Unauthenticated,
 )
-from slipstream.logs import get_logger
-from slipstream.rpc.grpc_options import ANSWERED_KEY, REQUEST_ID_KEY, RETRY_AFTER_KEY, UNARY_TIMEOUT_S
+from slipstream.logs import LineBudget, get_logger
+from slipstream.rpc.grpc_options import (
+    ANSWERED_KEY,
+    FIRST_MESSAGE_S,
+    MAX_SILENT_CALLS,
+    REQUEST_ID_KEY,
+    RETRY_AFTER_KEY,
+    RETRY_AFTER_S,
+    UNARY_TIMEOUT_S,
+)
+from slipstream.rpc.security import Places, begin_call, current_caller
 
-# -- idle limit ------------------------------------------------------------------------------------------------------
+# -- time limits of messages ------------------------------------------------------------------------------------------
 
 # Messages of a stream whose sender may pause, but not for ever.
 
 T = TypeVar("T")
+SESSION_IDLE = "the session gave up its place; open it again, or raise --idle-timeout-s"
 
 
 class IdleLimit(AsyncIterator[T], Generic[T]):
@@ -37,11 +48,13 @@ class IdleLimit(AsyncIterator[T], Generic[T]):
 
     Args:
         idle_timeout_s: longest pause; after it `anext` raises `SessionIdle`.
+        advice: what that means for the caller, and what to do.
     """
 
-    def __init__(self, messages: AsyncIterator[T], idle_timeout_s: float) -> None:
+    def __init__(self, messages: AsyncIterator[T], idle_timeout_s: float, advice: str = SESSION_IDLE) -> None:
         self._messages = aiter(messages)
         self._idle_timeout_s = idle_timeout_s
+        self._advice = advice
 
     async def __anext__(self) -> T:
         limit = asyncio.timeout(self._idle_timeout_s)
@@ -51,52 +64,54 @@ class IdleLimit(AsyncIterator[T], Generic[T]):
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise SessionIdle(
-                f"nothing was said for {self._idle_timeout_s:g} s, so the session gave up its place; open it again, or"
-                " raise --idle-timeout-s"
-            ) from None
+            raise SessionIdle(f"nothing was said for {self._idle_timeout_s:g} s, so {self._advice}") from None
 
 
-# -- revocation -------------------------------------------------------------------------------------------------------
+class Arrivals:
+    """Calls whose first message has not come yet. Each has `limit_s`; beyond `most` of them the oldest has no more."""
 
-LOOK_S = 5.0
-"""An open stream ends within this time after what let it in is no longer so."""
+    def __init__(self, limit_s: float, most: int) -> None:
+        self.limit_s = limit_s
+        self._most = most
+        self._waiting: dict[asyncio.Timeout, None] = {}
 
-
-class WhileAllowed:
-    """Ends open streams when what let them in is no longer so. It looks only while there are any."""
-
-    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
-        self._is_allowed = is_allowed
-        self._open: dict[asyncio.Timeout, str] = {}
-        self._next_look: asyncio.TimerHandle | None = None
-
-    @contextlib.asynccontextmanager
-    async def around(self, proof: str) -> AsyncIterator[None]:
-        """Surrounds a stream that `proof` let in. Raises `Unauthenticated` when it does so no more."""
-        limit = asyncio.timeout(None)
+    async def first(self, messages: AsyncIterator[T]) -> T:
+        """The first message. Raises `DeadlineExceeded`, or StopAsyncIteration where there is none."""
+        limit = asyncio.timeout(self.limit_s)
         try:
             async with limit:
-                self._open[limit] = proof
-                self._look_later()
-                yield
+                self._waiting[limit] = None
+                if len(self._waiting) > self._most:
+                    self._end_oldest()
+                return await anext(messages)
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise Unauthenticated("the token of this call is no longer accepted") from None
+            raise DeadlineExceeded(
+                f"the call was opened and nothing was sent on it, for which a caller has {self.limit_s:g} s, or less"
+                " where many do so"
+            ) from None
         finally:
-            self._open.pop(limit, None)
+            self._waiting.pop(limit, None)
 
-    def _look_later(self) -> None:
-        if self._open and self._next_look is None:
-            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+    def _end_oldest(self) -> None:
+        oldest = next(iter(self._waiting))
+        del self._waiting[oldest]
+        if not oldest.expired():
+            oldest.reschedule(0)
 
-    def _look(self) -> None:
-        self._next_look = None
-        for limit, proof in self._open.items():
-            if not (limit.expired() or self._is_allowed(proof)):
-                limit.reschedule(asyncio.get_running_loop().time())
-        self._look_later()
+
+class _Requests(AsyncIterator[T], Generic[T]):
+    """The messages of a call, the first of which must come soon."""
+
+    def __init__(self, messages: AsyncIterator[T], arrivals: Arrivals) -> None:
+        self._messages = messages
+        self._arrivals: Arrivals | None = arrivals
+
+    async def __anext__(self) -> T:
+        messages = aiter(self._messages)  # not before it is read: gRPC complains of one that never is
+        arrivals, self._arrivals = self._arrivals, None
+        return await (anext(messages) if arrivals is None else arrivals.first(messages))
 
 
 # -- guards -----------------------------------------------------------------------------------------------------------
@@ -108,60 +123,91 @@ MAX_REQUEST_ID_CHARS = 128
 ANSWERED = ((ANSWERED_KEY, "1"),)
 NO_MESSAGE = "what was sent is no message of this method"
 STOPPING = "this service is stopping and has ended the call; try again when it is up again"
+LEAVING = "this service is stopping and begins nothing new; try again at another, or when it is up again"
+HEALTH = "/grpc.health."
+AUDITED = frozenset({"Caption", "SubmitBatch", "CancelBatch", "RetryDead"})
+"""Methods by which something is done in an owner's name."""
 
 
-class Guard(grpc.aio.ServerInterceptor):
-    """An interceptor that surrounds every call but health's with one context manager."""
+class Guard(Protocol):
+    """What calls run in, one inside the other."""
 
-    reads_single_requests = False
-    """Whether it reads the one message of a method that takes one, instead of gRPC: that would answer bytes which are
-    no message with UNKNOWN and log an error, and would leave a caller who sends nothing without any answer."""
+    def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AbstractAsyncContextManager[None]:
+        """The surroundings of one call. `is_stream`: whether either side may send many messages."""
+
+
+class Surrounded(grpc.aio.ServerInterceptor):
+    """An interceptor that surrounds every call with itself and with inner guards, which are not asked about health's.
+
+    It reads the one message of a method that takes one, instead of gRPC: that would answer bytes which are no message
+    with UNKNOWN and log an error, and would leave a caller who sends nothing without any answer.
+    """
+
+    def __init__(self, *inner: Guard) -> None:
+        self.arrivals = Arrivals(FIRST_MESSAGE_S, MAX_SILENT_CALLS)
+        self._inner = inner
 
     @abstractmethod
     def around(
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AbstractAsyncContextManager[None]:
-        """What a call runs in. `is_stream`: whether either side may send many messages."""
+        """As of a `Guard`."""
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         handler = await continuation(details)
-        if handler is None or details.method.startswith("/grpc.health."):
-            return handler
-        reads = self.reads_single_requests and not handler.request_streaming
+        if handler is None:
+            return None
         is_stream = handler.request_streaming or handler.response_streaming
-        surrounded = partial(self.around, details=details, is_stream=is_stream)
+        surrounded = partial(self._surrounded, details=details, is_stream=is_stream)
+        reads = not handler.request_streaming
         if handler.response_streaming:
-            wrapped: Any = _stream(handler.stream_stream or handler.unary_stream, surrounded, reads)
+            wrapped: Any = _stream(handler.stream_stream or handler.unary_stream, surrounded, reads, self.arrivals)
         else:
-            wrapped = _unary(handler.stream_unary or handler.unary_unary, surrounded, reads)
-        request_kind = "stream" if handler.request_streaming or reads else "unary"
+            wrapped = _unary(handler.stream_unary or handler.unary_unary, surrounded, reads, self.arrivals)
         response_kind = "stream" if handler.response_streaming else "unary"
-        make_handler = getattr(grpc, f"{request_kind}_{response_kind}_rpc_method_handler")
+        make_handler = getattr(grpc, f"stream_{response_kind}_rpc_method_handler")
         return make_handler(wrapped, _careful(handler.request_deserializer), handler.response_serializer)
 
+    @contextlib.asynccontextmanager
+    async def _surrounded(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AsyncIterator[None]:
+        inner = () if details.method.startswith(HEALTH) else self._inner
+        async with contextlib.AsyncExitStack() as guards:
+            for guard in (self, *inner):
+                await guards.enter_async_context(guard.around(context, details, is_stream=is_stream))
+            yield
 
-def _stream(behaviour: Any, surrounded: Any, reads: bool) -> Any:
-    async def answer(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+
+def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) -> Any:
+    async def answer(messages: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        requests = _Requests(messages, arrivals)
         async with surrounded(context):
-            given = await _only(request) if reads else request
-            async with contextlib.aclosing(behaviour(given, context)) as responses:
+            responses = behaviour(await _only(requests) if reads else requests, context)
+            if iscoroutine(responses):  # it writes by itself
+                await responses
+                return
+            async with contextlib.aclosing(responses):
                 async for response in responses:
                     yield response
 
     return answer
 
 
-def _unary(behaviour: Any, surrounded: Any, reads: bool) -> Any:
-    async def answer(request: Any, context: grpc.aio.ServicerContext) -> Any:
+def _unary(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) -> Any:
+    async def answer(messages: Any, context: grpc.aio.ServicerContext) -> Any:
+        requests = _Requests(messages, arrivals)
         async with surrounded(context):
-            return await behaviour(await _only(request) if reads else request, context)
+            return await behaviour(await _only(requests) if reads else requests, context)
 
     return answer
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:
     """The message of a method that takes one."""
-    request = await anext(aiter(requests), None)
+    request = await anext(requests, None)
     if request is None:
         raise ProtocolViolation("this method takes a message, and none came")
     return request
@@ -177,16 +223,47 @@ def _careful(read: Any) -> Any:
     return read_carefully
 
 
-class AnswerErrors(Guard):
+class Admit:
+    """Bounds the calls that are open."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    @contextlib.asynccontextmanager
+    async def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AsyncIterator[None]:
+        with self._places.held():
+            yield
+
+
+class AnswerErrors(Surrounded):
     """Binds the request id to the logs, ends a call that takes too long, logs a failure once, and answers it once
     with its own status."""
 
-    reads_single_requests = True
-
-    def __init__(self, stream_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        stream_timeout_s: float | None = None,
+        *inner: Guard,
+        on_refused: Callable[[SlipstreamError], None] = lambda error: None,
+    ) -> None:
+        super().__init__(*inner)
         self._stream_timeout_s = stream_timeout_s
+        self._on_refused = on_refused
         self._limits: set[asyncio.Timeout] = set()
-        self._is_ending = False
+        self._num_open = 0
+        self._idle = asyncio.Event()
+        self._is_leaving = self._is_ending = False
+        self._refusals, self._audits = LineBudget(), LineBudget()
+
+    def refuse_new(self) -> None:
+        """Lets open calls go on, and answers every new one but health's with UNAVAILABLE and when to try again."""
+        self._is_leaving = True
+        self._note_idle()
+
+    async def wait_idle(self) -> None:
+        """After `refuse_new`: until no call is open but health's."""
+        await self._idle.wait()
 
     def end_calls(self) -> None:
         """Ends all open calls and every later one at once, with UNAVAILABLE and the reason."""
@@ -201,19 +278,65 @@ class AnswerErrors(Guard):
     ) -> AsyncIterator[None]:
         metadata = dict(details.invocation_metadata or ())
         structlog.contextvars.bind_contextvars(request_id=_request_id(metadata), method=details.method)
+        begin_call(context.peer())
+        outcome = "CANCELLED"
         try:
-            async with self._limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
-                yield
+            with self._counted(details.method):
+                async with self._limited(self._stream_timeout_s if is_stream else UNARY_TIMEOUT_S):
+                    yield
+            outcome = "OK"
         except SlipstreamError as error:
-            get_logger().warning("request.refused", status=error.status, error=str(error))
-            retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
-            hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
-            await context.abort(grpc.StatusCode[error.status], str(error)[:MAX_DETAILS_CHARS], (*ANSWERED, *hint))
+            outcome = error.status
+            await self._answer(context, error)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
+            outcome = "INTERNAL"
             get_logger().exception("request.failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details", ANSWERED)
+        finally:
+            self._audit(details.method, outcome)
+
+    async def _answer(self, context: grpc.aio.ServicerContext, error: SlipstreamError) -> None:
+        caller, message = current_caller(), str(error)[:MAX_DETAILS_CHARS]
+        self._on_refused(error)
+        if (left_out := self._refusals.spend(caller.name)) is not None:
+            more = {"left_out": left_out} if left_out else {}
+            get_logger().warning("request.refused", status=error.status, error=message, peer=caller.host, **more)
+        retry_after_s = error.retry_after_s
+        if retry_after_s is None and error.status == Overloaded.status:
+            retry_after_s = RETRY_AFTER_S
+        hint = () if retry_after_s is None else ((RETRY_AFTER_KEY, str(math.ceil(1000 * retry_after_s))),)
+        await context.abort(grpc.StatusCode[error.status], message, (*ANSWERED, *hint))
+
+    def _audit(self, method: str, outcome: str) -> None:
+        """One line on who did what, or tried to. Successes are never left out."""
+        if method.rpartition("/")[2] not in AUDITED and outcome not in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+            return
+        caller = current_caller()
+        left_out = 0 if outcome == "OK" else self._audits.spend(caller.name)
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            get_logger().info("audit", **{"owner": caller.owner, "peer": caller.host, "outcome": outcome} | more)
+
+    @contextlib.contextmanager
+    def _counted(self, method: str) -> Iterator[None]:
+        """Counts what an end would wait for."""
+        if method.startswith(HEALTH):
+            yield
+            return
+        if self._is_leaving and not self._is_ending:
+            raise ServiceStopping(LEAVING)
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self._is_leaving and not self._num_open:
+            self._idle.set()
 
     @contextlib.asynccontextmanager
     async def _limited(self, timeout_s: float | None) -> AsyncIterator[None]:

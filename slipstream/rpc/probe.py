@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.security import PeerSecurity, make_peer_security
+from slipstream.rpc.tls import PeerSecurity, make_peer_security
 
 TIMEOUT_S = 3.0
 

@@ -1,213 +1,149 @@
-"""Who calls and who listens: TLS of the wire, bearer tokens, and names in clients' certificates."""
+"""Who calls, and how much one caller may have: bearer tokens, names in clients' certificates, peers, shares."""
 
+import asyncio
 import contextlib
 import contextvars
 import hashlib
 import hmac
 import ipaddress
-import os
+import math
 import re
 import secrets
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
+from urllib.parse import unquote
 
 import grpc
+import structlog
 
 from slipstream import metrics
-from slipstream.config import between, option
-from slipstream.errors import InvalidConfig, Unauthenticated
+from slipstream.config import option
+from slipstream.errors import InvalidConfig, Overloaded, PermissionDenied, Unauthenticated
 from slipstream.logs import get_logger
-from slipstream.rpc.guards import Guard, WhileAllowed
+from slipstream.rpc.tls import file_stamp, is_local
 
-# -- security ---------------------------------------------------------------------------------------------------------
-
-CertificateConfig = grpc.ServerCertificateConfiguration
+# -- callers ----------------------------------------------------------------------------------------------------------
 
 
-class PeerSecurity(NamedTuple):
-    """How a connection to a peer is secured."""
+class Caller(NamedTuple):
+    """Who makes the call that is being served."""
 
-    credentials: grpc.ChannelCredentials
-    server_name: str = ""
-    """Expected in the peer's certificate instead of the host of its address."""
+    owner: str = ""
+    """As its token or certificate says; '' for one that has neither."""
+    host: str = "local"
+    """The address it calls from, without the port. Of IPv6 the network: who has one address there has 2^64."""
+    is_local: bool = True
 
+    @property
+    def name(self) -> str:
+        """What its share goes by."""
+        return f"owner {self.owner}" if self.owner else self.host
 
-@dataclass(frozen=True, kw_only=True)
-class WireOptions:
-    """Options that every service has for its wire."""
-
-    tls_cert: str = option("PEM file of this server's certificate chain; without it the wire is plaintext", default="")
-    tls_key: str = option("PEM file of the certificate's private key", default="")
-    tls_client_ca: str = option(
-        "PEM file of the authority whose certificates clients must have (mTLS); empty asks for none", default=""
-    )
-    peer_ca: str = option("PEM file of the authority of the services that this one calls, by TLS", default="")
-    peer_cert: str = option("PEM file of the certificate that this service shows to those", default="")
-    peer_key: str = option("PEM file of that certificate's private key", default="")
-    peer_name: str = option("name in the certificates of those, where it is not the host of their address", default="")
-    reflection: bool = option("whether strangers may list the methods: true or false", default=False)
-    metrics: str = option("serve metrics at HOST:PORT; a PORT alone is on loopback; empty for none", default="")
-    log_text: bool = option(
-        "whether events of level debug may hold prompts and captions: true or false; for finding faults only",
-        default=False,
-    )
-    stream_timeout_s: float = option("longest time for one streaming call", default=86_400.0, check=between(1, 1e7))
-    drain_s: float = option("how long open calls may go on after SIGTERM", default=5.0, check=between(0, 3600))
-
-    def server_credentials(self) -> grpc.ServerCredentials | None:
-        """None without TLS. The files are read again when they change. Raises `InvalidConfig` naming the option."""
-        if not self.tls_cert:
-            for name in ("tls_key", "tls_client_ca"):
-                _complain_if(getattr(self, name), name, "needs --tls-cert as well")
-            return None
-        _complain_if(not self.tls_key, "tls_cert", "needs --tls-key as well")
-        files = _ServerFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
-        return grpc.dynamic_ssl_server_credentials(
-            files.load(), cast(Any, files.reload), require_client_authentication=bool(self.tls_client_ca)
-        )
-
-    def peer_security(self) -> PeerSecurity | None:
-        """None when peers are called in plaintext. Raises `InvalidConfig` naming the option."""
-        return make_peer_security(
-            _Named("--peer-ca", self.peer_ca),
-            _Named("--peer-cert", self.peer_cert),
-            _Named("--peer-key", self.peer_key),
-            self.peer_name,
-        )
+    @property
+    def may_have_all(self) -> bool:
+        """Somebody on this machine whom nobody asked for a name: its only user, as far as this service can know."""
+        return self.is_local and not self.owner
 
 
-class _Named(NamedTuple):
-    """An option as its user knows it, and the file it names."""
-
-    option: str
-    path: str
+_NOBODY = Caller()
+_caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller", default=_NOBODY)
 
 
-def make_peer_security(
-    authority: tuple[str, str], certificate: tuple[str, str], key: tuple[str, str], server_name: str = ""
-) -> PeerSecurity | None:
-    """Credentials for calling others, from pairs of an option's name and the file it names, which may be ''. None when
-    nothing is named. Raises `InvalidConfig` naming the option that is wrong."""
-    authority, certificate, key = _Named(*authority), _Named(*certificate), _Named(*key)
-    if not authority.path:
-        for named in (certificate, key):
-            if named.path:
-                raise InvalidConfig(f"{named.option} needs {authority.option} as well")
-        return None
-    if bool(certificate.path) != bool(key.path):
-        raise InvalidConfig(f"{certificate.option} and {key.option} must be given together")
-    root = _read_authority(authority)
-    pair: tuple[bytes | None, bytes | None] = (None, None)
-    if certificate.path:
-        pair = _read_pair(certificate, key)
-    return PeerSecurity(grpc.ssl_channel_credentials(root, pair[1], pair[0]), server_name)
+def current_caller() -> Caller:
+    """Who makes the call that is being served; outside of calls, this process itself."""
+    return _caller.get()
 
 
-def is_local(address: str) -> bool:
-    """Whether what is sent to or from the address stays on this machine."""
-    if address.startswith("unix:"):
-        return True
-    host = address.removeprefix("dns:").lstrip("/").rpartition(":")[0].strip("[]")
+def begin_call(peer: str) -> None:
+    """A call from this peer is served now, in this task; whose it is, is not known yet."""
+    _caller.set(read_peer(peer))
+
+
+def name_owner(owner: str) -> None:
+    """The call that is being served is this owner's; its log lines say so from now on."""
+    _caller.set(_caller.get()._replace(owner=owner))
+    if owner:
+        structlog.contextvars.bind_contextvars(owner=owner)
+
+
+def read_peer(peer: str) -> Caller:
+    """From a peer as gRPC writes it: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or `unix:/path`."""
+    if peer.startswith("unix"):
+        return Caller(host="unix")
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").partition("%")[0]
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return host == "localhost"
+        return Caller(host="unknown", is_local=False)
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.version == 6 and not address.is_loopback:
+        host = str(ipaddress.ip_network((address, 64), strict=False))
+    else:
+        host = str(address)
+    return Caller(host=host, is_local=address.is_loopback)
 
 
-def warn_of_plaintext(listen: str, has_tls: bool) -> None:
-    """Says once at start what a user of the address may not expect."""
-    if listen.startswith("unix:"):
-        if has_tls:
-            get_logger().warning("wire.plaintext", listen=listen, reason="a unix socket carries no TLS")
-    elif not has_tls and not is_local(listen):
-        get_logger().warning(
-            "wire.plaintext",
-            listen=listen,
-            reason="anyone on the way can read and change what is sent; give --tls-cert and --tls-key",
-        )
+# -- shares -----------------------------------------------------------------------------------------------------------
 
 
-class _ServerFiles:
-    """A server's certificate files, which may be replaced while it runs."""
+class Places:
+    """So many of something at once, of which one caller may have a share.
 
-    def __init__(self, certificate: str, key: str, client_authority: str) -> None:
-        self._certificate = _Named("--tls-cert", certificate)
-        self._key = _Named("--tls-key", key)
-        self._authority = _Named("--tls-client-ca", client_authority)
-        self._seen = self._stamp()
+    Args:
+        what: names them in metrics; one word.
+        limit: of all callers together.
+        share: of one caller, from 0 to 1, but never less than `least`.
+        are: what they do, for the message to those who get none.
+    """
 
-    def load(self) -> CertificateConfig:
-        """Raises `InvalidConfig` naming the option."""
-        root = _read_authority(self._authority) if self._authority.path else None
-        chain, key = _read_pair(self._certificate, self._key)
-        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=root)
+    def __init__(self, what: str, limit: int, share: float = 1.0, *, least: int = 1, are: str = "are open") -> None:
+        self.what, self.limit, self.used = what, limit, 0
+        self._of_one = min(limit, max(least, math.floor(limit * share)))
+        self._are = are
+        self._held: Counter[str] = Counter()
 
-    def reload(self) -> CertificateConfig | None:
-        """For each handshake, on a thread of gRPC's: None while nothing has changed, or what has cannot be used."""
-        stamp = self._stamp()
-        if stamp == self._seen:
-            return None
+    def check(self, number: int = 1, *, of_one: int | None = None) -> None:
+        """Raises `Overloaded` where the caller could not have so many more now. `of_one`: the caller's own limit, where
+        it is not the share of all; it holds for those of this machine too."""
+        caller = current_caller()
+        if of_one is None:
+            of_one = self.limit if caller.may_have_all else self._of_one
+        if self.used + number > self.limit:
+            raise Overloaded(
+                f"{self.used} {self.what} {self._are}, as many as this service takes; try again later",
+                ceiling=self.what,
+            )
+        if self._held[caller.name] + number > of_one:
+            raise Overloaded(
+                f"{self._held[caller.name]} {self.what} of yours {self._are}, and one caller may have"
+                f" {of_one} of {self.limit}; try again when some have ended",
+                ceiling=self.what + "_of_one",
+            )
+
+    @contextlib.contextmanager
+    def held(self, number: int = 1, *, of_one: int | None = None) -> Iterator[Callable[[int], None]]:
+        """Takes places for the block; what it yields takes more. Raises `Overloaded`, as `check` does."""
+        name, taken = current_caller().name, 0
+
+        def take(more: int) -> None:
+            nonlocal taken
+            self.check(more, of_one=of_one)
+            taken += more
+            self.used += more
+            self._held[name] += more
+
         try:
-            config = self.load()
-        except InvalidConfig as error:  # perhaps half of a rotation: the next handshake looks again
-            get_logger().warning("certificates.unusable", reason=str(error))
-            return None
-        self._seen = stamp
-        get_logger().info("certificates.reloaded")
-        return config
-
-    def _stamp(self) -> list[tuple[int, int, int] | None]:
-        return [file_stamp(named.path) for named in (self._certificate, self._key, self._authority)]
-
-
-def file_stamp(path: str) -> tuple[int, int, int] | None:
-    """Changes when the file is replaced or written to; None when it is not there."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _read_pair(certificate: _Named, key: _Named) -> tuple[bytes, bytes]:
-    """Certificate chain and key, which fit each other."""
-    chain, secret = _read(certificate), _read(key)
-    _check(certificate, lambda context: context.load_verify_locations(cadata=chain.decode("ascii", errors="replace")))
-    _check(key, lambda context: context.load_cert_chain(certificate.path, key.path, password=lambda: ""))
-    return chain, secret
-
-
-def _read_authority(named: _Named) -> bytes:
-    content = _read(named)
-    _check(named, lambda context: context.load_verify_locations(cadata=content.decode("ascii", errors="replace")))
-    return content
-
-
-def _read(named: _Named) -> bytes:
-    try:
-        return Path(named.path).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidConfig(f"{named.option}: cannot read {named.path!r}: {reason}") from None
-
-
-def _check(named: _Named, load: Callable[[ssl.SSLContext], None]) -> None:
-    try:
-        load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    except (ssl.SSLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise InvalidConfig(
-            f"{named.option}: {named.path!r} is damaged, encrypted or does not belong to the others ({reason})"
-        ) from None
-
-
-def _complain_if(wrong: object, name: str, complaint: str) -> None:
-    if wrong:
-        raise InvalidConfig(f"--{name.replace('_', '-')} {complaint}")
+            take(number)
+            yield take
+        finally:
+            self.used -= taken
+            self._held[name] -= taken
+            if not self._held[name]:
+                del self._held[name]
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
@@ -226,7 +162,6 @@ MAX_TOKEN_CHARS = 512
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _OWNER = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +174,7 @@ class TokenOptions:
 def current_owner() -> str:
     """Who makes the call that is being served: the owner of its token; without tokens, the common name of its client
     certificate; without either, ''."""
-    return _owner.get()
+    return _caller.get().owner
 
 
 def new_token(owner: str) -> tuple[str, str]:
@@ -295,7 +230,47 @@ class TokenFile:
         return bool(self._complaint)
 
 
-class Identify(Guard):
+LOOK_S = 5.0
+"""An open stream ends within this time after what let it in is no longer so."""
+
+
+class WhileAllowed:
+    """Ends open streams when what let them in is no longer so. It looks only while there are any."""
+
+    def __init__(self, is_allowed: Callable[[str], bool]) -> None:
+        self._is_allowed = is_allowed
+        self._open: dict[asyncio.Timeout, str] = {}
+        self._next_look: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def around(self, proof: str) -> AsyncIterator[None]:
+        """Surrounds a stream that `proof` let in. Raises `Unauthenticated` when it does so no more."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._open[limit] = proof
+                self._look_later()
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise Unauthenticated("the token of this call is no longer accepted") from None
+        finally:
+            self._open.pop(limit, None)
+
+    def _look_later(self) -> None:
+        if self._open and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        for limit, proof in self._open.items():
+            if not (limit.expired() or self._is_allowed(proof)):
+                limit.reschedule(asyncio.get_running_loop().time())
+        self._look_later()
+
+
+class Identify:
     """Finds out who calls. Where tokens are asked for, a caller without one is refused by every service but health, and
     a stream ends soon after its token left the file."""
 
@@ -308,7 +283,7 @@ class Identify(Guard):
         self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
     ) -> AsyncIterator[None]:
         token = _bearer_token([value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY])
-        _owner.set(self._owner_of(context, token))
+        name_owner(self._owner_of(context, token))
         async with self._streams.around(token) if is_stream and self._tokens else contextlib.nullcontext():
             yield
 
@@ -319,6 +294,26 @@ class Identify(Guard):
         if owner is None:
             raise Unauthenticated("this gateway needs a token that it knows; send `authorization: Bearer TOKEN`")
         return owner
+
+
+class RequireNames:
+    """Lets in who shows a certificate with one of these names: its common name, or a DNS name."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    @contextlib.asynccontextmanager
+    async def around(
+        self, context: grpc.aio.ServicerContext, details: grpc.HandlerCallDetails, *, is_stream: bool
+    ) -> AsyncIterator[None]:
+        facts = context.auth_context() or {}
+        shown = (*facts.get("x509_common_name", ()), *facts.get("x509_subject_alternative_name", ()))
+        if self._names.isdisjoint(name.decode(errors="replace") for name in shown):
+            raise PermissionDenied(
+                "this service is called by other services only, and no name in your certificate is one of theirs;"
+                " see its --tls-client-names, or call the gateway"
+            )
+        yield
 
 
 def make_identify(tokens: str, listen: str, *, has_tls: bool) -> Identify:

@@ -9,6 +9,7 @@ import fcntl
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -19,12 +20,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.config import parse_config
-from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.errors import DeadlineExceeded, InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
-from slipstream.metrics import shown_at
-from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, SERVER_OPTIONS
-from slipstream.rpc.guards import AnswerErrors
-from slipstream.rpc.security import WireOptions, make_identify, warn_of_plaintext
+from slipstream.metrics import PROCESS, shown_at
+from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
+from slipstream.rpc.guards import Admit, AnswerErrors, Guard
+from slipstream.rpc.security import Places, RequireNames, make_identify
+from slipstream.rpc.tls import WireOptions, warn_of_plaintext
 
 # -- lifecycle and health ----------------------------------------------------------------------------------------------
 
@@ -50,6 +52,26 @@ class Lifecycle:
         """Ends the process in good order, with this error's exit status."""
         self.failure = self.failure or error
         self.failed.set()
+
+
+class Health(health.aio.HealthServicer):
+    """Answers every Check; those who watch are counted, and have to ask again after a while."""
+
+    def __init__(self, watchers: Places, watch_s: float) -> None:
+        super().__init__()
+        self._watchers = watchers
+        self._watch_s = watch_s
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
+        limit = asyncio.timeout(self._watch_s)
+        with self._watchers.held():
+            try:
+                async with limit:
+                    await super().Watch(request, context)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise DeadlineExceeded(f"health is watched for {self._watch_s:g} s at most; watch again") from None
 
 
 POLL_S = 1.0
@@ -93,6 +115,63 @@ class HealthWatch:
                 get_logger().info("health.regained", peer=self._name)
             self.is_up, self._misses = True, 0
         await self._lifecycle.report(self._service, is_serving=self._misses < MAX_MISSES)
+
+
+# -- file descriptors -------------------------------------------------------------------------------------------------
+
+# Connections, videos and frames are descriptors. Without one left a service neither accepts nor opens anything.
+
+MAX_DESCRIPTORS = 65_536
+"""More than any service holds, where the system would grant a billion: others size tables by this limit."""
+LOW_SHARE = 0.8
+LOOK_S = 2.0
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process hold as many descriptors as the system grants it. A terminal grants 1024 unless asked."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class Descriptors:
+    """Those that this process holds; says so in the log before there are no more."""
+
+    what = "descriptors"
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._is_low = False
+
+    @property
+    def limit(self) -> int:
+        """May be changed from outside while the process runs."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.look(_num_descriptors())
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, used: int | None) -> None:
+        """`used`: how many there are; None where there was not even one left for counting them."""
+        self.used = self.limit if used is None else used
+        is_low = self.used >= LOW_SHARE * self.limit
+        if is_low and not self._is_low:
+            get_logger().error("descriptors.low", used=self.used, limit=self.limit)
+        elif self._is_low and not is_low:
+            get_logger().info("descriptors.regained", used=self.used, limit=self.limit)
+        self._is_low = is_low
+
+
+def _num_descriptors() -> int | None:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
 
 
 # -- server -----------------------------------------------------------------------------------------------------------
@@ -140,7 +219,7 @@ def _run(
         parent_pid = _parent_pid(environ)
         config = parse_config(config_type, name, argv, environ)
         configure_logs(name, getattr(config, "log_level", "info"))
-        asyncio.run(_serve(config, setup, parent_pid, serves))
+        asyncio.run(_serve(name, config, setup, parent_pid, serves))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code
@@ -154,11 +233,13 @@ def _parent_pid(environ: Mapping[str, str]) -> int | None:
     return int(text) if text else None
 
 
-async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str]) -> None:
+async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str]) -> None:
     stopping = _stop_on_signals()
+    raise_descriptor_limit()
+    descriptors = Descriptors()
+    PROCESS.watch(descriptors)
     server, credentials, calls = make_server(config, serves)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    health_servicer = add_health(server, config)
     lifecycle = Lifecycle(health_servicer)
     await lifecycle.report("", is_serving=False)
     with bound(server, config.listen, credentials) as address, shown_at(getattr(config, "metrics", "")):
@@ -173,12 +254,15 @@ async def _serve(config: Any, setup: Setup[Any], parent_pid: int | None, serves:
         gc.collect()
         gc.freeze()  # what was loaded stays; collections need not look at it again and again
         await lifecycle.report("", is_serving=True)
-        get_logger().info("service.ready", address=address, pid=os.getpid())
+        watching = asyncio.create_task(descriptors.run())
+        PROCESS.started(name, getattr(config, "expiries", {}))
+        get_logger().info("service.ready", address=address, pid=os.getpid(), max_descriptors=descriptors.limit)
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, stopping, getattr(config, "drain_s", DRAIN_S))
+        await _drain(server, calls, stopping, config)
         await close()
+        watching.cancel()
         await _settle()
     if lifecycle.failure is not None:
         raise lifecycle.failure
@@ -192,16 +276,32 @@ def make_server(
     `InvalidConfig`."""
     wire = config if isinstance(config, WireOptions) else WireOptions()
     credentials = wire.server_credentials()
-    identify = make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)
-    calls = AnswerErrors(wire.stream_timeout_s)
-    server = grpc.aio.server(
-        options=SERVER_OPTIONS,
-        interceptors=[calls, identify],
-        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
-    )
+    guards: list[Guard] = [make_identify(getattr(config, "tokens", ""), config.listen, has_tls=credentials is not None)]
+    if wire.client_names:
+        if config.listen.startswith("unix:"):
+            raise InvalidConfig("--tls-client-names: a unix socket carries no TLS; its folder says who may call")
+        guards.append(RequireNames(wire.client_names))
+    places = Places("calls", MAX_CONCURRENT_CALLS, _share(config))
+    PROCESS.watch(places)
+    calls = AnswerErrors(wire.stream_timeout_s, *guards, Admit(places), on_refused=PROCESS.refused)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     if wire.reflection:
         reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
     return server, credentials, calls
+
+
+def add_health(server: grpc.aio.Server, config: Any) -> Health:
+    """Health of its own ceiling: what others do to the service, or it does for them, leaves it alone."""
+    watchers = Places("watchers", MAX_WATCHERS, _share(config), are="watch health")
+    PROCESS.watch(watchers)
+    servicer = Health(watchers, WATCH_S)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    return servicer
+
+
+def _share(config: Any) -> float:
+    """Of one caller. Services that only a gateway calls have no such option: it may have all."""
+    return float(getattr(config, "owner_share", 1.0))
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -211,10 +311,15 @@ def _stop_on_signals() -> asyncio.Event:
     return stopping
 
 
-async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, drain_s: float) -> None:
+async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any) -> None:
     """Lets open calls finish for a while, then ends them and says so; a second signal ends the wait."""
+    drain_s = getattr(config, "drain_s", DRAIN_S)
     stopping.clear()
-    draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
+    if getattr(config, "lame_duck", False):
+        calls.refuse_new()
+        draining = asyncio.create_task(calls.wait_idle())
+    else:
+        draining = asyncio.create_task(server.stop(drain_s + ANSWER_S))
     impatient = asyncio.create_task(stopping.wait())
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()

@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.guards import STOPPING
+from slipstream.rpc.guards import LEAVING, STOPPING
+from slipstream.rpc.probe import probe
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.rpc.v1 import gateway_pb2_grpc
 from slipstream.stack import local
@@ -73,8 +74,11 @@ async def test_a_second_sigterm_ends_at_once(patient: ServiceProcess) -> None:
         await call.write(options_message())
         assert (await call.read()).stage.stage == "receive"
         os.kill(patient.pid, signal.SIGTERM)
-        while (await refusal(channel, [options_message()]))[0] != grpc.StatusCode.UNAVAILABLE:
-            pass
+        refused = None
+        while refused is None or refused[0] != grpc.StatusCode.UNAVAILABLE:
+            refused = await refusal(channel, [options_message()])
+        assert refused[1] == LEAVING
+        assert await probe(patient.address) == "NOT_SERVING", "a lame duck still says so"
         assert patient.exit_status is None and not call.done()
         os.kill(patient.pid, signal.SIGTERM)
         assert await asyncio.wait_for(patient.wait_exit(), 60) == 0

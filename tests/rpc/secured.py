@@ -10,17 +10,18 @@ from typing import Any
 import grpc
 import structlog
 import trustme
-from grpc_health.v1 import health, health_pb2_grpc
 
 from slipstream.config import option
-from slipstream.rpc.security import PeerSecurity, TokenOptions, WireOptions, current_owner, make_peer_security
-from slipstream.rpc.server import bound, make_server
+from slipstream.rpc.security import TokenOptions, current_owner
+from slipstream.rpc.server import add_health, bound, make_server
+from slipstream.rpc.tls import PeerSecurity, WireOptions, make_peer_security
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 
 
 @dataclass(frozen=True, kw_only=True)
 class WiredConfig(WireOptions, TokenOptions):
     listen: str = option("address", default="127.0.0.1:0")
+    owner_share: float = option("share of one caller", default=0.25)
 
 
 class WhoAmI(target_pb2_grpc.TargetServicer):
@@ -48,8 +49,7 @@ async def served(servicer: target_pb2_grpc.TargetServicer | None = None, **optio
     config = WiredConfig(**options)
     server, credentials, _ = make_server(config, ["slipstream.rpc.v1.Target"])
     target_pb2_grpc.add_TargetServicer_to_server(servicer or WhoAmI(), server)
-    health_servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    add_health(server, config)
     with bound(server, config.listen, credentials) as address:
         await server.start()
         try:

@@ -10,7 +10,7 @@ import trustme
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from slipstream.rpc.probe import main, probe
-from slipstream.rpc.security import make_peer_security
+from slipstream.rpc.tls import make_peer_security
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -11,7 +11,7 @@ from slipstream.rpc.v1 import common_pb2
 from tests.rpc.test_server import Troubled, serving
 
 
-@pytest.mark.parametrize(("hint_s", "sent"), [(2.5, "2500"), (0.0001, "1"), (None, None)])
+@pytest.mark.parametrize(("hint_s", "sent"), [(2.5, "2500"), (0.0001, "1"), (None, "1000")])
 async def test_the_hint_travels_as_trailing_metadata(tmp_path: Path, hint_s: float | None, sent: str | None) -> None:
     servicer = Troubled()
 

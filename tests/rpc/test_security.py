@@ -1,15 +1,19 @@
 """TLS against real sockets: who is let in, who is not, what is said of wrong files, and rotation."""
 
+import math
 import shutil
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 import pytest
 
 from slipstream.config import parse_config
-from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.errors import InvalidConfig, PermissionDenied, ServiceUnavailable
 from slipstream.rpc.calls import as_slipstream_error, open_channel
-from slipstream.rpc.security import PeerSecurity, WireOptions, is_local, make_peer_security
+from slipstream.rpc.server import make_server
+from slipstream.rpc.tls import PeerSecurity, WireOptions, is_local, make_peer_security, seconds_left
 from slipstream.rpc.v1 import common_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, WiredConfig, make_certificates, served
 
@@ -134,3 +138,51 @@ def test_options_are_flags() -> None:
     assert config.reflection and config.tls_cert == "a.pem"
     with pytest.raises(InvalidConfig, match="--reflection: 'yes'"):
         parse_config(WiredConfig, "gateway", ["--reflection", "yes"], {})
+
+
+async def test_only_the_names_that_may_call_are_served(certificates: Certificates) -> None:
+    chain, key = certificates.issue("server")
+    wire = {"tls_cert": chain, "tls_key": key, "tls_client_ca": certificates.ca}
+    async with served(**wire, tls_client_names="gateway, draft") as address:
+        for name in ("gateway", "draft"):
+            assert await asked(address, certificates.peer(name)) == f"owner={name}"
+        for name in ("tenant-a", "gateway.evil", "Gateway", None):
+            async with open_channel(address, certificates.peer(name)) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await target_pb2_grpc.TargetStub(channel).GetModel(common_pb2.GetModelRequest(), timeout=60)
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert isinstance(as_slipstream_error(refused.value, "target"), PermissionDenied)
+    async with served(**wire, tls_client_names="localhost") as address:
+        assert await asked(address, certificates.peer("anybody")), "a DNS name counts as well"
+
+
+def test_names_need_certificates(certificates: Certificates, tmp_path: Path) -> None:
+    chain, key = certificates.issue("server")
+    with pytest.raises(InvalidConfig, match="--tls-client-names needs --tls-cert"):
+        WireOptions(tls_client_names="gateway").server_credentials()
+    with pytest.raises(InvalidConfig, match="--tls-client-names needs --tls-client-ca"):
+        WireOptions(tls_client_names="gateway", tls_cert=chain, tls_key=key).server_credentials()
+    wire = WiredConfig(
+        listen=f"unix:{tmp_path}/s.sock",
+        tls_client_names="gateway",
+        tls_cert=chain,
+        tls_key=key,
+        tls_client_ca=certificates.ca,
+    )
+    with pytest.raises(InvalidConfig, match="unix socket"):
+        make_server(wire, [])
+
+
+@pytest.mark.parametrize("year", [2031, 2049, 2050, 2120])
+def test_when_a_certificate_expires(certificates: Certificates, tmp_path: Path, year: int) -> None:
+    end = datetime(year, 2, 3, 4, 5, 6, tzinfo=UTC)
+    issued = certificates.authority.issue_cert("localhost", not_after=end)
+    path = tmp_path / "certificate.pem"
+    path.write_bytes(b"some words\n" + b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    assert abs(seconds_left(path) - (end.timestamp() - time.time())) < 5
+    assert list(WireOptions(tls_cert=str(path)).expiries) == ["server"]
+    for broken in (b"", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", b"\xff"):
+        path.write_bytes(broken)
+        assert math.isnan(seconds_left(path))
+    path.unlink()
+    assert math.isnan(seconds_left(path))

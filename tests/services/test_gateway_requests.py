@@ -19,7 +19,7 @@ from tests.support.world import PROMPT, World
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 INVALID, OUT_OF_RANGE = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE
-NOT_FOUND, EXHAUSTED = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.RESOURCE_EXHAUSTED
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
 SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 2, "max_new_tokens": 4, "method": "autoregressive"}
 
 
@@ -125,15 +125,6 @@ async def test_limits_of_a_stricter_gateway(strict: grpc.aio.Channel, world: Wor
     assert code == OUT_OF_RANGE and "larger than this server's limit of 3000 bytes" in message
     info = await gateway_pb2_grpc.GatewayStub(strict).GetGateway(gateway_pb2.GetGatewayRequest())
     assert (info.max_video_bytes, info.max_frames, info.accepts_paths, info.draft_model) == (3000, 4, False, "")
-
-
-async def test_too_many_captions(strict: grpc.aio.Channel) -> None:
-    waiting = gateway_pb2_grpc.GatewayStub(strict).Caption()
-    await waiting.write(options_message())
-    assert (await waiting.read()).stage.stage == "receive"
-    code, message = await refusal(strict, [options_message()])
-    assert code == EXHAUSTED and "1 captions are in work" in message
-    waiting.cancel()
 
 
 async def test_an_upload_that_never_ends(stack: Stack, tmp_path: Path) -> None:

@@ -1,0 +1,297 @@
+"""What strangers can do to a server without being let in: watch its health, open calls and say nothing, be refused."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from slipstream import logs
+from slipstream.errors import Overloaded, ServiceUnavailable
+from slipstream.logs import LineBudget
+from slipstream.metrics import REGISTRY
+from slipstream.rpc import guards, security, server
+from slipstream.rpc.calls import open_channel
+from slipstream.rpc.guards import LEAVING, AnswerErrors
+from slipstream.rpc.security import Caller, Places, name_owner, read_peer
+from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from tests.rpc.secured import WhoAmI, served
+
+EXHAUSTED, DEADLINE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Listening(WhoAmI):
+    """A session that answers every message."""
+
+    async def Session(self, requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[target_pb2.TargetEvent]:
+        async for _ in requests:
+            yield target_pb2.TargetEvent()
+
+
+async def is_well(address: str) -> bool:
+    """Whether a newcomer gets a Check and a call through."""
+    async with open_channel(address) as channel:
+        check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        model = await target_pb2_grpc.TargetStub(channel).GetModel(common_pb2.GetModelRequest(), timeout=60)
+    return check.status == SERVING and model.model_id.startswith("owner=")
+
+
+@contextlib.asynccontextmanager
+async def called(address: str, method: str, number: int) -> AsyncIterator[list[Any]]:
+    """So many calls of a method with nothing sent on them; they are cancelled."""
+    async with open_channel(address) as channel:
+        calls = [channel.stream_stream(method)() for _ in range(number)]
+        yield calls
+        for call in calls:
+            call.cancel()
+
+
+def refusals(**labels: str) -> float:
+    return REGISTRY.get_sample_value("slipstream_refusals_total", labels) or 0.0
+
+
+async def watch(channel: grpc.aio.Channel) -> Any:
+    """A watcher who has had the first answer, or was refused."""
+    call: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await call.read()
+    return call
+
+
+async def test_any_number_of_watchers_leaves_room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONCURRENT_CALLS", 100)
+    before = refusals(status="RESOURCE_EXHAUSTED", reason="watchers")
+    async with served() as address, open_channel(address) as channel:
+        calls = await asyncio.gather(*(watch(channel) for _ in range(200)))
+        refused = [call for call in calls if call.done()]
+        assert len(refused) == 200 - server.MAX_WATCHERS
+        assert {await call.code() for call in refused} == {EXHAUSTED}
+        assert ("retry-after-ms", "1000") in tuple(await refused[0].trailing_metadata())
+        assert await is_well(address)
+        assert refusals(status="RESOURCE_EXHAUSTED", reason="watchers") == before + len(refused)
+        assert REGISTRY.get_sample_value("slipstream_ceiling_used", {"ceiling": "watchers"}) == server.MAX_WATCHERS
+        for call in calls:
+            call.cancel()
+
+
+async def test_one_watches_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "WATCH_S", 0.1)
+    async with served() as address, open_channel(address) as channel:
+        call = await watch(channel)
+        assert await call.code() is DEADLINE and "watch again" in (await call.details() or "")
+
+
+@pytest.mark.parametrize("method", ["slipstream.rpc.v1.Target/Session", "grpc.health.v1.Health/Check"])
+async def test_a_call_that_begins_with_silence_ends(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.setattr(guards, "FIRST_MESSAGE_S", 0.1)
+    async with served(Listening()) as address, called(address, f"/{method}", 3) as calls:
+        for call in calls:
+            assert await call.code() is DEADLINE
+            assert "nothing was sent on it" in (await call.details() or "")
+
+
+async def test_one_that_has_begun_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "FIRST_MESSAGE_S", 0.1)
+    async with served(Listening()) as address, open_channel(address) as channel:
+        session = target_pb2_grpc.TargetStub(channel).Session()
+        for _ in range(2):
+            await session.write(target_pb2.TargetRequest())
+            assert await session.read() == target_pb2.TargetEvent()
+            await asyncio.sleep(0.2)
+        session.cancel()
+
+
+async def test_the_oldest_silent_call_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "FIRST_MESSAGE_S", 3600.0)
+    monkeypatch.setattr(guards, "MAX_SILENT_CALLS", 8)
+    async with served(Listening()) as address, called(address, "/grpc.health.v1.Health/Check", 30) as calls:
+        ended: set[Any] = set()
+        waiting = {asyncio.ensure_future(call.code()) for call in calls}
+        while len(ended) < 22:
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            ended |= more
+        assert {task.result() for task in ended} == {DEADLINE}
+        assert len(waiting) == 8
+        assert await is_well(address)
+        for task in waiting:
+            task.cancel()
+
+
+async def test_calls_have_a_ceiling_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONCURRENT_CALLS", 2)
+    async with served(Listening()) as address, open_channel(address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        sessions = [stub.Session() for _ in range(2)]
+        for session in sessions:
+            await session.write(target_pb2.TargetRequest())
+            await session.read()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetModel(common_pb2.GetModelRequest())
+        assert refused.value.code() is EXHAUSTED and "2 calls are open, as many" in (refused.value.details() or "")
+        assert dict(refused.value.trailing_metadata() or ())["retry-after-ms"] == "1000"
+        sessions[0].cancel()
+        while (await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())).status == SERVING:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await stub.GetModel(common_pb2.GetModelRequest())
+                break
+        sessions[1].cancel()
+
+
+async def test_a_lame_duck_begins_nothing_and_ends_what_it_began() -> None:
+    calls = AnswerErrors()
+    grpc_server = grpc.aio.server(interceptors=[calls])
+    target_pb2_grpc.add_TargetServicer_to_server(Listening(), grpc_server)
+    server.add_health(grpc_server, None)
+    address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
+    await grpc_server.start()
+    async with open_channel(address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        session = stub.Session()
+        await session.write(target_pb2.TargetRequest())
+        await session.read()
+        calls.refuse_new()
+        idle = asyncio.ensure_future(calls.wait_idle())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetModel(common_pb2.GetModelRequest())
+        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, LEAVING)
+        assert dict(refused.value.trailing_metadata() or ())["retry-after-ms"] == "1000"
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        await session.write(target_pb2.TargetRequest())
+        assert await session.read() == target_pb2.TargetEvent() and not idle.done()
+        await session.done_writing()
+        assert await session.read() is grpc.aio.EOF
+        await asyncio.wait_for(idle, 60)
+    await grpc_server.stop(0)
+
+
+# -- shares -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def caller() -> Iterator[Any]:
+    """Makes somebody the caller."""
+
+    def become(owner: str = "", peer: str = "ipv4:10.0.0.1:1") -> None:
+        security.begin_call(peer)
+        name_owner(owner)
+
+    yield become
+    become("", "unix:")
+
+
+def test_one_caller_has_a_share(caller: Any) -> None:
+    places = Places("captions", 8, 0.25, are="are in work")
+    with contextlib.ExitStack() as held:
+        for owner in ("alice", "bob", "carol"):
+            caller(owner)
+            for _ in range(2):
+                held.enter_context(places.held())
+            with pytest.raises(Overloaded, match="2 captions of yours are in work, and one caller may have 2 of 8"):
+                held.enter_context(places.held())
+        caller("", "ipv4:10.0.0.2:77")
+        held.enter_context(places.held())
+        caller("", "ipv4:10.0.0.2:78")
+        held.enter_context(places.held())
+        assert places.used == 8
+        caller("", "unix:")
+        with pytest.raises(Overloaded, match="8 captions are in work, as many as this service takes"):
+            places.check()
+    assert places.used == 0
+    caller("", "ipv4:127.0.0.1:9")
+    with contextlib.ExitStack() as held:
+        for _ in range(8):
+            held.enter_context(places.held())
+
+
+def test_an_owner_may_have_a_limit_of_its_own(caller: Any) -> None:
+    places = Places("captions", 8, 0.25)
+    caller("alice")
+    with places.held(3, of_one=3), pytest.raises(Overloaded, match="may have 3 of 8"):
+        places.check(of_one=3)
+    with pytest.raises(Overloaded, match="may have 0 of 8"):
+        places.check(of_one=0)
+
+
+def test_more_may_be_taken_while_some_are_held(caller: Any) -> None:
+    places = Places("upload_bytes", 100, 0.25, least=60)
+    caller("alice")
+    with places.held(0) as take:
+        take(60)
+        with pytest.raises(Overloaded, match="60 of 100"):
+            take(1)
+        caller("bob")
+        with pytest.raises(Overloaded, match="60 upload_bytes are open"), places.held(41):
+            pass
+    assert places.used == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "caller"),
+    [
+        ("unix:", Caller(host="unix")),
+        ("unix:/run/s.sock", Caller(host="unix")),
+        ("ipv4:127.0.0.1:4", Caller(host="127.0.0.1")),
+        ("ipv4:10.1.2.3:4", Caller(host="10.1.2.3", is_local=False)),
+        ("ipv6:[::1]:4", Caller(host="::1")),
+        ("ipv6:%5B::ffff:10.1.2.3%5D:4", Caller(host="10.1.2.3", is_local=False)),
+        ("ipv6:%5B2001:db8:1:2:3::4%5D:5", Caller(host="2001:db8:1:2::/64", is_local=False)),
+        ("ipv6:[fe80::1%25eth0]:5", Caller(host="fe80::/64", is_local=False)),
+        ("", Caller(host="unknown", is_local=False)),
+    ],
+)
+def test_who_is_at_the_other_end(peer: str, caller: Caller) -> None:
+    assert read_peer(peer) == caller._replace(owner="")
+
+
+def test_an_alarm_before_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server.resource, "getrlimit", lambda kind: (100, 100))
+    structlog.reset_defaults()
+    descriptors = server.Descriptors()
+    seen = []
+    for used in (79, 80, 90, None, 79, 10, 81):
+        descriptors.look(used)
+        seen += ["".join(capsys.readouterr())]
+    assert [("descriptors.low" in text, "descriptors.regained" in text) for text in seen] == [
+        *[(False, False), (True, False), (False, False), (False, False)],
+        *[(False, True), (False, False), (True, False)],
+    ]
+    assert (descriptors.used, descriptors.limit) == (81, 100)
+
+
+# -- what is logged ---------------------------------------------------------------------------------------------------
+
+
+def test_strangers_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    budget = LineBudget()
+    spent = [budget.spend("10.0.0.1") for _ in range(1000)]
+    assert spent.count(0) == logs.MAX_LINES_OF_ONE and spent.count(None) == 1000 - logs.MAX_LINES_OF_ONE
+    assert budget.spend("10.0.0.2") == 1000 - logs.MAX_LINES_OF_ONE
+    assert sum(budget.spend(f"10.0.1.{number}") is not None for number in range(200)) < logs.MAX_LINES
+    now = logs.LOG_WINDOW_S
+    assert budget.spend("10.0.0.1")
+    assert budget.spend("10.0.0.1") == 0
+
+
+async def test_refusals_name_the_peer_and_stop_filling_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing(WhoAmI):
+        async def GetModel(
+            self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+        ) -> common_pb2.ModelInfo:
+            raise ServiceUnavailable("not today")
+
+    async with served(Refusing()) as address, open_channel(address) as channel:
+        stub = target_pb2_grpc.TargetStub(channel)
+        for _ in range(logs.MAX_LINES_OF_ONE + 20):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.GetModel(common_pb2.GetModelRequest())
+    logged = [line for line in "".join(capsys.readouterr()).splitlines() if "request.refused" in line]
+    assert len(logged) == logs.MAX_LINES_OF_ONE and all("127.0.0.1" in line for line in logged)
