@@ -56,6 +56,12 @@ class SessionGone(SlipstreamError):
     status = "NOT_FOUND"
 
 
+class SessionExists(InvalidRequest):
+    """A session of that name is open already; it may be another caller's."""
+
+    status = "ALREADY_EXISTS"
+
+
 class SessionIdle(SlipstreamError):
     """The caller left its session open and said nothing for too long."""
 
@@ -79,6 +85,13 @@ class Unauthenticated(SlipstreamError):
     """The caller did not say who it is, or could not prove it."""
 
     status = "UNAUTHENTICATED"
+    exit_code = 2
+
+
+class PermissionDenied(SlipstreamError):
+    """Who calls is known, and may not."""
+
+    status = "PERMISSION_DENIED"
     exit_code = 2
 
 

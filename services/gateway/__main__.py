@@ -23,6 +23,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     for root in config.roots:
         if not root.is_dir():
             raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
+    metrics = GatewayMetrics(REGISTRY)
+    queue = make_queue(config, metrics)
     peers = Peers(config.target, config.draft, config.peer_security())
     await peers.target.wait(config.start_timeout_s)
     if peers.draft is not None:
@@ -32,10 +34,10 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             get_logger().warning("draft.missing", reason=str(error))
     media = Media(config)
     media.prepare()
-    captioner = GatewayCaptioner(config, peers, media, GatewayMetrics(REGISTRY))
+    captioner = GatewayCaptioner(config, peers, media, metrics)
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
-    archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))
+    archive = ArchiveService(config, captioner, watch, lifecycle, queue)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())

@@ -14,8 +14,10 @@ from slipstream.errors import (
     LimitExceeded,
     ModelNotUsable,
     Overloaded,
+    PermissionDenied,
     ServiceUnavailable,
     ServiceUnreachable,
+    SessionExists,
     SlipstreamError,
     Unauthenticated,
     VideoNotFound,
@@ -44,6 +46,8 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.UNAVAILABLE: ServiceUnavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.ALREADY_EXISTS: SessionExists,
 }
 
 
