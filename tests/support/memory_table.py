@@ -105,12 +105,12 @@ class JobTable:
         name = job_id(batch.spec.batch_id, spec.custom_id)
         if known := self._jobs.get(name):
             return SubmitOutcome.KNOWN if known.record.payload == spec.payload else SubmitOutcome.CONFLICT
-        will_wait = not (spec.rejection or batch.is_cancelled)
-        if will_wait and max_waiting is not None and self._num_waiting_of(batch.spec.owner) >= max_waiting:
-            return SubmitOutcome.OVER_QUOTA
         num_queued = sum(job.record.state is JobState.QUEUED for job in self._jobs.values())
         if not spec.rejection and num_queued >= self.policy.max_backlog:
             return SubmitOutcome.FULL
+        will_wait = not (spec.rejection or batch.is_cancelled)
+        if will_wait and max_waiting is not None and self._num_waiting_of(batch.spec.owner) >= max_waiting:
+            return SubmitOutcome.OVER_QUOTA
         job = self._jobs[name] = Job(
             _new_record(name, batch.spec.batch_id, spec, self._clock()), spec.priority, spec.cost
         )

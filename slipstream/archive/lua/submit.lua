@@ -13,8 +13,8 @@ local function admit(id, custom_id, priority, payload, digest, cost, rejection)
   if known then return known == digest and 'known' or 'conflict' end
   local waiting = tonumber(redis.call('HGET', P .. 'totals', 'queued') or 0)
   local will_wait = rejection == '' and not is_cancelled(batch)
-  if will_wait and room <= 0 then return 'over_quota' end
   if rejection == '' and waiting >= MAX_BACKLOG then return 'full' end
+  if will_wait and room <= 0 then return 'over_quota' end
   redis.call('HSET', job_key(id), 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
     'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now)
   if tonumber(cost) > 1 then redis.call('HSET', job_key(id), 'cost', cost) end
