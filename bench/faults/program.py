@@ -6,6 +6,7 @@ Parts, each on processes of its own:
 - `poison`: a job whose gateway dies whenever it runs.
 - `redis`: the store runs out of disk, is killed, is frozen; batches are handed in meanwhile.
 - `overload`: three times the captions that the stack can make.
+- `owners`: one tenant hands in hundreds of jobs, another a few.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 """
@@ -21,12 +22,13 @@ from typing import Any
 from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
+from bench.faults.owners import run_owners
 from bench.faults.redis_faults import run_redis_faults
 from bench.faults.stop import run_stop
 from bench.output import finish
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE
 
-PARTS = ("drain", "poison", "redis", "overload", "stop", "requests", "files")
+PARTS = ("drain", "poison", "redis", "overload", "owners", "stop", "requests", "files")
 TESTS = {"requests": "tests/faults/test_mutated_requests.py", "files": "tests/video/test_mutated_files.py"}
 Part = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -37,6 +39,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "poison": run_poison,
         "redis": run_redis_faults,
         "overload": lambda: run_overload(given.seed),
+        "owners": run_owners,
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", -(-given.requests // CALLS), given.seed),
         "files": lambda: _fuzz("files", given.files, given.seed),
@@ -75,6 +78,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         **{name: drain.get(name) for name in named},
         "poison_dead_lettered": poison.get("passed"),
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
+        "owners_share": found.get("owners", {}).get("owners_share"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
     }

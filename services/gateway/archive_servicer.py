@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 
-from slipstream.archive.intake import Submission, check_batch, check_priority, find_batch_id, max_waiting
+from slipstream.archive.intake import Submission, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
 from slipstream.archive.records import batch_of, job_of
@@ -90,7 +90,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         options = codec.read_batch_options(first.batch)
         owner, rights, config = current_owner(), current_rights(), self._config
         check_batch(options, config)
-        check_priority(options, owner, rights, config)
+        check_rights(options, owner, rights, config)
         submission = Submission(queue, config, owner, options, max_waiting(owner, rights, config))
         async for request in stream:
             if request.WhichOneof("message") != "item":

@@ -51,8 +51,10 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     _plan(batch.caption, config)
 
 
-def check_priority(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
-    """Raises `PermissionDenied` for a priority that the owner has no right to. Without owners there are no rights."""
+def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
+    """Raises `PermissionDenied` for what the owner may not. Without owners there are no rights."""
+    if rights.max_waiting == 0:
+        raise PermissionDenied(f"{owner} may hand in no jobs here; ask the operator for a higher max-waiting")
     may_use_high = config.owner_high if rights.may_use_high is None else rights.may_use_high
     if batch.priority is Priority.HIGH and owner and not may_use_high:
         raise PermissionDenied(

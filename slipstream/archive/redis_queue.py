@@ -52,7 +52,7 @@ DAMAGED = "its SHA-256 differs from when it was stored"
 def _intact(what: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedRecord(f"the store's record of {what} is damaged: {error}") from None
 
 
@@ -169,7 +169,7 @@ class ScriptStore:
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
-                raise
+                raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
             raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
         except DataError:
             raise

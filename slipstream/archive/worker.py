@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 import structlog
 
-from slipstream.archive.queue import BeatAnswer, JobQueue, JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.queue import BeatAnswer, DamagedRecord, JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -328,7 +328,9 @@ class Worker:
             await asyncio.wait_for(self._changed.wait(), random.uniform(*between))
 
     async def _away(self, error: Exception) -> None:
-        if not isinstance(error, QueueUnavailable):
+        if isinstance(error, DamagedRecord):
+            self._log.error("queue.failed", error=str(error))
+        elif not isinstance(error, QueueUnavailable):
             self._log.error("queue.failed", exc_info=error)
         elif not self._is_away:
             self._is_away = True
