@@ -41,9 +41,7 @@ from slipstream.archive.queue import (
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.logs import get_logger
 
-# -- records ----------------------------------------------------------------------------------------------------------
-
-# The rows that scripts answer.
+# -- rows that scripts answer ----------------------------------------------------------------------------------------
 
 DAMAGED = "its SHA-256 differs from when it was stored"
 
@@ -116,10 +114,7 @@ def _seconds(milliseconds: str) -> float:
 
 # -- store ------------------------------------------------------------------------------------------------------------
 
-# A connection to a Redis-compatible server that runs our scripts.
-#
-# Every call ends within `CALL_S`, whatever the server does; all scripts may be repeated, so one that met a connection
-# from before a restart is sent again at once.
+# All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
 CONNECT_S, SOCKET_S, CALL_S = 2.0, 2.5, 3.0
 
@@ -148,9 +143,8 @@ OnCall = Callable[[str, float], None]
 
 
 class ScriptStore:
-    """Scripts over the keys of one name. Every failure of the server or the way to it is `QueueUnavailable`.
-
-    At most `connections` calls for callers are under way; more wait."""
+    """Scripts over the keys of one name. Every failure of the server or the way to it is `QueueUnavailable`, within
+    `CALL_S`. At most `connections` calls for callers are under way; more wait."""
 
     def __init__(
         self, url: str, name: str, scripts: Mapping[str, str], connections: int, on_call: OnCall | None = None
@@ -163,7 +157,18 @@ class ScriptStore:
 
     async def run(self, script: str, *args: str | int | float | bytes) -> Any:
         """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`."""
-        client, began = self._clients[WORKER_SCRIPTS.get(script, "")], time.monotonic()
+        task, began = asyncio.current_task(), time.monotonic()
+        asked = task.cancelling() if task else 0
+        try:
+            answer = await self._answer(script, args)
+        finally:
+            self._on_call(script, time.monotonic() - began)
+        if task and task.cancelling() > asked:  # `wait_for` of Python 3.11, used by redis-py, may swallow it
+            raise asyncio.CancelledError
+        return answer
+
+    async def _answer(self, script: str, args: Sequence[str | int | float | bytes]) -> Any:
+        client = self._clients[WORKER_SCRIPTS.get(script, "")]
         try:
             async with asyncio.timeout(CALL_S):
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
@@ -175,8 +180,6 @@ class ScriptStore:
             raise
         except (RedisError, OSError, TimeoutError) as error:
             raise QueueUnavailable(f"the queue's Redis is not reachable: {_first_sentence(error)}") from None
-        finally:
-            self._on_call(script, time.monotonic() - began)
 
     async def close(self) -> None:
         for client in self._clients.values():
@@ -234,13 +237,9 @@ class RedisQueue:
     ) -> None:
         self.policy = policy or QueuePolicy()
         self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call)
-        self._header = (
-            round(self.policy.lease_s * 1000),
-            self.policy.max_attempts,
-            self.policy.max_crashes,
-            self.policy.max_backlog,
-            round(self.policy.retention_s * 1000),
-        )
+        told = self.policy
+        times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
+        self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1]
         self._takes: dict[str, int] = {}
 
     async def open_batch(self, batch: BatchSpec) -> None:

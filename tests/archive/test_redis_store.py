@@ -133,6 +133,22 @@ async def test_a_freeze_longer_than_the_lease_makes_no_healthy_job_run_twice(ser
     assert runs == ["a"]
 
 
+async def test_a_call_that_is_cancelled_at_any_moment_ends_its_task(server: EmbeddedServer) -> None:
+    async with queue_at(server.url) as queue:
+
+        async def call_forever() -> None:
+            while True:
+                await queue.depth()
+
+        for num_ticks in range(200):
+            task = asyncio.create_task(call_forever())
+            for _ in range(num_ticks):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait({task}, timeout=10)
+            assert task.cancelled(), f"cancelled after {num_ticks} ticks, and it went on"
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "small"

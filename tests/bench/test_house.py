@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.house import main, make_document, read_house, spread
+from bench.common import ROOT
+from bench.house import main, make_document, spread
+from tests.support.house import read_house
 
 FILES = {
     "slipstream/__init__.py": "",
@@ -67,3 +69,11 @@ def test_spread() -> None:
 def test_a_tree_without_circles_has_none(tree: Path) -> None:
     (tree / "slipstream" / "two.py").write_text("")
     assert read_house(tree).cycle == []
+
+
+def test_our_own_house_keeps_its_bounds() -> None:
+    document = make_document(ROOT)
+    product, bench = document["areas"]["product"], document["areas"]["bench"]
+    assert product["modules"] <= 115 and bench["modules"] <= 55
+    assert not product["long_files"] and not product["long_functions"]
+    assert not document["cycle"] and document["imports_pb2"] <= 14

@@ -1,7 +1,6 @@
 """The draft's process killed, frozen and started again while captions run: every token stays what it was to be."""
 
 import os
-import random
 import signal
 
 import pytest
@@ -25,9 +24,9 @@ def came_back(captioned: Captioned) -> bool:
     return len(since) >= MORE and any(token.from_draft for token in since)
 
 
-@pytest.mark.parametrize("seed", range(2))
-async def test_killed_and_started_again(fragile: FragileStack, seed: int) -> None:
-    strike_at, draft = random.Random(seed).randrange(1, 60), fragile.process("draft")
+async def test_killed_and_started_again(fragile: FragileStack) -> None:
+    """Once, as `python -m bench draft-faults` kills many drafts at random moments."""
+    strike_at, draft = 30, fragile.process("draft")
     starts = draft.starts
     kill = Strike(lambda c: len(c.token_ids) >= strike_at, lambda: os.kill(draft.pid, signal.SIGKILL))
 
@@ -95,7 +94,7 @@ async def test_losses_are_counted(fragile: FragileStack) -> None:
     draft = fragile.process("draft")
     stop = Strike(lambda c: "draft_ready" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGSTOP))
     try:
-        captioned = await fragile.caption(stop, max_new_tokens=1000)
+        captioned = await fragile.caption(stop, max_new_tokens=500)
     finally:
         os.kill(draft.pid, signal.SIGCONT)
     assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost") >= 1
