@@ -72,6 +72,12 @@ class SessionGone(SlipstreamError):
     status = "NOT_FOUND"
 
 
+class SessionExists(InvalidRequest):
+    """A session of that name is open already; it may be another caller's."""
+
+    status = "ALREADY_EXISTS"
+
+
 class SessionIdle(SlipstreamError):
     """The caller left its session open and said nothing for too long."""
 

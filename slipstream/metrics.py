@@ -18,7 +18,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    Info,
     start_http_server,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -43,7 +42,6 @@ for _collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
     REGISTRY.register(_collector)
 
 # What has one place in a process, wherever it is counted.
-Info("slipstream_build", "What runs", registry=REGISTRY).info({"version": __version__})
 TOKENS_UNREADABLE = Gauge(
     "slipstream_tokens_unreadable",
     "1 while the file of tokens cannot be used; its former content holds",
@@ -95,6 +93,17 @@ class GatewayMetrics:
         )
         self._queue = Gauge("slipstream_queue_jobs", "Jobs in the archive's queue", ["state"], registry=to)
         self._jobs = Counter("slipstream_jobs", "Runs of jobs that ended here", ["outcome"], registry=to)
+        self._oldest = Gauge(
+            "slipstream_queue_oldest_job_age_seconds", "Of the job that has waited longest for its turn", registry=to
+        )
+        self._last_take = Gauge(
+            "slipstream_queue_last_take_age_seconds",
+            "Since the queue last answered this gateway's take of jobs, or it had no free slot",
+            registry=to,
+        )
+        self._store_seconds = Histogram(
+            "slipstream_redis_call_seconds", "Calls of the queue's Redis", ["call"], buckets=_PASS_SECONDS, registry=to
+        )
         self._stale = Counter("slipstream_stale_commits", "Results refused as their lease was lost", registry=to)
 
     @contextlib.contextmanager
@@ -171,10 +180,19 @@ class GatewayMetrics:
         for kind, was_taken in kinds.items():
             self._protected.labels(kind).set(was_taken)
 
-    def queue_depth(self, jobs: Mapping[str, int]) -> None:
-        """Jobs by state."""
+    def queue_depth(self, jobs: Mapping[str, int], oldest_s: float = 0.0) -> None:
+        """Jobs by state, and the age of the one that has waited longest."""
         for state, number in jobs.items():
             self._queue.labels(state).set(number)
+        self._oldest.set(oldest_s)
+
+    def store_called(self, call: str, seconds: float) -> None:
+        """The queue's store has answered, or failed to. `call`: what it was asked, one of a fixed set of words."""
+        self._store_seconds.labels(call).observe(seconds)
+
+    def watch_takes(self, age_s: Callable[[], float]) -> None:
+        """Shows how long ago the worker could last take jobs, whenever somebody asks."""
+        self._last_take.set_function(age_s)
 
     def run_ended(self, outcome: str, was_held: bool) -> None:
         """A run of a job ended: done, failed, cancelled, retried or crashed. Not held: somebody else has the job."""

@@ -136,7 +136,7 @@ def test_runs_of_jobs_are_counted_by_how_they_ended() -> None:
 
 class FakeQueue(MemoryQueue):
     async def depth(self) -> QueueDepth:
-        return QueueDepth(queued=7, delayed=1, suspects=0, running=2, dead=3)
+        return QueueDepth(queued=7, delayed=1, suspects=0, running=2, dead=3, oldest_s=60.0)
 
 
 async def test_the_queue_is_watched() -> None:
@@ -146,6 +146,8 @@ async def test_the_queue_is_watched() -> None:
         await asyncio.sleep(0)
     watching.cancel()
     assert value(registry, "slipstream_queue_jobs", state="dead") == 3
+    assert value(registry, "slipstream_queue_jobs", state="oldest_s") is None
+    assert value(registry, "slipstream_queue_oldest_job_age_seconds") == 60
 
 
 def test_they_are_shown_on_loopback_unless_told_otherwise() -> None:

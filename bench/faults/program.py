@@ -10,6 +10,7 @@ Parts, each on processes of its own:
 - `resume`: target and gateway are killed in the middle of captions, which go on.
 - `memory`: large captions, finished or hung up; nothing of them may be left a second later.
 - `admission`: thousands watch health, and uploads stall, while somebody else wants a caption.
+- `owners`: one tenant hands in hundreds of jobs, another a few.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
@@ -27,6 +28,7 @@ from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.admission import run_admission
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
+from bench.faults.owners import run_owners
 from bench.faults.redis_faults import run_redis_faults
 from bench.faults.resume import run_resume
 from bench.faults.rogue import run_rogue
@@ -40,7 +42,19 @@ TESTS = {
     "files": "tests/video/test_mutated_files.py",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
-PARTS = ("drain", "poison", "redis", "overload", "rogue-draft", "resume", "memory", "admission", "stop", *TESTS)
+PARTS = (
+    "drain",
+    "poison",
+    "redis",
+    "overload",
+    "owners",
+    "rogue-draft",
+    "resume",
+    "memory",
+    "admission",
+    "stop",
+    *TESTS,
+)
 ROUND = 500
 """Examples of one parser before the clock is looked at."""
 Part = Callable[[], Awaitable[dict[str, Any]]]
@@ -56,6 +70,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "resume": lambda: run_resume(given.seed),
         "memory": run_memory,
         "admission": run_admission,
+        "owners": run_owners,
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
@@ -102,6 +117,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "rogue_draft_max_slowdown": found.get("rogue-draft", {}).get("max_slowdown"),
         "held_by_idle_mb": found.get("memory", {}).get("held_by_idle_mb"),
         **{name: found.get("admission", {}).get(name) for name in ("watch_flood_ok", "upload_stall_ok")},
+        "owners_share": found.get("owners", {}).get("owners_share"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
         "fuzzed": found.get("fuzz", {}).get("examples"),

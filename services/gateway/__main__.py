@@ -24,6 +24,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
         if not root.is_dir():
             raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
     metrics = GatewayMetrics(REGISTRY)
+    queue = make_queue(config, metrics)
     peers = Peers(
         config.target,
         config.draft,
@@ -44,7 +45,7 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     PROCESS.watch(captioner.places, *media.ceilings)
     GatewayServicer(config, captioner).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
-    archive = ArchiveService(config, captioner, watch, lifecycle, make_queue(config))
+    archive = ArchiveService(config, captioner, watch, lifecycle, queue)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())

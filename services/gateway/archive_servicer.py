@@ -2,23 +2,25 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import structlog
 
-from slipstream.archive.intake import Submission, batch_id_of, check_batch, find_batch_id
+from slipstream.archive.intake import Submission, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
 from slipstream.archive.records import batch_of, job_of
 from slipstream.captioning.config import GatewayConfig
-from slipstream.errors import InvalidConfig, InvalidRequest, ProtocolViolation, ServiceUnavailable
+from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.guards import IdleLimit
-from slipstream.rpc.security import current_owner
+from slipstream.rpc.security import current_owner, current_rights
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 WATCH_S = 0.5
+WATCH_RETRY_AFTER_S = 10.0
 SUBMIT_IDLE_S = 600.0
 """Longest pause between two items: whoever hands them in may be listing a slow store."""
 ABANDONED_S = 60.0
@@ -29,6 +31,44 @@ PART, MAX_PARTS = 25, 100
 PAGE_BYTES = 2 * 1024**2
 
 
+class BatchWatch:
+    """Looks at one batch again and again, for all who watch it."""
+
+    def __init__(self, queue: JobQueue, batch_id: str, stopping: asyncio.Event) -> None:
+        self.num_watchers = 0
+        self._queue = queue
+        self._batch_id = batch_id
+        self._stopping = stopping
+        self._next: asyncio.Future[Batch] = asyncio.get_running_loop().create_future()
+        self._looking = asyncio.create_task(self._look())
+
+    async def next_look(self) -> Batch:
+        """Raises what the look raised."""
+        return await asyncio.shield(self._next)
+
+    def close(self) -> None:
+        """Nobody watches any more."""
+        self._looking.cancel()
+
+    async def _look(self) -> None:
+        """A gateway that ends does not wait for those who watch."""
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), WATCH_S)
+                break
+            looked, self._next = self._next, asyncio.get_running_loop().create_future()
+            try:
+                looked.set_result(batch_of(await self._queue.get_batch(self._batch_id)))
+            except Exception as error:
+                _fail(looked, error)
+        _fail(self._next, ServiceUnavailable("this gateway is stopping; watch the batch at another, or later"))
+
+
+def _fail(looked: asyncio.Future[Batch], error: Exception) -> None:
+    looked.set_exception(error)
+    looked.exception()  # it may be that nobody waits for it
+
+
 class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     """Implements `proto/slipstream/rpc/v1/archive.proto`. A batch is seen by its owner only."""
 
@@ -36,6 +76,9 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         self._config = config
         self._stopping = stopping
         self._queue_or_none = queue
+        self._watches: dict[str, BatchWatch] = {}
+        self._num_watchers: Counter[str] = Counter()
+        """By owner."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serves from now on."""
@@ -49,11 +92,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         if first is None or first.WhichOneof("message") != "batch":
             raise ProtocolViolation("a submit begins with `batch`")
         options = codec.read_batch_options(first.batch)
-        check_batch(options, self._config)
-        owner = current_owner()
-        batch_id = batch_id_of(owner, options.key)
-        structlog.contextvars.bind_contextvars(batch_id=batch_id)
-        submission = Submission(queue, self._config, batch_id, owner, options)
+        owner, rights, config = current_owner(), current_rights(), self._config
+        check_batch(options, config)
+        check_rights(options, owner, rights, config)
+        submission = Submission(queue, config, owner, options, max_waiting(owner, rights, config))
+        structlog.contextvars.bind_contextvars(batch_id=submission.batch_id)
         async for request in IdleLimit(stream, SUBMIT_IDLE_S, "the submit was ended; hand the same items in again"):
             if request.WhichOneof("message") != "item":
                 raise ProtocolViolation("after `batch` a submit takes `item`s only")
@@ -69,18 +112,19 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         self, request: archive_pb2.WatchBatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[archive_pb2.Batch]:
         clock = asyncio.get_running_loop().time
-        last: Batch | None = None
-        changed = clock()
-        while last is None or not last.is_ended:
-            batch = batch_of(await self._find(request.batch))
-            if batch != last:
-                yield codec.batch_message(batch)
-                changed = clock()
-            last = batch
-            if last.is_idle and clock() - changed > ABANDONED_S:
-                raise BatchAbandoned("its submit broke off and nothing of it waits or runs; submit it again to end it")
-            if not last.is_ended:
-                await self._pause()
+        batch, last, changed = batch_of(await self._find(request.batch)), None, clock()
+        with self._watching(batch.batch_id) as watch:
+            while True:
+                if batch != last:
+                    yield codec.batch_message(batch)
+                    last, changed = batch, clock()
+                if batch.is_ended:
+                    return
+                if batch.is_idle and clock() - changed > ABANDONED_S:
+                    raise BatchAbandoned(
+                        "its submit broke off and nothing of it waits or runs; submit it again to end it"
+                    )
+                batch = await watch.next_look()
 
     async def ListBatches(
         self, request: archive_pb2.ListBatchesRequest, context: grpc.aio.ServicerContext
@@ -122,12 +166,28 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         num_retried = await self._queue.retry_dead(batch_id, frozenset(states))
         return archive_pb2.RetryDeadResponse(num_retried=num_retried)
 
-    async def _pause(self) -> None:
-        """Between two looks. A gateway that ends does not wait for those who watch."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), WATCH_S)
-        if self._stopping.is_set():
-            raise ServiceUnavailable("this gateway is stopping; watch the batch at another, or later")
+    @contextlib.contextmanager
+    def _watching(self, batch_id: str) -> Iterator["BatchWatch"]:
+        """For the time of one call. Raises `Overloaded`."""
+        owner, most = current_owner(), self._config.owner_max_watches
+        if self._num_watchers[owner] >= most:
+            raise Overloaded(
+                f"you watch {most} times already, as often as one owner may at this gateway; end a watch, or poll",
+                retry_after_s=WATCH_RETRY_AFTER_S,
+            )
+        watch = self._watches.get(batch_id)
+        if watch is None:
+            watch = self._watches[batch_id] = BatchWatch(self._queue, batch_id, self._stopping)
+        self._num_watchers[owner] += 1
+        watch.num_watchers += 1
+        try:
+            yield watch
+        finally:
+            self._num_watchers -= Counter({owner: 1})
+            watch.num_watchers -= 1
+            if not watch.num_watchers:
+                watch.close()
+                del self._watches[batch_id]
 
     @property
     def _queue(self) -> JobQueue:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,17 @@ from slipstream.archive.messages import BatchItem, BatchOptions, OptionValues, S
 from slipstream.archive.queue import BacklogFull, BatchSpec, JobQueue, JobSpec, Priority, SubmitOutcome
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.plan import make_plan
-from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
+from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.errors import InvalidRequest, LimitExceeded, PermissionDenied, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.options import CaptionOptions
+from slipstream.rpc.security import OwnerRights
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
 MAX_NAME_CHARS = 256
 MAX_SOURCE_CHARS = 4096
+MAX_COST = 1000
 MAX_METADATA, MAX_METADATA_CHARS = 16, 512
 _BATCH_ID = re.compile("batch-[0-9a-f]{32}")
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
@@ -45,7 +48,34 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     if _BATCH_ID.fullmatch(batch.key):
         raise InvalidRequest("a key must not look like a batch id")
     _check_metadata(batch.metadata)
-    _check_options(batch.caption, config)
+    _plan(batch.caption, config)
+
+
+def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
+    """Raises `PermissionDenied` for what the owner may not. Without owners there are no rights."""
+    if rights.max_waiting == 0:
+        raise PermissionDenied(f"{owner} may hand in no jobs here; ask the operator for a higher max-waiting")
+    may_use_high = config.owner_high if rights.may_use_high is None else rights.may_use_high
+    if batch.priority is Priority.HIGH and owner and not may_use_high:
+        raise PermissionDenied(
+            f"{owner} may not use the priority high; submit with normal, or ask the operator for `high=yes` in the "
+            "tokens file or for --owner-high true"
+        )
+
+
+def max_waiting(owner: str, rights: OwnerRights, config: GatewayConfig) -> int:
+    """How many jobs of the owner may wait. Where callers are told apart, nobody can fill the backlog alone."""
+    if rights.max_waiting is not None:
+        return rights.max_waiting
+    of_one = config.max_backlog if not owner else max(config.max_backlog // 2, 1)
+    return config.owner_max_waiting or of_one
+
+
+def cost_of(plan: CaptionPlan, config: GatewayConfig) -> int:
+    """Turns that a run of it takes: 1 for what is asked by default, or less; twice the frames or tokens take 2."""
+    frames = (plan.options.num_frames or 1) / config.default_frames
+    tokens = (plan.options.max_new_tokens or 1) / config.default_new_tokens
+    return max(1, min(math.ceil(max(frames, tokens)), MAX_COST))
 
 
 def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Priority, config: GatewayConfig) -> JobSpec:
@@ -54,25 +84,26 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     if not _is_name(item.custom_id):
         raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
     job = JobPayload(item.source[:MAX_SOURCE_CHARS], item.caption, item.sha256[:64].lower())
-    return JobSpec(item.custom_id, write_job(job), priority, _rejection(item, job, batch, config))
-
-
-def _rejection(item: BatchItem, job: JobPayload, batch: BatchPayload, config: GatewayConfig) -> str:
-    if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
-        return f"source must have 1 to {MAX_SOURCE_CHARS} characters"
-    if item.sha256 and not _SHA256.fullmatch(item.sha256):
-        return "sha256 must have 64 hexadecimal digits"
     try:
-        _check_options({**batch.caption, **item.caption}, config)
+        cost, rejection = _read_cost(item, batch, config), ""
     except SlipstreamError as error:
-        return str(error)
-    return ""
+        cost, rejection = 1, str(error)
+    return JobSpec(item.custom_id, write_job(job), priority, rejection, cost)
 
 
-def _check_options(values: OptionValues, config: GatewayConfig) -> None:
+def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> int:
+    """Raises `SlipstreamError` for an item that cannot run."""
+    if not 1 <= len(item.source) <= MAX_SOURCE_CHARS:
+        raise InvalidRequest(f"source must have 1 to {MAX_SOURCE_CHARS} characters")
+    if item.sha256 and not _SHA256.fullmatch(item.sha256):
+        raise InvalidRequest("sha256 must have 64 hexadecimal digits")
+    return cost_of(_plan({**batch.caption, **item.caption}, config), config)
+
+
+def _plan(values: OptionValues, config: GatewayConfig) -> CaptionPlan:
     if values.get("path") or values.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
-    make_plan(CaptionOptions.from_mapping(values), config)
+    return make_plan(CaptionOptions.from_mapping(values), config)
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:
@@ -103,19 +134,25 @@ class Submission:
         self,
         queue: JobQueue,
         config: GatewayConfig,
-        batch_id: str,
         owner: str,
         options: BatchOptions,
+        max_waiting: int,
     ) -> None:
         self._queue = queue
         self._config = config
+        self._max_waiting = max_waiting
         self._priority = options.priority
         self._batch = BatchPayload(options.key, options.caption)
+        batch_id = batch_id_of(owner, options.key)
         self._spec = BatchSpec(batch_id, owner, dict(options.metadata), write_batch(self._batch))
         self._chunk: list[JobSpec] = []
         self._num_items = 0
         self._is_open = False
         self._submitted = Submitted(batch_id)
+
+    @property
+    def batch_id(self) -> str:
+        return self._spec.batch_id
 
     async def add(self, item: BatchItem) -> None:
         """One more item. Raises `InvalidRequest`, `LimitExceeded`, `BacklogFull` or `QueueUnavailable`."""
@@ -152,16 +189,20 @@ class Submission:
         if not self._is_open:
             await self._queue.open_batch(self._spec)
             self._is_open = True
-        answers = await self._queue.submit(self._spec.batch_id, self._chunk)
+        answers = await self._queue.submit(self._spec.batch_id, self._chunk, self._max_waiting)
         self._submitted += self._count(answers)
         self._chunk = []
-        if SubmitOutcome.FULL in answers:
-            submitted = self._submitted
-            raise BacklogFull(
-                f"the archive's backlog is full: {submitted.num_added} items of this call were accepted and "
-                f"{submitted.num_known} were known; make the same call again later to go on",
-                retry_after_s=RETRY_AFTER_S,
-            )
+        for outcome, is_full in (
+            (SubmitOutcome.FULL, "the archive's backlog is full"),
+            (SubmitOutcome.OVER_QUOTA, f"{self._max_waiting} of your jobs may wait, and do"),
+        ):
+            if outcome in answers:
+                submitted = self._submitted
+                raise BacklogFull(
+                    f"{is_full}: {submitted.num_added} items of this call were accepted and {submitted.num_known} "
+                    "were known; make the same call again later to go on",
+                    retry_after_s=RETRY_AFTER_S,
+                )
 
     def _count(self, answers: Sequence[SubmitOutcome]) -> Submitted:
         """What became of the chunk. Of the conflicts of a whole call, the first are named."""

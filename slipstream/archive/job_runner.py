@@ -32,7 +32,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, ServiceUnavailable, SlipstreamError, VersionMismatch
+from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
 from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
 from slipstream.video.messages import SampledVideo
 
@@ -90,10 +90,11 @@ class ArchiveRunner:
     async def _known_or_made(
         self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
     ) -> Outcome:
-        key = self._content_key(video, plan)
+        key = self._content_key(lease, video, plan)
         async with self._making.setdefault(key, asyncio.Lock()):  # duplicates wait for the first
             if (known := await self._known(key)) is not None:
                 caption, receipt = known
+                caption = replace(caption, request_id="")  # that of the job it was made for
                 result = write_result(caption, replace(receipt, reused=True, runs=lease.epoch))
                 return Outcome(JobState.DONE, result, content_key=key, tallies={"reused": 1})
             async with self._slots:
@@ -131,7 +132,7 @@ class ArchiveRunner:
         target = await self._captioner.check(plan)  # the models may be others than before the wait
         await self._captioner.look_for_draft(plan)
         draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
-        key = self._content_key(video, plan)
+        key = self._content_key(lease, video, plan)
         caption = await self._caption(lease, plan, video, stats, reporter)
         result = write_result(caption, make_receipt(plan, video, caption, target, draft, runs=lease.epoch))
         self._recent[key] = result
@@ -150,6 +151,8 @@ class ArchiveRunner:
                     return await self._captioner.caption(plan, video, reporter.emit, stats)
             except TimeoutError:
                 raise SlipstreamError(f"the caption was not done within this server's limit of {limit_s:g} s") from None
+            except SessionExists as error:  # somebody's session has the name of this run, which is no fault of the item
+                raise RetryLater(str(error), counted=False) from error
             except ServiceUnavailable as error:
                 if await self._target_answers():
                     raise RetryLater(str(error), counted=True) from error
@@ -165,10 +168,13 @@ class ArchiveRunner:
             return False
         return True
 
-    def _content_key(self, video: SampledVideo, plan: CaptionPlan) -> str:
+    def _content_key(self, lease: Lease, video: SampledVideo, plan: CaptionPlan) -> str:
+        """Of results that the job may take over: its owner's own, unless all share theirs."""
         peers = self._captioner.peers
         assert peers.target.model is not None, "the target has been asked"
-        return content_key(video.sha256, plan, peers.target.model, peers.draft.model if peers.draft else None)
+        owner = "" if self._config.share_results else lease.owner
+        draft = peers.draft.model if peers.draft else None
+        return content_key(video.sha256, plan, peers.target.model, draft, owner=owner)
 
 
 class CoRunner:

@@ -4,6 +4,7 @@ Execution is at least once; the committed effect is exactly once: a result is ac
 job's lease only, and only once. A job reaches exactly one terminal state.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,6 +59,12 @@ class BacklogFull(Overloaded):
     """As many jobs wait as the policy allows; what was accepted before stays accepted."""
 
 
+class DamagedRecord(SlipstreamError):
+    """What the store holds of a batch or a job is not what was put there."""
+
+    status = "DATA_LOSS"
+
+
 class UnknownBatch(SlipstreamError):
     """No batch of that id here, or it belongs to somebody else."""
 
@@ -109,6 +116,8 @@ class JobSpec:
     priority: Priority = Priority.NORMAL
     rejection: str = ""
     """Why it cannot run: the job is recorded as FAILED with this error and never queued."""
+    cost: int = 1
+    """Turns of its owner that a run takes, at least 1."""
 
 
 class SubmitOutcome(StrEnum):
@@ -121,6 +130,8 @@ class SubmitOutcome(StrEnum):
     """The batch has a job of this name with another payload, which stays."""
     FULL = "full"
     """Not accepted: the backlog is at its limit."""
+    OVER_QUOTA = "over_quota"
+    """Not accepted: as many jobs of its owner wait as may."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +230,25 @@ class BatchRecord:
         return sum(self.counts.values())
 
 
+def sha256(data: str | bytes) -> str:
+    """Hexadecimal."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+def job_id(batch_id: str, custom_id: str) -> str:
+    """The same item of the same batch is the same job, whoever hands it in."""
+    return sha256(f"{batch_id}\0{custom_id}")[:32]
+
+
+def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled: bool) -> BatchState:
+    is_live = counts[JobState.QUEUED] + counts[JobState.RUNNING] > 0
+    if is_cancelled:
+        return BatchState.CANCELLING if is_live else BatchState.CANCELLED
+    if not is_sealed:
+        return BatchState.OPEN
+    return BatchState.IN_PROGRESS if is_live else BatchState.COMPLETED
+
+
 @dataclass(frozen=True)
 class QueueDepth:
     """How much waits and runs, over all batches."""
@@ -229,6 +259,8 @@ class QueueDepth:
     suspects: int
     running: int
     dead: int
+    oldest_s: float = field(default=0.0, compare=False)
+    """Seconds since the oldest job that waits for its turn was handed in; 0 while none does."""
 
 
 class JobQueue(Protocol):
@@ -239,16 +271,20 @@ class JobQueue(Protocol):
     async def open_batch(self, batch: BatchSpec) -> None:
         """Creates the batch or finds it. Raises `UnknownBatch` when it belongs to another owner."""
 
-    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
-        """Hands in jobs: one answer each, in order. Durable when it returns."""
+    async def submit(
+        self, batch_id: str, jobs: Sequence[JobSpec], max_waiting: int | None = None
+    ) -> list[SubmitOutcome]:
+        """Hands in jobs: one answer each, in order. Durable when it returns. `max_waiting`: how many jobs of the
+        batch's owner may wait for their turn, over all batches; those in a back-off are not counted."""
 
     async def seal_batch(self, batch_id: str) -> None:
         """No more items for now: the batch is complete once its jobs are. `submit` opens it again."""
 
     async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
-        """At most `limit` jobs, never waiting for one: expired leases first, then by priority; 0 is a sign of life.
-        `suspects`: whether one suspect may be among them; a worker that runs one says False. Only one suspect runs at
-        a time over all workers, for what it kills they may share."""
+        """At most `limit` jobs, never waiting for one: expired leases first, then by priority; within a priority the
+        owners that have work take turns. 0 is a sign of life. `suspects`: whether one suspect may be among them; a
+        worker that runs one says False. Only one suspect runs at a time over all workers, for what it kills they may
+        share."""
 
     async def beat(self, leases: Sequence[Lease], progress: Mapping[str, str]) -> list[BeatAnswer]:
         """Renews leases; one answer each. `progress` by job id."""

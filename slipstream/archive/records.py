@@ -183,8 +183,11 @@ REJECTION = "rejection"
 """The one sampling rule with which the text depends on the draft."""
 
 
-def content_key(video_sha256: str, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None) -> str:
-    """Equal keys: the same was asked of the same file, models and release, so the text can be taken over.
+def content_key(
+    video_sha256: str, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None, *, owner: str = ""
+) -> str:
+    """Equal keys: the same was asked of the same file, models and release, so the text can be taken over. `owner`:
+    whose results they are, where not everybody's.
 
     All options count, also those that change the speed only: a result tells how it was made.
     """
@@ -192,6 +195,8 @@ def content_key(video_sha256: str, plan: CaptionPlan, target: ModelInfo, draft: 
     if plan.speculative and plan.sampling.rule == REJECTION:
         parts += [draft.revision, draft.dtype] if draft else ["", ""]
     parts.append(json.dumps(options_used(plan), sort_keys=True))
+    if owner:
+        parts.append(owner)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

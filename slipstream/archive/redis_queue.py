@@ -5,15 +5,15 @@ Times are those of the server, so the clocks of its users do not matter.
 """
 
 import asyncio
-import hashlib
+import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -22,8 +22,8 @@ from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 from slipstream.archive.queue import (
     BatchRecord,
     BatchSpec,
-    BatchState,
     BeatAnswer,
+    DamagedRecord,
     JobRecord,
     JobSpec,
     JobState,
@@ -34,51 +34,34 @@ from slipstream.archive.queue import (
     QueueUnavailable,
     SubmitOutcome,
     UnknownBatch,
+    batch_state,
+    job_id,
+    sha256,
 )
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.logs import get_logger
 
-# -- records ----------------------------------------------------------------------------------------------------------
-
-# What the queue's records are made of: digests, ids, the state of a batch, and the rows that scripts answer.
+# -- rows that scripts answer ----------------------------------------------------------------------------------------
 
 DAMAGED = "its SHA-256 differs from when it was stored"
 
 
-def sha256(data: str | bytes) -> str:
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
-
-
-def job_id(batch_id: str, custom_id: str) -> str:
-    """The same item of the same batch is the same job, whoever hands it in."""
-    return sha256(f"{batch_id}\0{custom_id}")[:32]
-
-
-def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled: bool) -> BatchState:
-    is_live = counts[JobState.QUEUED] + counts[JobState.RUNNING] > 0
-    if is_cancelled:
-        return BatchState.CANCELLING if is_live else BatchState.CANCELLED
-    if not is_sealed:
-        return BatchState.OPEN
-    return BatchState.IN_PROGRESS if is_live else BatchState.COMPLETED
+@contextlib.contextmanager
+def _intact(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise DamagedRecord(f"the store's record of {what} is damaged: {error}") from None
 
 
 def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
-    """From a row of the take script: id, batch, custom id, epoch, payload, digest, options, digest, ..."""
-    name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry = texts(row)
-    return Lease(
-        job_id=name,
-        batch_id=batch_id,
-        custom_id=custom_id,
-        worker=worker,
-        epoch=int(epoch),
-        payload=payload,
-        options=options,
-        attempts=int(attempts),
-        crashes=int(crashes),
-        is_suspect=entry.startswith("suspects "),
-        entry=entry,
-    )
+    """From a row of the take script: id, batch, custom id, epoch, payload, digest, options, digest, ... Raises
+    `DamagedRecord`."""
+    with _intact("a job"):
+        name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry, owner = texts(row)
+        is_suspect = entry.startswith("suspects ")
+        counts = int(attempts), int(crashes)
+        return Lease(name, batch_id, custom_id, worker, int(epoch), payload, options, *counts, is_suspect, entry, owner)
 
 
 def damage_in(row: Sequence[bytes]) -> str:
@@ -90,49 +73,39 @@ def damage_in(row: Sequence[bytes]) -> str:
 
 
 def job_from(batch_id: str, row: Sequence[bytes]) -> JobRecord:
-    """From a row of the page script."""
-    name, state, custom_id, payload, result, digest, error, code, worker, *rest = texts(row)
-    epoch, attempts, crashes, progress, created, started, ended = rest
-    if state == JobState.DONE and sha256(row[4]) != digest:
-        result, error, code = "", f"the result was damaged in the store: {DAMAGED}", "DATA_LOSS"
-    return JobRecord(
-        job_id=name,
-        batch_id=batch_id,
-        custom_id=custom_id,
-        state=JobState(state),
-        payload=payload,
-        result=result,
-        error=error,
-        error_code=code,
-        worker=worker,
-        epoch=int(epoch),
-        attempts=int(attempts),
-        crashes=int(crashes),
-        progress=progress,
-        created_s=_seconds(created),
-        started_s=_seconds(started),
-        ended_s=_seconds(ended),
-    )
+    """From a row of the page script. Raises `DamagedRecord`."""
+    with _intact(f"a job of {batch_id}"):
+        name, state, custom_id, payload, result, digest, error, code, worker, *rest = texts(row)
+        epoch, attempts, crashes, progress, *times = rest
+        if state == JobState.DONE and sha256(row[4]) != digest:
+            result, error, code = "", f"the result was damaged in the store: {DAMAGED}", "DATA_LOSS"
+        counts = int(epoch), int(attempts), int(crashes)
+        created_s, started_s, ended_s = map(_seconds, times)
+        said = payload, result, error, code, worker
+        return JobRecord(
+            name, batch_id, custom_id, JobState(state), *said, *counts, progress, created_s, started_s, ended_s
+        )
 
 
 def batch_from(batch_id: str, pairs: Sequence[bytes]) -> BatchRecord | None:
-    """From the fields of a batch's hash, one after the other."""
+    """From the fields of a batch's hash, one after the other. Raises `DamagedRecord`."""
     words = texts(pairs)
-    fields = dict(zip(words[::2], words[1::2], strict=True))
+    fields = dict(zip(words[::2], words[1::2], strict=False))
     if "owner" not in fields:
         return None
-    counts = {state: int(fields.get(f"n:{state}", 0)) for state in JobState}
-    return BatchRecord(
-        batch_id=batch_id,
-        owner=fields["owner"],
-        state=batch_state(counts, is_sealed="sealed" in fields, is_cancelled="cancel" in fields),
-        metadata=json.loads(fields["metadata"]),
-        options=fields["options"],
-        counts=counts,
-        tallies={name[2:]: float(value) for name, value in fields.items() if name.startswith("t:")},
-        created_s=_seconds(fields["created"]),
-        ended_s=_seconds(fields.get("ended", "")),
-    )
+    with _intact(f"the batch {batch_id}"):
+        counts = {state: int(fields.get(f"n:{state}", 0)) for state in JobState}
+        return BatchRecord(
+            batch_id=batch_id,
+            owner=fields["owner"],
+            state=batch_state(counts, is_sealed="sealed" in fields, is_cancelled="cancel" in fields),
+            metadata={str(name): str(value) for name, value in json.loads(fields["metadata"]).items()},
+            options=fields["options"],
+            counts=counts,
+            tallies={name[2:]: float(value) for name, value in fields.items() if name.startswith("t:")},
+            created_s=_seconds(fields["created"]),
+            ended_s=_seconds(fields.get("ended", "")),
+        )
 
 
 def _seconds(milliseconds: str) -> float:
@@ -141,10 +114,7 @@ def _seconds(milliseconds: str) -> float:
 
 # -- store ------------------------------------------------------------------------------------------------------------
 
-# A connection to a Redis-compatible server that runs our scripts.
-#
-# Every call ends within `CALL_S`, whatever the server does; all scripts may be repeated, so one that met a connection
-# from before a restart is sent again at once.
+# All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
 CONNECT_S, SOCKET_S, CALL_S = 2.0, 2.5, 3.0
 
@@ -163,39 +133,48 @@ def load_scripts() -> dict[str, str]:
     return {name: prelude + text for name, text in texts.items()}
 
 
-class ScriptStore:
-    """Scripts over the keys of one name. Every failure of the server or the way to it is `QueueUnavailable`."""
+CONNECTIONS = 32
+WORKER_CONNECTIONS = {"beat": 1, "take": 4}
+"""Beats have a connection of their own, so that nothing that callers ask for can make a lease expire."""
+WORKER_SCRIPTS = {"beat": "beat", **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping"), "take")}
+"""Which connections a script uses; the others share those of the callers."""
+OnCall = Callable[[str, float], None]
+"""Hears of a call of the store: the script, and how many seconds it took."""
 
-    def __init__(self, url: str, name: str, scripts: Mapping[str, str]) -> None:
+
+class ScriptStore:
+    """Scripts over the keys of one name. Every failure of the server or the way to it is `QueueUnavailable`, within
+    `CALL_S`. At most `connections` calls for callers are under way; more wait."""
+
+    def __init__(
+        self, url: str, name: str, scripts: Mapping[str, str], connections: int, on_call: OnCall | None = None
+    ) -> None:
         self.prefix = f"{{{name}}}:"
-        try:
-            self._redis: Redis = Redis.from_url(
-                url,
-                protocol=2,
-                socket_timeout=SOCKET_S,
-                socket_connect_timeout=CONNECT_S,
-                retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-            )
-        except (ValueError, TypeError) as error:
-            raise InvalidConfig(f"no URL of a Redis server: {error}; use redis://, rediss:// or unix://") from None
-        self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
+        sizes = {**WORKER_CONNECTIONS, "": connections}
+        self._clients = {use: _connect(url, size) for use, size in sizes.items()}
+        self._scripts = {name: self._clients[""].register_script(text) for name, text in scripts.items()}
+        self._on_call = on_call or (lambda script, seconds: None)
 
     async def run(self, script: str, *args: str | int | float | bytes) -> Any:
         """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`."""
-        task = asyncio.current_task()
+        task, began = asyncio.current_task(), time.monotonic()
         asked = task.cancelling() if task else 0
-        answer = await self._answer(script, args)
+        try:
+            answer = await self._answer(script, args)
+        finally:
+            self._on_call(script, time.monotonic() - began)
         if task and task.cancelling() > asked:  # `wait_for` of Python 3.11, used by redis-py, may swallow it
             raise asyncio.CancelledError
         return answer
 
     async def _answer(self, script: str, args: Sequence[str | int | float | bytes]) -> Any:
+        client = self._clients[WORKER_SCRIPTS.get(script, "")]
         try:
             async with asyncio.timeout(CALL_S):
-                return await self._scripts[script](keys=[self.prefix], args=args)
+                return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
-                raise
+                raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
             raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
         except DataError:
             raise
@@ -203,7 +182,25 @@ class ScriptStore:
             raise QueueUnavailable(f"the queue's Redis is not reachable: {_first_sentence(error)}") from None
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def _connect(url: str, size: int) -> Redis:
+    """At most `size` connections, made when first used. Raises `InvalidConfig`."""
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            max_connections=size,
+            timeout=CALL_S,
+            protocol=2,
+            socket_timeout=SOCKET_S,
+            socket_connect_timeout=CONNECT_S,
+            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        )
+    except (ValueError, TypeError) as error:
+        raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use redis://, rediss:// or unix://") from None
+    return Redis.from_pool(pool)
 
 
 def _first_sentence(error: Exception) -> str:
@@ -235,16 +232,14 @@ class RedisQueue:
         policy: QueuePolicy | None = None,
         *,
         scripts: Mapping[str, str] | None = None,
+        connections: int = CONNECTIONS,
+        on_call: OnCall | None = None,
     ) -> None:
         self.policy = policy or QueuePolicy()
-        self._store = ScriptStore(url, name, scripts or load_scripts())
-        self._header = (
-            round(self.policy.lease_s * 1000),
-            self.policy.max_attempts,
-            self.policy.max_crashes,
-            self.policy.max_backlog,
-            round(self.policy.retention_s * 1000),
-        )
+        self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call)
+        told = self.policy
+        times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
+        self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1]
         self._takes: dict[str, int] = {}
 
     async def open_batch(self, batch: BatchSpec) -> None:
@@ -254,21 +249,24 @@ class RedisQueue:
             raise InvalidRequest(f"the batch {batch.batch_id} has other options; give the same, or another key")
         _known(answer, batch.batch_id)
 
-    async def submit(self, batch_id: str, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
+    async def submit(
+        self, batch_id: str, jobs: Sequence[JobSpec], max_waiting: int | None = None
+    ) -> list[SubmitOutcome]:
+        quota = self.policy.max_backlog if max_waiting is None else max_waiting
         admissions: list[SubmitOutcome] = []
-        args: list[str] = []
+        args: list[str | int] = []
         num_bytes = 0
         for job in jobs:
             name = job_id(batch_id, job.custom_id)
-            args += (name, job.custom_id, job.priority, job.payload, sha256(job.payload), job.rejection)
+            args += (name, job.custom_id, job.priority, job.payload, sha256(job.payload), job.cost, job.rejection)
             num_bytes += len(job.payload)
-            if len(args) >= 6 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
-                admissions += await self._submit(batch_id, args)
+            if len(args) >= 7 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
+                admissions += await self._submit(batch_id, quota, args)
                 args, num_bytes = [], 0
-        return admissions + await self._submit(batch_id, args)
+        return admissions + await self._submit(batch_id, quota, args)
 
-    async def _submit(self, batch_id: str, args: Sequence[str]) -> list[SubmitOutcome]:
-        answer = _known(await self._run("submit", batch_id, *args), batch_id)
+    async def _submit(self, batch_id: str, quota: int, args: Sequence[str | int]) -> list[SubmitOutcome]:
+        answer = _known(await self._run("submit", batch_id, quota, *args), batch_id)
         return [SubmitOutcome(word) for word in texts(answer)]
 
     async def seal_batch(self, batch_id: str) -> None:
@@ -284,7 +282,11 @@ class RedisQueue:
             _log_expired(*texts(row))
         leases = []
         for row in rows:
-            lease = lease_from(worker, row)
+            try:
+                lease = lease_from(worker, row)
+            except DamagedRecord as error:  # its lease expires, so that it is dead after a few
+                get_logger().error("job.damaged", error=str(error))
+                continue
             if damage := damage_in(row):
                 _log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
             else:
@@ -342,7 +344,8 @@ class RedisQueue:
         return found[0].decode() if found and sha256(found[0]).encode() == found[1] else None
 
     async def depth(self) -> QueueDepth:
-        return QueueDepth(*await self._run("depth"))
+        queued, delayed, suspects, running, dead, oldest_ms = await self._run("depth")
+        return QueueDepth(queued, delayed, suspects, running, dead, oldest_ms / 1000)
 
     async def sweep(self) -> int:
         num_deleted: int = (await self._run("sweep", SCAN_JOBS))[0]

@@ -7,18 +7,20 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.queue import JobQueue, QueueUnavailable
+from slipstream.archive.queue import DamagedRecord, JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.errors import SlipstreamError
+from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
+MAX_FAILED_TAKES = 3
+"""In a row, after which the archive is not serving."""
 SETTLE_S = 10.0
 DEPTH_S = 5.0
 """Between two looks at the queue's depth, for the metrics."""
@@ -48,7 +50,7 @@ class ArchiveService:
         if self.queue is None:
             return
         config, queue = self._config, self.queue
-        watch = HealthWatch("redis", HEALTH_NAME, queue.ping, self._lifecycle)
+        watch = HealthWatch("redis", HEALTH_NAME, self._ask, self._lifecycle)
         self._begin(watch.run())
         self._begin(_sweep(queue))
         if config.metrics:
@@ -65,6 +67,7 @@ class ArchiveService:
                 on_end=self._captioner.metrics.run_ended,
             )
             name = self._worker.name
+            self._captioner.metrics.watch_takes(self._worker.last_take_age_s)
             self._begin(self._work(self._worker))
         get_logger().info("archive.started", worker=name, slots=config.archive_slots, ahead=config.archive_ahead)
 
@@ -104,17 +107,32 @@ class ArchiveService:
     async def _is_ready(self) -> bool:
         return self._target.is_up
 
+    async def _ask(self) -> None:
+        """Raises `SlipstreamError` when the store takes no writes, or gives out no jobs."""
+        assert self.queue is not None
+        await self.queue.ping()
+        if self._worker is not None and self._worker.failed_takes >= MAX_FAILED_TAKES:
+            raise ServiceUnavailable(f"{self._worker.failed_takes} takes in a row failed; the log says why")
 
-def make_queue(config: GatewayConfig) -> RedisQueue | None:
+
+def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | None:
     """The queue that the options name, if they name one. Raises `InvalidConfig`; connects when first used."""
-    return RedisQueue(config.redis_url, config.redis_queue, config.queue_policy) if config.redis else None
+    if not config.redis:
+        return None
+    return RedisQueue(
+        config.redis_url,
+        config.redis_queue,
+        config.queue_policy,
+        connections=config.redis_connections,
+        on_call=metrics.store_called,
+    )
 
 
 async def _sweep(queue: JobQueue) -> None:
     """Deletes what is past its retention, for all gateways, a little at a time."""
     while True:
         num_deleted = 0
-        with contextlib.suppress(QueueUnavailable):
+        with contextlib.suppress(QueueUnavailable, DamagedRecord):
             num_deleted = await queue.sweep()
         await asyncio.sleep(SWEEP_PAUSE_S if num_deleted else SWEEP_S)
 
@@ -122,6 +140,7 @@ async def _sweep(queue: JobQueue) -> None:
 async def watch_depth(queue: JobQueue, metrics: GatewayMetrics) -> None:
     """Keeps the queue's depth in `metrics` up to date, until cancelled. While the store is away it stays as it was."""
     while True:
-        with contextlib.suppress(QueueUnavailable):
-            metrics.queue_depth(asdict(await queue.depth()))
+        with contextlib.suppress(QueueUnavailable, DamagedRecord):
+            depth = asdict(await queue.depth())
+            metrics.queue_depth(depth, depth.pop("oldest_s"))
         await asyncio.sleep(DEPTH_S)

@@ -6,9 +6,7 @@ A worker that was itself frozen beats before it takes anything, and stops what i
 
 import asyncio
 import contextlib
-import os
 import random
-import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +15,7 @@ from enum import Enum, auto
 
 import structlog
 
-from slipstream.archive.queue import BeatAnswer, JobQueue, JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.queue import BeatAnswer, DamagedRecord, JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -134,8 +132,9 @@ class Worker:
         grace_s: float = 30.0,
         on_end: OnEnd = lambda outcome, was_held: None,
     ) -> None:
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        """Must be another one in every process and after every start."""
+        self.name = name or uuid.uuid4().hex[:16]
+        """Must be another one in every process and after every start. It says nothing of host or process, for callers
+        see it; the log tells which process has which."""
         self._queue = queue
         self._handler = handler
         self._slots = slots
@@ -147,12 +146,19 @@ class Worker:
         self._changed = asyncio.Event()
         self._beaten = time.monotonic()
         self._is_away = False
+        self.failed_takes = 0
+        """In a row."""
+        self._taken = time.monotonic()
         self._log = get_logger().bind(worker=self.name)
 
     @property
     def live(self) -> tuple[str, ...]:
         """Ids of the jobs it has."""
         return tuple(self._runs)
+
+    def last_take_age_s(self) -> float:
+        """Since the queue last answered a take, or there was no free slot to take anything for."""
+        return time.monotonic() - self._taken
 
     def stop(self) -> None:
         """Takes no more jobs; `run` returns when those it has are settled."""
@@ -175,15 +181,20 @@ class Worker:
     async def _take(self) -> Sequence[Lease]:
         free = self._slots - len(self._runs)
         try:
-            if free <= 0 or (self._ready is not None and not await self._ready()):
+            if free <= 0:
+                self._taken = time.monotonic()
+                return ()
+            if self._ready is not None and not await self._ready():
                 return ()
             if self._runs and time.monotonic() - self._beaten > self._queue.policy.lease_s:
                 await self._beat()  # this process was frozen: its own expired leases must not look like free jobs
             has_suspect = any(run.lease.is_suspect for run in self._runs.values())
             leases = await self._queue.take(self.name, free, suspects=not has_suspect)
         except Exception as error:
+            self.failed_takes += 1
             await self._away(error)
             return ()
+        self.failed_takes, self._taken = 0, time.monotonic()
         self._back()
         return leases
 
@@ -317,7 +328,9 @@ class Worker:
             await asyncio.wait_for(self._changed.wait(), random.uniform(*between))
 
     async def _away(self, error: Exception) -> None:
-        if not isinstance(error, QueueUnavailable):
+        if isinstance(error, DamagedRecord):
+            self._log.error("queue.failed", error=str(error))
+        elif not isinstance(error, QueueUnavailable):
             self._log.error("queue.failed", exc_info=error)
         elif not self._is_away:
             self._is_away = True

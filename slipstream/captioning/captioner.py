@@ -16,7 +16,7 @@ from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.calls import Peers
-from slipstream.rpc.security import Places
+from slipstream.rpc.security import Places, current_rights
 from slipstream.speculation.pacing import CostModel, DecayedMean
 from slipstream.video.messages import SampledVideo
 
@@ -127,7 +127,8 @@ class GatewayCaptioner:
         await self.check(plan, wait_for_ready=True)
         with contextlib.ExitStack() as held:
             async with self.media.open(plan.path, upload) as source:
-                held.enter_context(self.places.held())  # the archive has slots of its own, and takes none of these
+                # The archive has slots of its own, and takes none of these.
+                held.enter_context(self.places.held(of_one=current_rights().max_captions))
                 video = held.enter_context(await self.sample(plan, source, emit, stats))
             return await self.caption(plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s)
 

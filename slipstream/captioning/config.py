@@ -102,6 +102,23 @@ class ArchiveOptions:
     max_attempts: int = option("counted failures after which a job is dead", default=4, check=between(1, 100))
     max_crashes: int = option("deaths of whatever ran it after which a job is dead", default=3, check=between(1, 100))
     max_backlog: int = option("jobs that may wait", default=1_000_000, check=between(1, 100_000_000))
+    owner_max_waiting: int = option(
+        "jobs of one owner that may wait, unless the tokens file says otherwise; 0: half of --max-backlog",
+        default=0,
+        check=between(0, 100_000_000),
+    )
+    owner_high: bool = option(
+        "whether owners may use the priority high, unless the tokens file says otherwise: true or false", default=False
+    )
+    owner_max_watches: int = option(
+        "batches that one owner may watch at once, at this gateway", default=64, check=between(1, 100_000)
+    )
+    share_results: bool = option(
+        "whether owners take over each other's results of the same video and options: true or false", default=False
+    )
+    redis_connections: int = option(
+        "connections to Redis for what callers ask, at most; workers have their own", default=32, check=between(1, 4096)
+    )
     retention_s: float = option(
         "how long a batch is kept after its last job ended", default=30 * 86_400.0, check=between(1, 10 * 365 * 86_400)
     )

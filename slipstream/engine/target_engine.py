@@ -20,7 +20,7 @@ from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
-from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionGone, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionExists, SessionGone, SlipstreamError
 from slipstream.families.adapter import StoppingText
 from slipstream.messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
@@ -84,7 +84,7 @@ class TargetEngine:
         """Gives a session a place, which `admit` waits for. Raises for a prompt that does not fit the context or the
         memory, an id in use, or when there is no room in the queue either."""
         if request.session_id in self._sessions:
-            raise InvalidRequest(f"session {request.session_id!r} is open already; give every request its own id")
+            raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         info = self.model.info
         plan = self.model.plan_prompt(
             request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame

@@ -20,6 +20,7 @@ from slipstream.errors import (
     PermissionDenied,
     ServiceUnavailable,
     ServiceUnreachable,
+    SessionExists,
     SlipstreamError,
     Unauthenticated,
     VersionMismatch,
@@ -62,6 +63,7 @@ _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ServiceUnavailable,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.ALREADY_EXISTS: SessionExists,
 }
 
 

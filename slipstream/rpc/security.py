@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import grpc
@@ -151,7 +151,8 @@ class Places:
 # Who calls: bearer tokens, or the name in a client's certificate.
 #
 # A tokens file has one line a token: `owner sha256-of-the-token`, in hexadecimal; `#` begins a comment. An owner may
-# have several, so that one can be replaced without a gap.
+# have several, so that one can be replaced without a gap. Behind the digest a line may say what the owner may, where
+# that is not what all may: `max-waiting=N`, `max-captions=N`, `high=yes` or `high=no`.
 
 AUTHORIZATION_KEY = "authorization"
 TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
@@ -162,6 +163,7 @@ MAX_TOKEN_CHARS = 512
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _OWNER = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_RIGHT = re.compile(r"(?P<limit>max-waiting|max-captions)=(?P<number>[0-9]{1,9})|high=(?P<is_high>yes|no)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +171,22 @@ class TokenOptions:
     """Options of a service that asks its callers who they are."""
 
     tokens: str = option("file of accepted tokens, `owner sha256` a line; empty asks for none", default="")
+
+
+class OwnerRights(NamedTuple):
+    """What the tokens file says of an owner: jobs that may wait in the archive, interactive captions in work at once,
+    whether its batches may have the priority high. None: what is so for all."""
+
+    max_waiting: int | None = None
+    max_captions: int | None = None
+    may_use_high: bool | None = None
+
+
+_rights: contextvars.ContextVar[OwnerRights] = contextvars.ContextVar("rights", default=OwnerRights())  # noqa: B039
+
+
+def current_rights() -> OwnerRights:
+    return _rights.get()
 
 
 def current_owner() -> str:
@@ -193,7 +211,7 @@ class TokenFile:
         """Raises `InvalidConfig` when the file cannot be read or has a wrong line."""
         self._path = path
         self._stamp = file_stamp(path)
-        self._entries = _read_tokens(path)
+        self._entries, self._rights = _read_tokens(path)
         self._looked = time.monotonic()
         self._complaint = ""
         metrics.TOKENS_UNREADABLE.set_function(self._is_unreadable)
@@ -207,6 +225,9 @@ class TokenFile:
                 found = owner
         return found
 
+    def rights(self, owner: str) -> OwnerRights:
+        return self._rights.get(owner, OwnerRights())
+
     def _refresh(self) -> None:
         if time.monotonic() - self._looked < RELOAD_S:
             return
@@ -217,7 +238,7 @@ class TokenFile:
         self._stamp = stamp
         before, self._complaint = self._complaint, ""
         try:
-            self._entries = _read_tokens(self._path)
+            self._entries, self._rights = _read_tokens(self._path)
         except InvalidConfig as error:
             self._complaint = str(error)
             if self._complaint != before:
@@ -284,6 +305,7 @@ class Identify:
     ) -> AsyncIterator[None]:
         token = _bearer_token([value for key, value in details.invocation_metadata or () if key == AUTHORIZATION_KEY])
         name_owner(self._owner_of(context, token))
+        _rights.set(self._tokens.rights(current_owner()) if self._tokens else OwnerRights())
         async with self._streams.around(token) if is_stream and self._tokens else contextlib.nullcontext():
             yield
 
@@ -349,7 +371,7 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
-def _read_tokens(path: str) -> list[tuple[str, str]]:
+def _read_tokens(path: str) -> tuple[list[tuple[str, str]], dict[str, OwnerRights]]:
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -359,12 +381,30 @@ def _read_tokens(path: str) -> list[tuple[str, str]]:
         raise InvalidConfig(f"--tokens: cannot read {path!r}: {reason}") from None
     if len(content) > MAX_FILE_BYTES:
         raise InvalidConfig(f"--tokens: {path!r} has more than {MAX_FILE_BYTES} bytes")
-    entries = []
+    entries: list[tuple[str, str]] = []
+    rights: dict[str, OwnerRights] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        if len(words) != 2 or not _OWNER.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1]):
+        if len(words) < 2 or not _OWNER.fullmatch(words[0]) or not _DIGEST.fullmatch(words[1]):
             raise InvalidConfig(f"--tokens: line {number} of {path!r} must be `owner sha256`; see `slipstream token`")
         entries.append((words[0], words[1]))
-    return entries
+        try:
+            rights[words[0]] = _read_rights(words[2:], rights.get(words[0], OwnerRights()))
+        except ValueError as error:
+            raise InvalidConfig(f"--tokens: line {number} of {path!r}: {error}") from None
+    return entries, rights
+
+
+def _read_rights(words: Sequence[str], known: OwnerRights) -> OwnerRights:
+    """With what the words add. Raises `ValueError`."""
+    for word in words:
+        if not (match := _RIGHT.fullmatch(word)):
+            raise ValueError(f"{word!r} is none of max-waiting=N, max-captions=N, high=yes, high=no")
+        field, value = (match["limit"] or "may_use_high").replace("-", "_"), match["number"]
+        read: Any = int(value) if value else match["is_high"] == "yes"
+        if getattr(known, field) not in (None, read):
+            raise ValueError(f"{word} contradicts what was said of the same owner before")
+        known = known._replace(**{field: read})
+    return known

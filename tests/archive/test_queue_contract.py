@@ -254,6 +254,8 @@ async def test_a_job_waits_in_one_place_only(world: World) -> None:
     await fill(world, "a")
     await world.queue.cancel_batch("batch")
     await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED}))
+    if world.redis is not None:  # a gateway of release 0.2 that cancels leaves the entry
+        await world.redis.xadd(f"{world.prefix}s:normal:me", {"job": (await world.jobs())["a"].job_id})
     assert await world.queue.retry(await take_one(world), "later", 50.0)
     assert await world.queue.take("w", 5) == []
 

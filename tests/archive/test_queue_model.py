@@ -25,7 +25,9 @@ from tests.archive.worlds import DONE, POLICY, World, memory_world, redis_world,
 ResultT = TypeVar("ResultT")
 
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
-BATCHES = st.sampled_from(["one", "two"])
+OWNERS = {"one": "a", "two": "b", "three": "b"}
+"""Of the batches."""
+BATCHES = st.sampled_from(list(OWNERS))
 NUM_RUNS, NUM_STEPS = 15, 30
 ENDED = (JobState.DEAD, JobState.FAILED, JobState.CANCELLED)
 
@@ -50,8 +52,11 @@ class QueueMachine(RuleBasedStateMachine):
         policy = replace(POLICY, max_backlog=12)
         self.model, self.real = memory_world(policy), self.runner.run(_made(self.url, policy))
         self.num_retries = 0
-        for batch in ("one", "two"):
-            self.both(lambda queue, batch=batch: queue.open_batch(BatchSpec(batch)))
+        self.open_batches()
+
+    def open_batches(self) -> None:
+        for batch, owner in OWNERS.items():
+            self.both(lambda queue, batch=batch, owner=owner: queue.open_batch(BatchSpec(batch, owner)))
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
@@ -71,10 +76,16 @@ class QueueMachine(RuleBasedStateMachine):
         assert model == real
         return model
 
-    @rule(batch=BATCHES, number=st.integers(0, 7), priority=st.sampled_from(list(Priority)))
-    def submit(self, batch: str, number: int, priority: Priority) -> None:
-        jobs = specs(f"{batch}{number}", f"{batch}{number + 1}", priority=priority)
-        self.both(lambda queue: queue.submit(batch, jobs))
+    @rule(
+        batch=BATCHES,
+        number=st.integers(0, 7),
+        priority=st.sampled_from([Priority.HIGH, Priority.NORMAL, Priority.NORMAL, Priority.LOW]),
+        cost=st.sampled_from([1, 1, 3]),
+        quota=st.sampled_from([None, None, 4]),
+    )
+    def submit(self, batch: str, number: int, priority: Priority, cost: int, quota: int | None) -> None:
+        jobs = specs(f"{batch}{number}", f"{batch}{number + 1}", priority=priority, cost=cost)
+        self.both(lambda queue: queue.submit(batch, jobs, quota))
 
     @rule(batch=BATCHES)
     def seal(self, batch: str) -> None:
@@ -130,8 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
     def sweep_after_retention(self) -> None:
         self.elapse(POLICY.retention_s + 1)
         self.both(_swept)
-        for batch in ("one", "two"):
-            self.both(lambda queue, batch=batch: queue.open_batch(BatchSpec(batch)))
+        self.open_batches()
 
     @invariant()
     def same(self) -> None:
@@ -157,13 +167,13 @@ async def _awaited(call: Awaitable[ResultT]) -> ResultT:
 
 
 async def _swept(queue: JobQueue) -> int:
-    """How many jobs of the two batches go; which batch goes first, and whether an empty one, is up to the clock."""
-    return sum([await queue.sweep() for _ in range(4)])
+    """How many jobs of the batches go; which batch goes first, and whether an empty one, is up to the clock."""
+    return sum([await queue.sweep() for _ in range(6)])
 
 
 async def _all_but_times(queue: JobQueue) -> Any:
     """What the queue holds as far as both must agree; each alone is checked for what must always hold."""
-    return await asyncio.gather(queue.depth(), *(_batch_but_times(queue, batch) for batch in ("one", "two")))
+    return await asyncio.gather(queue.depth(), *(_batch_but_times(queue, batch) for batch in OWNERS))
 
 
 async def _batch_but_times(queue: JobQueue, batch_id: str) -> Any:

@@ -7,6 +7,7 @@ import pytest
 from slipstream.archive.redis_queue import load_scripts
 from tests.archive import test_queue_blame as blame
 from tests.archive import test_queue_contract as contract
+from tests.archive import test_queue_owners as owners
 from tests.archive.worlds import World, redis_world
 
 Check = Callable[[World], Awaitable[None]]
@@ -23,13 +24,13 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         contract.test_the_token_is_worker_and_epoch,
     ),
     "no renewal": (
-        "redis.call('XCLAIM', stream, GROUP, CONSUMER, 0, id, 'JUSTID')",
+        "redis.call('XCLAIM', stream_key(name), GROUP, CONSUMER, 0, id, 'JUSTID')",
         "",
         contract.test_a_live_lease_is_kept_whatever_the_jobs_length,
     ),
     "no sweep of expired leases": (
-        "do reclaim(name) end",
-        "do end",
+        "ipairs(leased()) do reclaim(name) end",
+        "ipairs({}) do reclaim(name) end",
         contract.test_expired_jobs_come_before_all_others,
     ),
     "no new epoch": (
@@ -66,6 +67,31 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "waiting >= MAX_BACKLOG",
         "false",
         contract.test_the_backlog_is_bounded,
+    ),
+    "no turns of owners": (
+        "      to_the_end(priority, owner, 'XX')\n    end\n    if id",
+        "    end\n    if id",
+        owners.test_the_first_job_of_another_owner_comes_next,
+    ),
+    "who comes back comes first": (
+        "redis.call('HINCRBY', P .. 'clock', 'place', 1), owner",
+        "-redis.call('HINCRBY', P .. 'clock', 'place', 1), owner",
+        owners.test_who_hands_in_one_by_one_gains_nothing,
+    ),
+    "nothing is owed": (
+        "if cost > 1 then owe",
+        "if false then owe",
+        owners.test_a_dear_job_takes_several_turns,
+    ),
+    "debts stand for ever": (
+        "if least > 0 then owe(priority, owner, -least) end\n    debts[i] = debts[i] - least",
+        "",
+        owners.test_what_is_owed_to_nobody_is_forgiven,
+    ),
+    "no quota": (
+        "if will_wait and room <= 0",
+        "if false",
+        owners.test_an_owner_has_a_quota_over_all_its_batches,
     ),
 }
 

@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from slipstream.archive import redis_queue
-from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.archive.queue import BatchSpec, DamagedRecord, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
@@ -262,9 +262,76 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(server:
             await queue.ping()
 
 
+async def test_callers_that_hold_all_connections_hinder_no_worker(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand watchers of one tenant must not make another's leases expire."""
+    calls: list[str] = []
+    queue = RedisQueue(redis_url, "lanes", connections=2, on_call=lambda script, seconds: calls.append(script))
+    try:
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs("a", "b"))
+        await asyncio.gather(*(queue.list_batches() for _ in range(500)))
+        assert all(queue._store._clients[use].connection_pool.max_connections <= 4 for use in queue._store._clients)
+        pool = queue._store._clients[""].connection_pool
+        held = [await pool.get_connection() for _ in range(2)]
+        monkeypatch.setattr(redis_queue, "CALL_S", 0.2)
+        with pytest.raises(QueueUnavailable):
+            await queue.list_batches()
+        monkeypatch.setattr(redis_queue, "CALL_S", 5.0)
+        first, second = await queue.take("w", 2)
+        assert await queue.beat([first], {}) == ["keep"]
+        assert await queue.finish(first, DONE) and await queue.retry(second, "x", 0.0)
+        await queue.ping()
+        for connection in held:
+            await pool.release(connection)
+        assert len(await queue.list_batches()) == 1
+        assert {"submit", "batches", "take", "beat", "finish", "retry", "ping"} <= set(calls)
+    finally:
+        await queue.close()
+
+
+async def test_turns_survive_the_death_of_the_store(server: EmbeddedServer) -> None:
+    async with queue_at(server.url) as queue:
+        for owner in ("a", "b"):
+            await queue.open_batch(BatchSpec(owner, owner))
+            await queue.submit(owner, specs(*(f"{owner}{index}" for index in range(20)), cost=2))
+        (last,) = await queue.take("w", 1)
+        for _ in range(6):
+            await server.kill()
+            await server.start()
+            (lease,) = await retried(lambda: queue.take("w", 1))
+            assert lease.owner != last.owner
+            last = lease
+
+
+async def test_what_is_damaged_is_an_error_of_ours(redis_url: str) -> None:
+    """A key of the wrong type fails calls, and mending it mends them."""
+    world = redis_world(redis_url)
+    assert world.redis is not None
+    queue = world.queue
+    try:
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs("a"))
+        await world.redis.set(f"{world.prefix}delayed", "x")
+        for call in (queue.take("w", 1), queue.depth()):
+            with pytest.raises(DamagedRecord, match="WRONGTYPE"):
+                await call
+        await world.redis.delete(f"{world.prefix}delayed")
+        await world.redis.zadd(f"{world.prefix}delayed", {"ghost": 1})
+        assert len(await queue.take("w", 1)) == 1
+        await world.redis.hset(f"{world.prefix}b:batch", "created", "yesterday")
+        with pytest.raises(DamagedRecord, match="the batch batch is damaged"):
+            await queue.get_batch("batch")
+    finally:
+        await queue.close()
+        await world.redis.aclose()
+
+
 async def test_nobody_there_and_nonsense(tmp_path: Path) -> None:
     async with queue_at(f"unix://{tmp_path}/no.sock") as queue:
         with pytest.raises(QueueUnavailable, match="not reachable"):
             await queue.ping()
-    with pytest.raises(InvalidConfig, match="redis://"):
-        RedisQueue("http://localhost")
+    for nonsense in ("http://localhost", "foo://x", "localhost", "redis://x:port", "redis://x?db=y", ""):
+        with pytest.raises(InvalidConfig, match="--redis: no URL of a Redis server"):
+            RedisQueue(nonsense)

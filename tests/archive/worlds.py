@@ -14,7 +14,6 @@ from tests.support.memory_queue import MemoryQueue
 
 POLICY = QueuePolicy(lease_s=60.0, max_attempts=3, max_crashes=3, max_backlog=1000, retention_s=1000.0)
 """Long leases: none expires unless a test lets time pass."""
-STREAMS = ("suspects", "again", "high", "normal", "low")
 DONE = Outcome(JobState.DONE, result='{"text": "a cat"}')
 
 _names = map("queue-{}".format, itertools.count())
@@ -74,10 +73,7 @@ def redis_world(url: str, policy: QueuePolicy = POLICY, scripts: Mapping[str, st
 async def age(redis: Any, prefix: str, seconds: float) -> None:
     """Makes everything in the store that has a time so much older, but for the last sign of life of the workers."""
     milliseconds = round(seconds * 1000)
-    for stream in STREAMS:
-        key = f"{prefix}s:{stream}"
-        if not await redis.exists(key):
-            continue
+    for key in await redis.keys(f"{prefix}s:*"):
         for entry in await redis.xpending_range(key, "workers", "-", "+", 10_000):
             idle = entry["time_since_delivered"] + milliseconds
             await redis.xclaim(key, "workers", "any", 0, [entry["message_id"]], idle=idle, justid=True)

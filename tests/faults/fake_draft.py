@@ -162,8 +162,9 @@ def floods(event: Callable[[Orders], Event | bytes]) -> Behaviour:
 
 async def hangs_up(orders: Orders) -> AsyncIterator[Event | bytes]:
     """Ends every session before it began."""
-    for nothing in ():
-        yield nothing
+    nothing: tuple[Event, ...] = ()
+    for event in nothing:
+        yield event
 
 
 async def complains(orders: Orders) -> AsyncIterator[Event | bytes]:

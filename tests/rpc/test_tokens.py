@@ -13,7 +13,7 @@ from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.metrics import REGISTRY
 from slipstream.rpc import guards, security
 from slipstream.rpc.calls import as_slipstream_error, open_channel, token_metadata
-from slipstream.rpc.security import TokenFile, new_token
+from slipstream.rpc.security import OwnerRights, TokenFile, current_owner, current_rights, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import Certificates, WhoAmI, make_certificates, served
 
@@ -160,6 +160,48 @@ def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
             TokenFile(unreadable)
     with pytest.raises(InvalidConfig, match="no owner"):
         new_token("two words")
+
+
+def test_a_line_may_say_what_its_owner_may(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    digest = "0" * 64
+    path.write_text(
+        f"alice {digest} max-waiting=100 high=yes  # two lines, one owner\n"
+        f"alice {'1' * 64} max-captions=4 high=yes\nbob {'2' * 64}\ncarol {'3' * 64} high=no max-waiting=0\n"
+    )
+    tokens = TokenFile(str(path))
+    assert tokens.rights("alice") == OwnerRights(max_waiting=100, max_captions=4, may_use_high=True)
+    assert tokens.rights("bob") == tokens.rights("nobody") == OwnerRights()
+    assert tokens.rights("carol") == OwnerRights(max_waiting=0, may_use_high=False)
+    for wrong, complaint in (
+        ("max-jobs=1", "'max-jobs=1' is none of max-waiting=N"),
+        ("max-waiting=-1", "is none of"),
+        ("max-waiting=", "is none of"),
+        ("high=maybe", "is none of"),
+        ("high=yes high=no", "contradicts"),
+        (f"high=yes\nalice {digest} high=no", "line 2.*contradicts"),
+    ):
+        path.write_text(f"alice {digest} {wrong}\n")
+        with pytest.raises(InvalidConfig, match=complaint):
+            TokenFile(str(path))
+
+
+async def test_rights_are_those_of_the_caller(keys: tuple[Path, dict[str, str]]) -> None:
+    path, known = keys
+    path.write_text(path.read_text().replace("  # since", " max-waiting=7  # since", 1))
+    seen: dict[str, OwnerRights] = {}
+
+    class Recorder(WhoAmI):
+        async def GetModel(self, request: Any, context: Any) -> common_pb2.ModelInfo:
+            seen[current_owner()] = current_rights()
+            return await super().GetModel(request, context)
+
+    async with served(Recorder(), tokens=str(path)) as address:
+        for token in known.values():
+            async with open_channel(address) as channel:
+                await ask(channel, *token_metadata(address, None, token))
+    assert seen == {"alice": OwnerRights(max_waiting=7), "bob": OwnerRights()}
+    assert current_rights() == OwnerRights()
 
 
 async def test_tokens_do_not_travel_in_plaintext(keys: tuple[Path, dict[str, str]], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.errors import InvalidRequest, ServiceUnavailable, SlipstreamError, VersionMismatch
+from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
 from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.video.messages import SampledVideo
@@ -55,6 +55,7 @@ class FakeCaptioner:
         self.media = self
         self.metrics = GatewayMetrics()
         self.meanwhile: Callable[[CaptionPlan], Any] = lambda plan: asyncio.sleep(0)
+        self.request_id = ""
         self.num_sampled = self.num_captions = self.num_captioning = self.most_captioning = 0
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
@@ -87,7 +88,7 @@ class FakeCaptioner:
             await self.meanwhile(plan)
         finally:
             self.num_captioning -= 1
-        return Caption(f"{plan.options.prompt} {video.sha256[:6]}", 3, None)
+        return Caption(f"{plan.options.prompt} {video.sha256[:6]}", 3, None, request_id=self.request_id)
 
 
 class World:
@@ -165,6 +166,22 @@ async def test_the_same_content_is_captioned_once(world: World) -> None:
     assert read_result((await other.run(lease_of())).result)[1].reused and not other.models.num_captions
 
 
+@pytest.mark.parametrize("share", [False, True])
+async def test_results_are_taken_over_within_an_owner_unless_all_share_theirs(share: bool) -> None:
+    """Or one could learn what others asked about which video, and when. A receipt names no other job or process."""
+    world = World(replace(CONFIG, share_results=share))
+    world.models.request_id = "secret-1"
+    made = await world.run(lease_of(owner="a"))
+    assert read_result(made.result)[0].request_id == "secret-1"
+    again, others, nobodys = [await world.run(lease_of(owner=owner)) for owner in ("a", "b", "")]
+    for outcome, is_reused in ((again, True), (others, share), (nobodys, share)):
+        caption, receipt = read_result(outcome.result)
+        assert receipt.reused == is_reused
+        assert caption.request_id == ("" if is_reused else "secret-1")
+    assert world.models.num_captions == (1 if share else 3)
+    assert (made.content_key == others.content_key) == share
+
+
 async def test_another_model_makes_another_result(world: World) -> None:
     first = await world.run(lease_of())
     world.models.target.model = ModelInfo(revision="r2", dtype="float32", tokens_per_frame=4, max_frames=64)
@@ -196,6 +213,18 @@ async def test_models_that_do_not_fit_are_not_the_items_fault(world: World) -> N
 
     world.models.check = unfit  # type: ignore[method-assign]
     with pytest.raises(RetryLater) as given_back:
+        await world.run(lease_of())
+    assert not given_back.value.counted
+
+
+async def test_a_name_in_use_is_not_the_items_fault(world: World) -> None:
+    """Whoever knows the id of a job may open a session of the name of its next run."""
+
+    async def squat(plan: CaptionPlan) -> None:
+        raise SessionExists("session 'x-1' is open already")
+
+    world.models.meanwhile = squat
+    with pytest.raises(RetryLater, match="open already") as given_back:
         await world.run(lease_of())
     assert not given_back.value.counted
 

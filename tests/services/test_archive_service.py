@@ -1,19 +1,25 @@
 """How an archive begins and ends within a gateway, and what health says of what it cannot do without."""
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2
+from prometheus_client import CollectorRegistry
 
-from slipstream.archive.queue import BatchSpec, JobSpec, JobState, QueueUnavailable
+from slipstream.archive import worker as worker_module
+from slipstream.archive.queue import BatchSpec, DamagedRecord, JobSpec, JobState, Lease, QueueUnavailable
 from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.metrics import GatewayMetrics
+from slipstream.rpc import server as server_module
 from slipstream.rpc.server import HealthWatch, Lifecycle
+from tests.archive.worlds import until
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
@@ -120,6 +126,56 @@ async def test_health_follows_the_queue(monkeypatch: pytest.MonkeyPatch) -> None
     assert watch.is_up and await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_health_follows_the_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that takes writes but gives out no jobs is no archive."""
+    monkeypatch.setattr(worker_module, "AWAY_S", (0.005, 0.01))
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
+    gateway, registry = Gateway(), CollectorRegistry()
+    gateway.models.metrics = GatewayMetrics(registry)
+    take, is_broken = gateway.queue.take, True
+
+    async def fail(worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
+        if is_broken and limit:
+            raise DamagedRecord("the queue's Redis cannot carry out take: WRONGTYPE")
+        return await take(worker, limit, suspects=suspects)
+
+    def age() -> float:
+        return cast(float, registry.get_sample_value("slipstream_queue_last_take_age_seconds"))
+
+    monkeypatch.setattr(gateway.queue, "take", fail)
+    await gateway.submit(1)
+    gateway.archive.start()
+
+    async def is_said(status: int) -> bool:
+        with contextlib.suppress(LookupError):  # before anything was said
+            return await gateway.status(HEALTH_NAME) == status
+        return False
+
+    await until(lambda: is_said(health_pb2.HealthCheckResponse.NOT_SERVING))
+    before = age()
+    await asyncio.sleep(0.05)
+    assert age() > before, "it grows while nothing can be taken"
+    is_broken = False
+    await until(lambda: is_said(health_pb2.HealthCheckResponse.SERVING))
+    await eventually(lambda: gateway.models.num_captions)
+    await gateway.archive.close()
+
+
+async def test_a_damaged_queue_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def damaged(*args: Any) -> Any:
+        raise DamagedRecord("WRONGTYPE")
+
+    monkeypatch.setattr(server_module, "POLL_S", 0.01)
+    gateway = Gateway(GatewayConfig(listen="", target="t:1", archive_slots=0, metrics="1"))
+    for name in ("sweep", "depth", "ping"):
+        monkeypatch.setattr(gateway.queue, name, damaged)
+    gateway.archive.start()
+    await asyncio.sleep(0.1)
+    assert not gateway.lifecycle.failed.is_set()
+    assert await gateway.status(HEALTH_NAME) == health_pb2.HealthCheckResponse.NOT_SERVING
+    await gateway.archive.close()
+
+
 async def test_health_of_the_whole_follows_the_target() -> None:
     gateway = Gateway()
     gateway.models.target.is_up = False
@@ -131,8 +187,10 @@ async def test_health_of_the_whole_follows_the_target() -> None:
 
 
 def test_a_queue_is_made_of_the_options_or_not_at_all() -> None:
-    assert make_queue(CONFIG) is None
-    queue = make_queue(GatewayConfig(listen="", target="t", redis="redis://localhost:1", lease_s=7.0, max_crashes=5))
+    metrics = GatewayMetrics()
+    assert make_queue(CONFIG, metrics) is None
+    config = GatewayConfig(listen="", target="t", redis="redis://localhost:1", lease_s=7.0, max_crashes=5)
+    queue = make_queue(config, metrics)
     assert queue is not None and (queue.policy.lease_s, queue.policy.max_crashes) == (7.0, 5)
     with pytest.raises(InvalidConfig, match="URL"):
-        make_queue(GatewayConfig(listen="", target="t", redis="localhost"))
+        make_queue(GatewayConfig(listen="", target="t", redis="localhost"), metrics)

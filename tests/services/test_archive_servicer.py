@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -15,25 +16,29 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.messages import Caption
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import AnswerErrors
+from slipstream.rpc.security import OwnerRights
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 from slipstream.services.gateway import archive_servicer as servicer_module
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from tests.support.archive_client import WireClient, batch_message, item_message
 from tests.support.memory_queue import MemoryQueue
+from tests.support.processes import eventually
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
-CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1", max_batch_items=700)
+CONFIG = GatewayConfig(
+    listen="", target="t:1", draft="d:1", max_batch_items=700, max_backlog=700, owner_max_watches=1000
+)
 ITEMS = [(str(number), f"/videos/{number}.mp4") for number in range(5)]
 
 
 class Served:
     """A servicer on a queue in memory, behind a real socket."""
 
-    def __init__(self, channel: grpc.aio.Channel, queue: MemoryQueue, stopping: asyncio.Event) -> None:
+    def __init__(self, channel: grpc.aio.Channel, queue: MemoryQueue, servicer: ArchiveServicer) -> None:
         self.archive = WireClient(channel)
         self.stub = self.archive.stub
         self.queue = queue
-        self.stopping = stopping
+        self.servicer = servicer
 
     async def end_all(self, state: JobState = JobState.DONE, result: str = "") -> int:
         """Takes every job and ends it so."""
@@ -58,12 +63,13 @@ async def served(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(servicer_module, "WATCH_S", 0.02)
     queue, stopping = MemoryQueue(QueuePolicy(max_backlog=600)), asyncio.Event()
     server = grpc.aio.server(interceptors=[AnswerErrors()])
-    archive_pb2_grpc.add_ArchiveServicer_to_server(ArchiveServicer(CONFIG, queue, stopping), server)
+    servicer = ArchiveServicer(CONFIG, queue, stopping)
+    archive_pb2_grpc.add_ArchiveServicer_to_server(servicer, server)
     address = f"unix:{tmp_path}/archive.sock"
     server.add_insecure_port(address)
     await server.start()
     async with open_channel(address) as channel:
-        yield Served(channel, queue, stopping)
+        yield Served(channel, queue, servicer)
     await server.stop(0)
 
 
@@ -170,6 +176,39 @@ async def test_a_full_backlog_says_how_to_go_on(served: Served) -> None:
     assert (answer.num_added, answer.num_known) == (50, 600)
 
 
+async def test_an_owner_has_a_quota(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "ann")
+    items = [item(custom_id=str(number)) for number in range(400)]
+    code, message = await served.refusal(batch(key="k"), *items)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "350 of your jobs may wait, and do: 350 items of this call were accepted" in message
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "bob")
+    monkeypatch.setattr(servicer_module, "current_rights", lambda: OwnerRights(max_waiting=2))
+    code, message = await served.refusal(batch(key="k"), *items)
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "2 of your jobs may wait" in message
+
+
+async def test_the_priority_high_is_a_right(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = batch(priority=archive_pb2.JOB_PRIORITY_HIGH)
+    assert (await served.archive.send([first, item()])).num_added == 1, "without owners there are no rights"
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "ann")
+    code, message = await served.refusal(first, item())
+    assert code == grpc.StatusCode.PERMISSION_DENIED and "high=yes" in message and "submit with normal" in message
+    monkeypatch.setattr(servicer_module, "current_rights", lambda: OwnerRights(may_use_high=True))
+    assert (await served.archive.send([first, item()])).num_added == 1
+
+
+async def test_what_asks_for_more_costs_more_turns(served: Served) -> None:
+    await served.archive.submit(ITEMS[:1], key="plain")
+    await served.archive.submit(ITEMS[:1], key="frames", num_frames=4 * CONFIG.default_frames)
+    await served.archive.submit(ITEMS[:1], key="tokens", max_new_tokens=CONFIG.default_new_tokens + 1)
+    costs = {
+        read_batch(served.queue._batches[job.record.batch_id].spec.options).key: job.cost
+        for job in served.queue._jobs.values()
+    }
+    assert costs == {"plain": 1, "frames": 4, "tokens": 2}
+
+
 async def test_too_many_items(served: Served) -> None:
     code, message = await served.refusal(batch(), *[item()] * 701)
     assert code == grpc.StatusCode.OUT_OF_RANGE and "a batch may have 700 items" in message
@@ -222,9 +261,68 @@ async def test_a_gateway_that_ends_lets_its_watchers_go(served: Served) -> None:
     await served.archive.submit(ITEMS, key="k")
     watching = asyncio.create_task(served.archive.watch("k"))
     await asyncio.sleep(0.1)
-    served.stopping.set()
+    served.servicer._stopping.set()
     code, message = await refused(watching)
     assert code == grpc.StatusCode.UNAVAILABLE and "watch the batch at another" in message
+
+
+async def test_a_batch_is_looked_at_once_for_all_who_watch_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine hundred watchers: as many looks as one of them would cause, and others are answered meanwhile."""
+    monkeypatch.setattr(servicer_module, "WATCH_S", 0.2)
+    await served.archive.submit(ITEMS, key="k")
+    get_batch, looks = served.queue.get_batch, 0
+
+    async def look(batch_id: str, owner: str | None = None) -> Any:
+        nonlocal looks
+        looks += 1
+        return await get_batch(batch_id, owner)
+
+    calls = [served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120) for _ in range(900)]
+    await asyncio.gather(*(call.read() for call in calls))
+    monkeypatch.setattr(served.queue, "get_batch", look)
+    for _ in range(10):
+        await served.archive.get("k")
+        await served.stub.ListBatches(archive_pb2.ListBatchesRequest())
+        await asyncio.sleep(0.05)
+    own = looks - 10 - 10  # a list looks at its one batch
+    assert own <= 100, "900 watchers would have looked thousands of times"
+    await served.end_all()
+    for call in calls:
+        while (change := await call.read()) is not grpc.aio.EOF:
+            last = change
+        assert last.state == archive_pb2.BATCH_STATE_COMPLETED
+    assert not served.servicer._watches and not +served.servicer._num_watchers
+
+
+async def test_who_watches_too_often_is_refused_and_others_are_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await served.archive.submit(ITEMS, key="k")
+    monkeypatch.setattr(served.servicer, "_config", replace(CONFIG, owner_max_watches=3))
+    calls = [served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120) for _ in range(3)]
+    await asyncio.gather(*(call.read() for call in calls))
+    code, message = await refused(served.archive.watch("k"))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "you watch 3 times already" in message
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "bob")
+    await served.archive.submit(ITEMS, key="b")
+    other = served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="b"), timeout=120)
+    assert (await other.read()).counts.queued == 5
+    for call in (*calls, other):
+        call.cancel()
+    await eventually(lambda: not served.servicer._watches and not +served.servicer._num_watchers)
+
+
+async def test_a_watch_hears_of_a_store_that_goes_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    await served.archive.submit(ITEMS, key="k")
+    calls = [served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120) for _ in range(2)]
+    await asyncio.gather(*(call.read() for call in calls))
+
+    async def away(*args: object) -> None:
+        raise QueueUnavailable("the queue's Redis is not reachable")
+
+    monkeypatch.setattr(served.queue, "get_batch", away)
+    for call in calls:
+        assert (await refused(call.read()))[0] == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_pages(served: Served) -> None:

@@ -56,6 +56,7 @@ def check_log(name: str, complaint: str, status: int, log: list[dict[str, Any]])
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAME": "3"}, "SLIPSTREAM_GATEWAY_MAX_FRAME is no option"),
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAMES": "x"}, "--max-frames: 'x' is no int"),
         (("--target", "x"), {"SLIPSTREAM_PARENT_PID": "x"}, "SLIPSTREAM_PARENT_PID: 'x' is no process id"),
+        (("--target", "x", "--redis", "foo://user:secret@x"), {}, "--redis: no URL of a Redis server"),
         (("--target", "x", "--listen", "nonsense"), {}, "cannot listen on nonsense"),
         (("--target", "x", "--listen", "127.0.0.1:99999"), {}, "cannot listen on 127.0.0.1:99999"),
         (("--target", "x", "--listen", "unix:/nowhere/g.sock"), {}, "cannot listen on unix:/nowhere/g.sock"),

@@ -291,7 +291,7 @@ async def test_an_id_in_use(target: target_pb2_grpc.TargetStub) -> None:
     first = await started(target, "twin")
     await first.read_until("prefilled")
     code, complaint = await (await started(target, "twin")).refusal()
-    assert code == INVALID and "'twin' is open already" in complaint
+    assert code == grpc.StatusCode.ALREADY_EXISTS and "'twin' is open already" in complaint
     await first.send(judge())
     assert len((await first.read_until("verdict")).pieces) == 1
     await first.send(target_end())

@@ -6,10 +6,11 @@ redis.call('HSET', batch_key(batch), 'cancel', '1')
 local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
 local n = 0
 for _, id in ipairs(ids) do
-  local state = redis.call('HGET', job_key(id), 'state')
-  if is_live(state) then n = n + 1 end
-  if state == 'queued' then
+  local h = redis.call('HMGET', job_key(id), 'state', 'entry')
+  if is_live(h[1]) then n = n + 1 end
+  if h[1] == 'queued' then
     redis.call('ZREM', P .. 'delayed', id)
+    if h[2] ~= '' then drop(h[2]) end
     move(id, batch, 'queued', 'cancelled')
   end
 end

@@ -2,13 +2,16 @@
 --
 --   j:<job>      hash: the job                        b:<batch>       hash: the batch, n:<state> and t:<tally> its sums
 --   b:<batch>:jobs  list of its job ids, in order     batches, o:<owner>  zsets of batch ids by creation
---   s:<name>     streams of job ids: suspects, again, high, normal, low; one group, one consumer. An entry is pending
---                while the job runs, and its idle time is the age of the lease. An undelivered entry is never deleted
---                (the group's lag would be lost): it is dropped at delivery when the job no longer waits in it.
+--   s:<name>     streams of job ids, one group, one consumer: `suspects`; for each owner `<priority>:<owner>` and
+--                `again:<priority>:<owner>` for what was given back. An entry is pending while the job runs, and its
+--                idle time is the age of the lease. An empty stream is deleted. `high`, `normal`, `low` are those of
+--                the owner '': until 0.2 of all owners, as `again` was for all.
+--   turns:<priority>  zset of owners with work by turn   debts        hash: turns that <priority>:<owner> is to miss
+--   leased       zset of owners' streams with leases
 --   delayed      zset of job ids by due time          dead            zset of job ids by time of death
 --   expiry       zset of batch ids by time            r:<content key> id of a job that has this result
 --   w:<worker>   the suspect it runs                  t:<worker>      its latest take, so that it can be repeated
---   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state; times and the turn
+--   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state; times, turn, last place
 local P = KEYS[1]
 local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -16,6 +19,7 @@ local FIRST_ARG = 5
 local GROUP, CONSUMER = 'workers', 'any'
 local SUSPECT_AFTER = 2
 local DAY = 86400000
+local PRIORITIES = { 'high', 'normal', 'low' }
 
 local T = redis.call('TIME')
 local now = T[1] * 1000 + math.floor(T[2] / 1000) -- ms
@@ -30,21 +34,44 @@ local function is_live(state) return state == 'queued' or state == 'running' end
 
 local function is_cancelled(batch) return redis.call('HGET', batch_key(batch), 'cancel') == '1' end
 
+local function waiting_name(priority, owner) return owner == '' and priority or priority .. ':' .. owner end
+local function again_name(priority, owner) return 'again:' .. priority .. ':' .. owner end
+local function turns_key(priority) return P .. 'turns:' .. priority end
+local function owner_of(batch) return redis.call('HGET', batch_key(batch), 'owner') or '' end
+
 -- An entry is '<stream name> <id>'.
-local function split(entry)
-  local name, id = string.match(entry, '^(%a+) (.+)$')
-  return stream_key(name), id
-end
+local function split(entry) return string.match(entry, '^(.*) (%S+)$') end
 
 local function drop(entry)
-  local stream, id = split(entry)
+  local name, id = split(entry)
+  local stream = stream_key(name)
   redis.call('XACK', stream, GROUP, id)
   redis.call('XDEL', stream, id)
+  if redis.call('XLEN', stream) == 0 then
+    redis.call('DEL', stream)
+    redis.call('ZREM', P .. 'leased', name)
+  end
 end
 
 local function renew(entry)
-  local stream, id = split(entry)
-  redis.call('XCLAIM', stream, GROUP, CONSUMER, 0, id, 'JUSTID')
+  local name, id = split(entry)
+  redis.call('XCLAIM', stream_key(name), GROUP, CONSUMER, 0, id, 'JUSTID')
+end
+
+-- Entries that were not delivered, and those that were.
+local function num_waiting(name)
+  local length = redis.call('XLEN', stream_key(name))
+  if length == 0 then return 0, 0 end
+  local pending = redis.call('XPENDING', stream_key(name), GROUP)[1]
+  return length - pending, pending
+end
+
+local function has_waiting(priority, owner)
+  return num_waiting(again_name(priority, owner)) > 0 or num_waiting(waiting_name(priority, owner)) > 0
+end
+
+local function to_the_end(priority, owner, only_if)
+  redis.call('ZADD', turns_key(priority), only_if, redis.call('HINCRBY', P .. 'clock', 'place', 1), owner)
 end
 
 local function count(batch, state, by)
@@ -80,9 +107,15 @@ local function move(id, batch, from, to)
   end
 end
 
-local function enqueue(id, name)
-  local crashes = tonumber(redis.call('HGET', job_key(id), 'crashes'))
-  if crashes >= SUSPECT_AFTER then name = 'suspects' end
+-- Puts a job where it waits. An owner that had nothing waiting comes after all who have.
+local function enqueue(id, is_again)
+  local h = redis.call('HMGET', job_key(id), 'crashes', 'priority', 'batch')
+  if not h[3] then return end
+  local owner, name = owner_of(h[3]), 'suspects'
+  if tonumber(h[1]) < SUSPECT_AFTER then
+    name = (is_again and again_name or waiting_name)(h[2], owner)
+    to_the_end(h[2], owner, 'NX')
+  end
   local stream = stream_key(name)
   if redis.call('EXISTS', stream) == 0 then redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM') end
   local entry = redis.call('XADD', stream, '*', 'job', id)
@@ -102,7 +135,7 @@ local function give_back(id, batch, delay)
     redis.call('HSET', job_key(id), 'entry', '')
     redis.call('ZADD', P .. 'delayed', now + delay, id)
   else
-    enqueue(id, 'again')
+    enqueue(id, true)
   end
 end
 

@@ -7,12 +7,12 @@ for i = 4, num_args() do wanted[arg(i)] = true end
 local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
 local n = 0
 for _, id in ipairs(ids) do
-  local h = redis.call('HMGET', job_key(id), 'state', 'priority')
-  if wanted[h[1]] then
+  local state = redis.call('HGET', job_key(id), 'state')
+  if wanted[state] then
     redis.call('HDEL', batch_key(batch), 'cancel')
     redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0, 'error', '', 'code', '')
-    move(id, batch, h[1], 'queued')
-    enqueue(id, h[2])
+    move(id, batch, state, 'queued')
+    enqueue(id, false)
     n = n + 1
   end
 end

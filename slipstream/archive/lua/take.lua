@@ -8,16 +8,18 @@ local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
 
 local function show(id, batch, entry)
   local h = redis.call('HMGET', job_key(id), 'custom', 'epoch', 'payload', 'payload_sha256', 'attempts', 'crashes')
-  local b = redis.call('HMGET', batch_key(batch), 'options', 'options_sha256')
+  local b = redis.call('HMGET', batch_key(batch), 'options', 'options_sha256', 'owner')
   taken[#taken + 1] = id .. ' ' .. h[2]
   out[#out + 1] = { id, batch, h[1] or '', h[2], h[3] or '', h[4] or '', b[1] or '', b[2] or '', h[5], h[6],
-    entry }
+    entry, b[3] or '' }
 end
 
 local function begin(id, batch, state, entry)
   redis.call('HINCRBY', job_key(id), 'epoch', 1)
   redis.call('HSET', job_key(id), 'worker', worker, 'started', now, 'entry', entry)
   redis.call('HDEL', job_key(id), 'progress')
+  local name = split(entry)
+  if string.find(name, ':', 1, true) then redis.call('ZADD', P .. 'leased', 0, name) end
   if state ~= 'running' then move(id, batch, state, 'running') end
   show(id, batch, entry)
 end
@@ -71,8 +73,7 @@ local drops = 0
 -- One job of the stream, if any: whether there was one.
 local function deliver(name)
   local stream = stream_key(name)
-  if redis.call('EXISTS', stream) == 0 then return false end
-  while drops < MAX_DROPS do
+  while drops < MAX_DROPS and redis.call('EXISTS', stream) == 1 do
     local read = redis.call('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>')
     if not read then return false end
     local id, entry = read[1][2][1][2][2], name .. ' ' .. read[1][2][1][1]
@@ -100,16 +101,67 @@ local function deliver_suspect()
   end
 end
 
+local function owe(priority, owner, turns)
+  local field = priority .. ':' .. owner
+  if redis.call('HINCRBY', P .. 'debts', field, turns) <= 0 then redis.call('HDEL', P .. 'debts', field) end
+end
+
+-- Deficit round robin, paid afterwards: whose turn it is among those with work. A job costs one turn or more; who owes
+-- turns is passed over as often, but when all do, what the least indebted owes is forgiven to all.
+local function next_owner(priority)
+  if redis.call('EXISTS', P .. 'debts') == 0 then return redis.call('ZRANGE', turns_key(priority), 0, 0)[1] end
+  local owners, debts, least = redis.call('ZRANGE', turns_key(priority), 0, -1), {}, math.huge
+  for i, owner in ipairs(owners) do
+    debts[i] = tonumber(redis.call('HGET', P .. 'debts', priority .. ':' .. owner) or 0)
+    least = math.min(least, debts[i])
+  end
+  for i, owner in ipairs(owners) do
+    if least > 0 then owe(priority, owner, -least) end
+    debts[i] = debts[i] - least
+  end
+  for i, owner in ipairs(owners) do
+    if debts[i] == 0 then return owner end
+    owe(priority, owner, -1)
+    to_the_end(priority, owner, 'XX')
+  end
+end
+
+local function deliver_from(priority)
+  while drops < MAX_DROPS do
+    local owner = next_owner(priority)
+    if not owner then return false end
+    local id = deliver(again_name(priority, owner)) or deliver(waiting_name(priority, owner))
+    if not has_waiting(priority, owner) then
+      redis.call('ZREM', turns_key(priority), owner)
+    elseif id then
+      to_the_end(priority, owner, 'XX')
+    end
+    if id then
+      local cost = tonumber(redis.call('HGET', job_key(id), 'cost') or 1)
+      if cost > 1 then owe(priority, owner, cost - 1) end
+      return true
+    end
+  end
+  return false
+end
+
 local function deliver_in_turn()
   if deliver('again') then return true end
   local turn = tonumber(redis.call('HGET', P .. 'clock', 'turn') or 0)
-  for _, name in ipairs({ TURNS[turn % #TURNS + 1], 'high', 'normal', 'low' }) do
-    if deliver(name) then
+  for _, priority in ipairs({ TURNS[turn % #TURNS + 1], unpack(PRIORITIES) }) do
+    if deliver_from(priority) then
       redis.call('HSET', P .. 'clock', 'turn', (turn + 1) % #TURNS)
       return true
     end
   end
   return false
+end
+
+-- Streams that may have leases: those of the layout of 0.2, and owners' streams.
+local function leased()
+  local names = { 'suspects', 'again', unpack(PRIORITIES) }
+  for _, name in ipairs(redis.call('ZRANGE', P .. 'leased', 0, -1)) do names[#names + 1] = name end
+  return names
 end
 
 local may_expire = hear()
@@ -123,10 +175,13 @@ end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'LIMIT', 0, MAX_DUE)) do
   redis.call('ZREM', P .. 'delayed', id)
-  enqueue(id, 'again')
+  enqueue(id, true)
 end
 if may_expire then
-  for _, name in ipairs({ 'suspects', 'again', 'high', 'normal', 'low' }) do reclaim(name) end
+  for _, name in ipairs(leased()) do reclaim(name) end
+end
+for _, priority in ipairs(PRIORITIES) do -- what an earlier release put there has no turn yet
+  if num_waiting(priority) > 0 then to_the_end(priority, '', 'NX') end
 end
 if may_suspect and #out < limit then deliver_suspect() end
 while #out < limit and deliver_in_turn() do end

@@ -1,0 +1,16 @@
+-- Commits. Arguments: job, worker, epoch, state, result, its digest, error, code, content key, then tallies in pairs.
+local id, worker, state = arg(1), arg(2), arg(4)
+local same, before, batch, entry = holder(id, worker, arg(3))
+if not same or before == 'queued' then return 0 end
+if before ~= 'running' then return 1 end
+drop(entry)
+redis.call('HSET', job_key(id), 'error', arg(7), 'code', arg(8))
+redis.call('HDEL', job_key(id), 'progress')
+if state == 'done' then
+  redis.call('HSET', job_key(id), 'result', arg(5), 'result_sha256', arg(6), 'content', arg(9))
+  if arg(9) ~= '' then redis.call('SET', P .. 'r:' .. arg(9), id) end
+end
+for i = 10, num_args(), 2 do redis.call('HINCRBYFLOAT', batch_key(batch), 't:' .. arg(i), arg(i + 1)) end
+forget_suspect(id, worker, false)
+move(id, batch, 'running', state)
+return 1

@@ -1,0 +1,144 @@
+-- Goes ahead of every other script: the keys, the clock, and the only functions that change a job's state.
+--
+--   j:<job>      hash: the job                        b:<batch>       hash: the batch, n:<state> and t:<tally> its sums
+--   b:<batch>:jobs  list of its job ids, in order     batches, o:<owner>  zsets of batch ids by creation
+--   s:<name>     streams of job ids: suspects, again, high, normal, low; one group, one consumer. An entry is pending
+--                while the job runs, and its idle time is the age of the lease. An undelivered entry is never deleted
+--                (the group's lag would be lost): it is dropped at delivery when the job no longer waits in it.
+--   delayed      zset of job ids by due time          dead            zset of job ids by time of death
+--   expiry       zset of batch ids by time            r:<content key> id of a job that has this result
+--   w:<worker>   the suspect it runs                  t:<worker>      its latest take, so that it can be repeated
+--   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state; times and the turn
+local P = KEYS[1]
+local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])
+local FIRST_ARG = 5
+local GROUP, CONSUMER = 'workers', 'any'
+local SUSPECT_AFTER = 2
+local DAY = 86400000
+
+local T = redis.call('TIME')
+local now = T[1] * 1000 + math.floor(T[2] / 1000) -- ms
+
+local function arg(i) return ARGV[FIRST_ARG + i] end
+local function num_args() return #ARGV - FIRST_ARG end
+local function job_key(id) return P .. 'j:' .. id end
+local function batch_key(id) return P .. 'b:' .. id end
+local function jobs_key(id) return P .. 'b:' .. id .. ':jobs' end
+local function stream_key(name) return P .. 's:' .. name end
+local function is_live(state) return state == 'queued' or state == 'running' end
+
+local function is_cancelled(batch) return redis.call('HGET', batch_key(batch), 'cancel') == '1' end
+
+-- An entry is '<stream name> <id>'.
+local function split(entry)
+  local name, id = string.match(entry, '^(%a+) (.+)$')
+  return stream_key(name), id
+end
+
+local function drop(entry)
+  local stream, id = split(entry)
+  redis.call('XACK', stream, GROUP, id)
+  redis.call('XDEL', stream, id)
+end
+
+local function renew(entry)
+  local stream, id = split(entry)
+  redis.call('XCLAIM', stream, GROUP, CONSUMER, 0, id, 'JUSTID')
+end
+
+local function count(batch, state, by)
+  redis.call('HINCRBY', batch_key(batch), 'n:' .. state, by)
+  redis.call('HINCRBY', P .. 'totals', state, by)
+  return by
+end
+
+local function num_live(batch)
+  local n = redis.call('HMGET', batch_key(batch), 'n:queued', 'n:running')
+  return tonumber(n[1] or 0) + tonumber(n[2] or 0)
+end
+
+local function keep_until_expiry(batch) redis.call('ZADD', P .. 'expiry', now + RETENTION, batch) end
+
+-- The one place where a job's state changes. `from` is false for a new job.
+local function move(id, batch, from, to)
+  if from then count(batch, from, -1) end
+  count(batch, to, 1)
+  redis.call('HSET', job_key(id), 'state', to)
+  if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
+  if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
+  if is_live(to) then
+    redis.call('HDEL', job_key(id), 'ended')
+    redis.call('HDEL', batch_key(batch), 'ended')
+    redis.call('ZREM', P .. 'expiry', batch)
+    return
+  end
+  redis.call('HSET', job_key(id), 'ended', now)
+  if num_live(batch) == 0 then
+    redis.call('HSET', batch_key(batch), 'ended', now)
+    keep_until_expiry(batch)
+  end
+end
+
+local function enqueue(id, name)
+  local crashes = tonumber(redis.call('HGET', job_key(id), 'crashes'))
+  if crashes >= SUSPECT_AFTER then name = 'suspects' end
+  local stream = stream_key(name)
+  if redis.call('EXISTS', stream) == 0 then redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM') end
+  local entry = redis.call('XADD', stream, '*', 'job', id)
+  redis.call('HSET', job_key(id), 'entry', name .. ' ' .. entry)
+end
+
+local function bury(id, batch, from, why, code)
+  redis.call('HSET', job_key(id), 'error', why, 'code', code)
+  move(id, batch, from, 'dead')
+end
+
+-- A running job goes back to wait; one of a cancelled batch ends here.
+local function give_back(id, batch, delay)
+  if is_cancelled(batch) then return move(id, batch, 'running', 'cancelled') end
+  move(id, batch, 'running', 'queued')
+  if delay > 0 then
+    redis.call('HSET', job_key(id), 'entry', '')
+    redis.call('ZADD', P .. 'delayed', now + delay, id)
+  else
+    enqueue(id, 'again')
+  end
+end
+
+-- Whether the lease's token is the job's current one; and the job's state, batch and entry.
+local function holder(id, worker, epoch)
+  local h = redis.call('HMGET', job_key(id), 'worker', 'epoch', 'state', 'batch', 'entry')
+  local same = h[1] == worker and h[2] == epoch
+  return same, h[3], h[4], h[5]
+end
+
+local function suspect_of(worker) return redis.call('GET', P .. 'w:' .. worker) end
+
+-- The suspect has ended. After a crash its neighbours are yet to be heard of, so it is remembered for a lease.
+local function forget_suspect(id, worker, crashed)
+  for _, key in ipairs({ P .. 'w:' .. worker, P .. 'suspect' }) do
+    if redis.call('GET', key) == id then
+      if crashed then redis.call('PEXPIRE', key, LEASE) else redis.call('DEL', key) end
+    end
+  end
+end
+
+-- What ran the job has died. The job is to blame, but not when a suspect ran beside it; that excuse wears out.
+local function blame(id, suspect)
+  if suspect and suspect ~= id and redis.call('HINCRBY', job_key(id), 'excused', 1) <= 2 * MAX_CRASHES then
+    return tonumber(redis.call('HGET', job_key(id), 'crashes'))
+  end
+  return redis.call('HINCRBY', job_key(id), 'crashes', 1)
+end
+
+-- Called by what workers call often. When nobody was heard of for half a lease the store was away, not the workers:
+-- they get half a lease to renew before anything counts as expired. Answers whether leases may expire now.
+local function hear()
+  local clock = redis.call('HMGET', P .. 'clock', 'heard', 'amnesty')
+  local silence = math.abs(now - tonumber(clock[1] or 0))
+  if silence >= LEASE / 20 then redis.call('HSET', P .. 'clock', 'heard', now) end
+  if silence < LEASE / 2 then return now >= tonumber(clock[2] or 0) end
+  redis.call('HSET', P .. 'clock', 'amnesty', now + math.ceil(LEASE / 2))
+  return false
+end

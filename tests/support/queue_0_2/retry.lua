@@ -1,0 +1,19 @@
+-- Gives a job back; answers 0: not held, 1: done, 2: it is dead now. Arguments: job, worker, epoch, reason, delay in ms, '1' if it counts as a failure, '1' if its
+-- payload cannot be used: then it is dead at once.
+local id, worker = arg(1), arg(2)
+local same, state, batch, entry = holder(id, worker, arg(3))
+if not same then return 0 end
+if state ~= 'running' then return 1 end
+drop(entry)
+forget_suspect(id, worker, false)
+local attempts = tonumber(redis.call('HGET', job_key(id), 'attempts'))
+if arg(6) == '1' then attempts = redis.call('HINCRBY', job_key(id), 'attempts', 1) end
+if arg(7) == '1' then
+  bury(id, batch, 'running', arg(4), 'DATA_LOSS')
+elseif arg(6) == '1' and attempts >= MAX_ATTEMPTS then
+  bury(id, batch, 'running', arg(4), 'ABORTED')
+else
+  redis.call('HSET', job_key(id), 'error', arg(4))
+  give_back(id, batch, tonumber(arg(5)))
+end
+return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1
