@@ -18,6 +18,7 @@ from slipstream.messages import DraftReady, DraftStart
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
+from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -112,7 +113,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return session_codec.model_info_message(self.engine.model.info)
+        return model_info_message(self.engine.model.info)
 
     async def Session(
         self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext

@@ -12,7 +12,7 @@ from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
 from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, watch_frames
-from slipstream.rpc.calls import Peers
+from slipstream.rpc.peers import Peers
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.servicer import GatewayServicer

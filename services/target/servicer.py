@@ -10,6 +10,7 @@ from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.rpc import session_codec
+from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tensors import guidance_chunks
@@ -34,7 +35,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return session_codec.model_info_message(self.engine.model.info)
+        return model_info_message(self.engine.model.info)
 
     async def Session(
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext

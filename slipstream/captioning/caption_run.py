@@ -23,7 +23,7 @@ from slipstream.messages import (
     StageProgress,
     TargetEvent,
 )
-from slipstream.rpc.calls import Peers, TargetCall
+from slipstream.rpc.peers import Peers, TargetCall
 from slipstream.speculation.pacing import CostModel
 from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine

@@ -15,8 +15,9 @@ from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
-from slipstream.rpc.calls import Peers
-from slipstream.rpc.security import Places, current_rights
+from slipstream.rpc.callers import Places
+from slipstream.rpc.peers import Peers
+from slipstream.rpc.security import current_rights
 from slipstream.speculation.pacing import CostModel, DecayedMean
 from slipstream.video.messages import SampledVideo
 

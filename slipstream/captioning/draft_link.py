@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, DraftStart, DraftTokens
-from slipstream.rpc.calls import DraftCall, Peers
+from slipstream.rpc.peers import DraftCall, Peers
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
 from slipstream.video.messages import SampledVideo

@@ -16,8 +16,8 @@ from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, UnreadableVideo, VideoNotFound
+from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.rpc.security import Places
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined

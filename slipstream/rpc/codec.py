@@ -15,6 +15,7 @@ from slipstream.messages import (
     CommittedText,
     CommittedToken,
     GatewayInfo,
+    ModelInfo,
     Speculation,
     StageChange,
     Timings,
@@ -22,7 +23,7 @@ from slipstream.messages import (
     VideoFacts,
 )
 from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
-from slipstream.rpc.v1 import gateway_pb2, target_pb2
+from slipstream.rpc.v1 import common_pb2, gateway_pb2, target_pb2
 from slipstream.speculation.protocol import FinishReason
 
 # -- by field names ---------------------------------------------------------------------------------------------------
@@ -207,3 +208,13 @@ def gateway_info_message(info: GatewayInfo) -> gateway_pb2.GatewayInfo:
 def read_gateway_info(message: gateway_pb2.GatewayInfo) -> GatewayInfo:
     """What a gateway serves, and its limits."""
     return from_message(message, GatewayInfo)
+
+
+def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
+    """What a model service serves, for the wire."""
+    return to_message(info, common_pb2.ModelInfo)
+
+
+def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
+    """What a model service serves."""
+    return from_message(message, ModelInfo)

@@ -24,6 +24,7 @@ from slipstream.errors import (
     SlipstreamError,
 )
 from slipstream.logs import LineBudget, get_logger
+from slipstream.rpc.callers import Places, begin_call, current_caller
 from slipstream.rpc.grpc_options import (
     ANSWERED_KEY,
     FIRST_MESSAGE_S,
@@ -33,7 +34,6 @@ from slipstream.rpc.grpc_options import (
     RETRY_AFTER_S,
     UNARY_TIMEOUT_S,
 )
-from slipstream.rpc.security import Places, begin_call, current_caller
 
 # -- time limits of messages ------------------------------------------------------------------------------------------
 

@@ -1,150 +1,26 @@
-"""Who calls, and how much one caller may have: bearer tokens, names in clients' certificates, peers, shares."""
+"""What lets a caller in: bearer tokens and what their owners may, names in clients' certificates."""
 
 import asyncio
 import contextlib
 import contextvars
 import hashlib
 import hmac
-import ipaddress
-import math
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import grpc
-import structlog
 
 from slipstream import metrics
 from slipstream.config import option
-from slipstream.errors import InvalidConfig, Overloaded, PermissionDenied, Unauthenticated
+from slipstream.errors import InvalidConfig, PermissionDenied, Unauthenticated
 from slipstream.logs import get_logger
+from slipstream.rpc.callers import current_caller, name_owner
 from slipstream.rpc.tls import file_stamp, is_local
-
-# -- callers ----------------------------------------------------------------------------------------------------------
-
-
-class Caller(NamedTuple):
-    """Who makes the call that is being served."""
-
-    owner: str = ""
-    """As its token or certificate says; '' for one that has neither."""
-    host: str = "local"
-    """The address it calls from, without the port. Of IPv6 the network: who has one address there has 2^64."""
-    is_local: bool = True
-
-    @property
-    def name(self) -> str:
-        """What its share goes by."""
-        return f"owner {self.owner}" if self.owner else self.host
-
-    @property
-    def may_have_all(self) -> bool:
-        """Somebody on this machine whom nobody asked for a name: its only user, as far as this service can know."""
-        return self.is_local and not self.owner
-
-
-_NOBODY = Caller()
-_caller: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller", default=_NOBODY)
-
-
-def current_caller() -> Caller:
-    """Who makes the call that is being served; outside of calls, this process itself."""
-    return _caller.get()
-
-
-def begin_call(peer: str) -> None:
-    """A call from this peer is served now, in this task; whose it is, is not known yet."""
-    _caller.set(read_peer(peer))
-
-
-def name_owner(owner: str) -> None:
-    """The call that is being served is this owner's; its log lines say so from now on."""
-    _caller.set(_caller.get()._replace(owner=owner))
-    if owner:
-        structlog.contextvars.bind_contextvars(owner=owner)
-
-
-def read_peer(peer: str) -> Caller:
-    """From a peer as gRPC writes it: `ipv4:10.0.0.1:5000`, `ipv6:%5B::1%5D:5000` or `unix:/path`."""
-    if peer.startswith("unix"):
-        return Caller(host="unix")
-    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return Caller(host="unknown", is_local=False)
-    address = getattr(address, "ipv4_mapped", None) or address
-    if address.version == 6 and not address.is_loopback:
-        host = str(ipaddress.ip_network((address, 64), strict=False))
-    else:
-        host = str(address)
-    return Caller(host=host, is_local=address.is_loopback)
-
-
-# -- shares -----------------------------------------------------------------------------------------------------------
-
-
-class Places:
-    """So many of something at once, of which one caller may have a share.
-
-    Args:
-        what: names them in metrics; one word.
-        limit: of all callers together.
-        share: of one caller, from 0 to 1, but never less than `least`.
-        are: what they do, for the message to those who get none.
-    """
-
-    def __init__(self, what: str, limit: int, share: float = 1.0, *, least: int = 1, are: str = "are open") -> None:
-        self.what, self.limit, self.used = what, limit, 0
-        self._of_one = min(limit, max(least, math.floor(limit * share)))
-        self._are = are
-        self._held: Counter[str] = Counter()
-
-    def check(self, number: int = 1, *, of_one: int | None = None) -> None:
-        """Raises `Overloaded` where the caller could not have so many more now. `of_one`: the caller's own limit, where
-        it is not the share of all; it holds for those of this machine too."""
-        caller = current_caller()
-        if of_one is None:
-            of_one = self.limit if caller.may_have_all else self._of_one
-        if self.used + number > self.limit:
-            raise Overloaded(
-                f"{self.used} {self.what} {self._are}, as many as this service takes; try again later",
-                ceiling=self.what,
-            )
-        if self._held[caller.name] + number > of_one:
-            raise Overloaded(
-                f"{self._held[caller.name]} {self.what} of yours {self._are}, and one caller may have"
-                f" {of_one} of {self.limit}; try again when some have ended",
-                ceiling=self.what + "_of_one",
-            )
-
-    @contextlib.contextmanager
-    def held(self, number: int = 1, *, of_one: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Takes places for the block; what it yields takes more. Raises `Overloaded`, as `check` does."""
-        name, taken = current_caller().name, 0
-
-        def take(more: int) -> None:
-            nonlocal taken
-            self.check(more, of_one=of_one)
-            taken += more
-            self.used += more
-            self._held[name] += more
-
-        try:
-            take(number)
-            yield take
-        finally:
-            self.used -= taken
-            self._held[name] -= taken
-            if not self._held[name]:
-                del self._held[name]
-
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
 
@@ -192,7 +68,7 @@ def current_rights() -> OwnerRights:
 def current_owner() -> str:
     """Who makes the call that is being served: the owner of its token; without tokens, the common name of its client
     certificate; without either, ''."""
-    return _caller.get().owner
+    return current_caller().owner
 
 
 def new_token(owner: str) -> tuple[str, str]:

@@ -23,9 +23,10 @@ from slipstream.config import parse_config
 from slipstream.errors import DeadlineExceeded, InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import PROCESS, shown_at
+from slipstream.rpc.callers import Places
 from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERVER_OPTIONS, WATCH_S
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
-from slipstream.rpc.security import Places, RequireNames, make_identify
+from slipstream.rpc.security import RequireNames, make_identify
 from slipstream.rpc.tls import WireOptions, warn_of_plaintext
 
 # -- lifecycle and health ----------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from slipstream.messages import (
     Frames,
     Judgement,
     JudgeRequest,
-    ModelInfo,
     PassFacts,
     Prefilled,
     PrefillStage,
@@ -45,17 +44,6 @@ _GUIDANCE: dict[GuidanceKind, Any] = {
     kind: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{kind.name}") for kind in GuidanceKind
 }
 _GUIDANCE_NAMES = {number: name for name, number in _GUIDANCE.items()}
-
-
-def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
-    """What a model service serves, for the wire."""
-    return to_message(info, common_pb2.ModelInfo)
-
-
-def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
-    """What a model service serves."""
-    return from_message(message, ModelInfo)
-
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ PARSERS = {
     "decoders": Parser(_json_of("Sampled", "Refused", "Progress", "Ready", "Started"), read_answer),
     "target": Parser(any_messages(target_pb2.TargetEvent), session_codec.read_target_event),
     "draft": Parser(any_messages(draft_pb2.DraftEvent), session_codec.read_draft_event),
-    "models": Parser(any_messages(common_pb2.ModelInfo), session_codec.read_model_info),
+    "models": Parser(any_messages(common_pb2.ModelInfo), codec.read_model_info),
     "target_starts": Parser(any_messages(target_pb2.TargetStart), session_codec.read_target_start),
     "draft_starts": Parser(any_messages(draft_pb2.DraftStart), session_codec.read_draft_start),
     "judges": Parser(any_messages(target_pb2.Judge), session_codec.read_judge),

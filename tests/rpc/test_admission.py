@@ -15,9 +15,9 @@ from slipstream.errors import Overloaded, ServiceUnavailable
 from slipstream.logs import LineBudget
 from slipstream.metrics import REGISTRY
 from slipstream.rpc import guards, security, server
+from slipstream.rpc.callers import Caller, Places, name_owner, read_peer
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import LEAVING, AnswerErrors
-from slipstream.rpc.security import Caller, Places, name_owner, read_peer
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.messages import DraftStart, Frames, ModelInfo, TargetStart
 from slipstream.rpc import session_codec as codec
+from slipstream.rpc.codec import model_info_message, read_model_info
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.session_codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -158,9 +159,9 @@ def test_guidance_of_no_kind(number: int) -> None:
 def test_what_a_model_service_serves() -> None:
     hints = {name: kind for name, kind in get_type_hints(ModelInfo).items() if name != "eos_token_ids"}
     info = ModelInfo(**{name: kind("7") for name, kind in hints.items()}, eos_token_ids=(1,))
-    message = over_the_wire(codec.model_info_message(info))
+    message = over_the_wire(model_info_message(info))
     assert {field.name for field, _ in message.ListFields()} == set(hints)
-    assert codec.read_model_info(message) == replace(info, eos_token_ids=())
+    assert read_model_info(message) == replace(info, eos_token_ids=())
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import VersionMismatch
 from slipstream.messages import LEAST_PROTOCOL_VERSION, PROTOCOL_VERSION, ModelInfo
-from slipstream.rpc.calls import check_protocol
-from slipstream.rpc.session_codec import model_info_message, read_model_info
+from slipstream.rpc.codec import model_info_message, read_model_info
+from slipstream.rpc.peers import check_protocol
 from slipstream.rpc.v1 import archive_pb2, common_pb2, draft_pb2, gateway_pb2, target_pb2
 
 FILES = FileDescriptorSet.FromString((Path(__file__).parent / "data" / "protos_0_2_0.binpb").read_bytes()).file
