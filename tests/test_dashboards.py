@@ -10,7 +10,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from slipstream.engine.memory import Admission
+from slipstream.budget import Admission
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics
 
 ROOT = Path(__file__).resolve().parents[1]

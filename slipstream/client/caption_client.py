@@ -241,8 +241,8 @@ class _Received:
         self.is_finished = True
         if self.num_resumptions and caption.text != "".join(token.piece for token in self.tokens):
             raise ResumeMismatch("the resumed caption has another text than what was delivered; ask for it anew")
-        timings = replace(caption.timings, resumptions=caption.timings.resumptions + self.num_resumptions)
-        return replace(caption, tokens=tuple(self.tokens), timings=timings)
+        resumptions = caption.timings.resumptions + self.num_resumptions
+        return replace(caption, tokens=tuple(self.tokens), timings=replace(caption.timings, resumptions=resumptions))
 
     def failure(self, error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
         """What the call's failure means for a caption of which so much has come."""
@@ -250,8 +250,7 @@ class _Received:
             return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
         failure = as_slipstream_error(error, "gateway")
         if isinstance(failure, ServiceUnreachable) and self.num_events:
-            so_far = f"({len(self.tokens)} tokens were delivered)"
-            return ServiceUnavailable(f"the gateway was lost {so_far}; ask again when it is up")
+            return ServiceUnavailable(f"the gateway was lost ({len(self.tokens)} tokens were delivered); ask it again")
         return failure
 
 
