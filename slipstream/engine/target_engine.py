@@ -30,6 +30,8 @@ from slipstream.speculation.methods import GuidanceKind
 from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
+MAX_PULLS = 64
+"""Drafts may be lost and join again within a caption; each pull costs the model's thread some time."""
 SESSION_WAIT_S = 30.0
 """How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
 
@@ -175,6 +177,11 @@ class TargetEngine:
         session = await self._wait_opened(session_id)
         if not hmac.compare_digest(session.request.guidance_capability, capability):
             raise SessionGone(f"no session {session_id!r} is open here")
+        session.num_pulls += 1
+        if session.num_pulls > MAX_PULLS:
+            raise LimitExceeded(
+                f"the guidance of this session was pulled {MAX_PULLS} times, which is enough for any draft"
+            )
         if not session.request.with_guidance:
             raise InvalidRequest(f"session {session_id!r} was opened without guidance")
         guidance = await _of_open_session(session, session.guidance)

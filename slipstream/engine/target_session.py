@@ -44,6 +44,8 @@ class TargetSession:
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
     """Made when drafting is first asked for."""
+    num_pulls: int = 0
+    """How often its guidance was asked for."""
 
     @property
     def has_place(self) -> bool:

@@ -7,6 +7,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from slipstream.engine.target_engine import MAX_PULLS
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.stack.local import Stack
@@ -342,4 +343,16 @@ async def test_guidance_is_given_as_often_as_asked_for(target: target_pb2_grpc.T
     await session.read_until("verdict")
     assert [chunk async for chunk in target.PullGuidance(pull)] == first
     assert first[0].header.video_tokens == 4 * len(some_frames())
+    await session.send(target_end())
+
+
+async def test_guidance_is_not_pulled_without_end(target: target_pb2_grpc.TargetStub) -> None:
+    """By a draft that would keep the target from its work."""
+    session = await started(target, "guided")
+    for _ in range(MAX_PULLS):
+        assert [chunk async for chunk in target.PullGuidance(pull_of("guided"))]
+    with pytest.raises(grpc.aio.AioRpcError, match="enough for any draft") as refused:
+        [chunk async for chunk in target.PullGuidance(pull_of("guided"))]
+    assert refused.value.code() == OUT_OF_RANGE
+    await session.read_until("verdict")
     await session.send(target_end())
