@@ -14,7 +14,7 @@ from slipstream import logs
 from slipstream.errors import Overloaded, ServiceUnavailable
 from slipstream.logs import LineBudget
 from slipstream.metrics import REGISTRY
-from slipstream.rpc import guards, security, server
+from slipstream.rpc import callers, guards, server
 from slipstream.rpc.callers import Caller, Places, name_owner, read_peer
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import LEAVING, AnswerErrors
@@ -177,7 +177,7 @@ def caller() -> Iterator[Any]:
     """Makes somebody the caller."""
 
     def become(owner: str = "", peer: str = "ipv4:10.0.0.1:1") -> None:
-        security.begin_call(peer)
+        callers.begin_call(peer)
         name_owner(owner)
 
     yield become

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from slipstream.cli.common import ConnectionOptions
 from slipstream.errors import InvalidConfig, Unauthenticated
 from slipstream.metrics import REGISTRY
-from slipstream.rpc import guards, security
+from slipstream.rpc import security
 from slipstream.rpc.calls import as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.security import OwnerRights, TokenFile, current_owner, current_rights, new_token
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
@@ -104,7 +104,7 @@ async def test_open_streams_end_with_their_token(
 ) -> None:
     path, known = keys
     monkeypatch.setattr(security, "RELOAD_S", 0.0)
-    monkeypatch.setattr(guards, "LOOK_S", 0.01)
+    monkeypatch.setattr(security, "LOOK_S", 0.01)
     async with served(WhoAmI(seconds=60), tokens=str(path)) as address, open_channel(address) as channel:
         stub, streams = target_pb2_grpc.TargetStub(channel), {}
         for owner, token in known.items():
