@@ -180,7 +180,8 @@ def caller() -> Iterator[Any]:
         callers.begin_call(peer)
         name_owner(owner)
 
-    yield become
+    with structlog.contextvars.bound_contextvars(owner=""):
+        yield become
     become("", "unix:")
 
 
