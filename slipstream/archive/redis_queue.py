@@ -344,8 +344,8 @@ class RedisQueue:
         return found[0].decode() if found and sha256(found[0]).encode() == found[1] else None
 
     async def depth(self) -> QueueDepth:
-        *counts, oldest_ms = await self._run("depth")
-        return QueueDepth(*counts, oldest_s=oldest_ms / 1000)
+        queued, delayed, suspects, running, dead, oldest_ms = await self._run("depth")
+        return QueueDepth(queued, delayed, suspects, running, dead, oldest_ms / 1000)
 
     async def sweep(self) -> int:
         num_deleted: int = (await self._run("sweep", SCAN_JOBS))[0]

@@ -393,7 +393,7 @@ def _read_rights(words: Sequence[str], known: OwnerRights) -> OwnerRights:
         if not (match := _RIGHT.fullmatch(word)):
             raise ValueError(f"{word!r} is none of max-waiting=N, max-captions=N, high=yes, high=no")
         field, value = (match["limit"] or "may_use_high").replace("-", "_"), match["number"]
-        read = int(value) if value else match["is_high"] == "yes"
+        read: Any = int(value) if value else match["is_high"] == "yes"
         if getattr(known, field) not in (None, read):
             raise ValueError(f"{word} contradicts what was said of the same owner before")
         known = known._replace(**{field: read})
