@@ -28,7 +28,7 @@ def judged(
 
 def replayed(delivered: Sequence[int], **target: int) -> tuple[Judgement, int]:
     """What is new behind the delivered tokens, and the passes that it took to come there."""
-    replay, written, passes = Replay(tuple(delivered)), [], 0
+    replay, written, passes = Replay(tuple(delivered)), list[int](), 0
     while True:
         window = replay.window.window
         judgement = judged(written, window, **target)
