@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -16,6 +17,17 @@ from tests.support.world import World, make_world
 def pytest_configure() -> None:
     """A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
+"""Folders whose tests run services. `make test` gives them one worker and all others another: services share stacks, and
+each has both cores most of the time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in WITH_SERVICES:
+            item.add_marker(pytest.mark.xdist_group("services"))
 
 
 @pytest.fixture(scope="session")
