@@ -20,10 +20,10 @@ def pytest_configure() -> None:
 
 
 WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
-"""Folders whose tests run services. `make test` gives them one worker and all others another: services share stacks, and
-each has both cores most of the time."""
+"""Folders whose tests run services. `make test` gives them one worker, where they share stacks, and all others another."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in WITH_SERVICES:
