@@ -20,7 +20,7 @@ def pytest_configure() -> None:
 
 
 WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
-"""Folders whose tests run services. `make test` gives them one worker, where they share stacks, and all others another."""
+"""Folders whose tests run services. `make test` gives them one worker, where they share stacks, all others another."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at them
