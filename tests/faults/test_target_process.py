@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from slipstream.captioning.resumption import MAX_RESUMPTIONS
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
 from tests.faults.conftest import FragileStack, Strike
@@ -59,10 +60,10 @@ async def lost_once(fragile: FragileStack, lose: Callable[[], None], options: di
     assert [stage.stage for stage in captioned.stages if stage.stage.startswith("resume")] == ["resume", "resumed"]
 
 
-@pytest.mark.parametrize("kind", ["slipstream", "sampled plainly"])
-async def test_killed_during_a_caption(fragile: FragileStack, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "killed"), [("slipstream", ("target", "draft")), ("sampled plainly", ("target",))])
+async def test_killed_during_a_caption(fragile: FragileStack, kind: str, killed: tuple[str, ...]) -> None:
     gateway_pid = fragile.process("gateway").pid
-    await lost_once(fragile, lambda: kill(fragile, "target"), KINDS[kind])
+    await lost_once(fragile, lambda: kill(fragile, *killed), KINDS[kind])
     assert fragile.process("gateway").pid == gateway_pid
 
 
@@ -120,25 +121,29 @@ async def test_cut_off_during_a_caption(at_a_cable: tuple[FragileStack, Cable], 
     await lost_once(cut_off, cable.cut, KINDS[kind])
 
 
-async def test_killed_again_and_again_with_its_draft(fragile: FragileStack) -> None:
-    undisturbed = await fragile.caption(max_new_tokens=NUM_TOKENS)
-    seen = [0]
+async def test_cut_off_again_and_again(at_a_cable: tuple[FragileStack, Cable]) -> None:
+    cut_off, cable = at_a_cable
+    await cut_off.all_serving()
+    undisturbed = await cut_off.caption(max_new_tokens=NUM_TOKENS)
+    cuts = [0]
 
     def on_event(captioned: Captioned) -> None:
-        """Once more whenever a target has brought new tokens since the last one was killed."""
-        if len(captioned.token_ids) >= seen[-1] + 20 and len(seen) <= 2:
-            seen.append(len(captioned.token_ids))
-            kill(fragile, "target", "draft")
+        """Once more whenever there are new tokens since the last cut."""
+        if len(captioned.token_ids) >= cuts[-1] + 20 and len(cuts) <= MAX_RESUMPTIONS:
+            cuts.append(len(captioned.token_ids))
+            cable.cut()
 
-    captioned = await fragile.caption(on_event, max_new_tokens=NUM_TOKENS)
+    captioned = await cut_off.caption(on_event, max_new_tokens=NUM_TOKENS)
     assert outcome(captioned) == outcome(undisturbed)
-    assert captioned.summary.timings.resumptions == 2
+    assert captioned.summary.timings.resumptions == MAX_RESUMPTIONS
 
 
-async def test_killed_in_the_prefill(fragile: FragileStack) -> None:
-    strike = Strike(lambda c: "prefill" in c.stage_names, lambda: kill(fragile, "target"))
-    captioned = await fragile.caption(strike, max_new_tokens=32)
-    assert captioned.token_ids == fragile.world.answer(0)[:32]
+async def test_cut_off_in_the_prefill(at_a_cable: tuple[FragileStack, Cable]) -> None:
+    cut_off, cable = at_a_cable
+    await cut_off.all_serving()
+    strike = Strike(lambda c: "prefill" in c.stage_names, cable.cut)
+    captioned = await cut_off.caption(strike, max_new_tokens=32)
+    assert captioned.token_ids == cut_off.world.answer(0)[:32]
     assert captioned.summary.timings.resumptions == 1
 
 
