@@ -195,7 +195,7 @@ async def test_frozen_during_a_caption(fragile: FragileStack) -> None:
         captioned = await fragile.caption(on_event, max_new_tokens=NUM_TOKENS, request_id="frozen")
     finally:
         os.kill(pid, signal.SIGCONT)
-    await fragile.freed("frozen", "target", "draft")
-    await fragile.freed("frozen+1", "target", "draft")
+    await eventually(lambda: len(logged(target.log_path, "session.closed", request_id="frozen")) == 2)
+    await fragile.freed("frozen", "draft")
     await fragile.check(captioned)
     assert captioned.summary.timings.resumptions == 1 and target.pid == pid
