@@ -23,11 +23,9 @@ WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "servi
 """Folders whose tests run services. `make test` gives them one worker, where they share stacks, all others another."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at them
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in WITH_SERVICES:
-            item.add_marker(pytest.mark.xdist_group("services"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.relative_to(Path(__file__).parent).parts[0] in WITH_SERVICES:
+        item.add_marker(pytest.mark.xdist_group("services"))
 
 
 @pytest.fixture(scope="session")
