@@ -30,7 +30,7 @@ async def test_one_id_crosses_all_services(stack: Stack, gateway: grpc.aio.Chann
     assert events == {
         "target": ["session.opened", "session.closed"],
         "draft": ["session.opened", "draft.ready", "session.closed"],
-        "gateway": ["caption.finished"],
+        "gateway": ["caption.finished", "audit"],
     }
     for name, path in logs.items():
         entries = [entry for entry in read_log(path) if entry.get("request_id") == "follow-me"]
@@ -52,6 +52,7 @@ async def test_a_refusal_is_logged_once(stack: Stack, gateway: grpc.aio.Channel)
     await refusal(gateway, [options_message(prompt=SECRET, request_id="refused", alpha=7.0)])
     await refusal(gateway, [options_message(prompt=SECRET, request_id="unseen", num_frames=1)])
     log = stack.processes["gateway"].log_path
-    (entry,) = [entry for entry in read_log(log) if entry.get("request_id") == "unseen"]
+    entry, audit = (entry for entry in read_log(log) if entry.get("request_id") == "unseen")
+    assert audit["event"] == "audit"
     assert (entry["event"], entry["level"], entry["status"]) == ("request.refused", "warning", "INVALID_ARGUMENT")
     assert "xylophone" not in log.read_text()
