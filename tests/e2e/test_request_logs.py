@@ -23,6 +23,7 @@ async def test_one_id_crosses_all_services(stack: Stack, gateway: grpc.aio.Chann
     logs = {name: process.log_path for name, process in stack.processes.items()}
     for name in ("target", "draft"):
         await eventually(partial(logged, logs[name], "session.closed", request_id="follow-me"))
+    await eventually(partial(logged, logs["gateway"], "audit", request_id="follow-me"))
     events = {
         name: [entry["event"] for entry in read_log(path) if entry.get("request_id") == "follow-me"]
         for name, path in logs.items()
@@ -52,7 +53,7 @@ async def test_a_refusal_is_logged_once(stack: Stack, gateway: grpc.aio.Channel)
     await refusal(gateway, [options_message(prompt=SECRET, request_id="refused", alpha=7.0)])
     await refusal(gateway, [options_message(prompt=SECRET, request_id="unseen", num_frames=1)])
     log = stack.processes["gateway"].log_path
-    entry, audit = (entry for entry in read_log(log) if entry.get("request_id") == "unseen")
-    assert audit["event"] == "audit"
+    await eventually(partial(logged, log, "audit", request_id="unseen"))
+    entry, _ = (entry for entry in read_log(log) if entry.get("request_id") == "unseen")
     assert (entry["event"], entry["level"], entry["status"]) == ("request.refused", "warning", "INVALID_ARGUMENT")
     assert "xylophone" not in log.read_text()
