@@ -61,7 +61,7 @@ async def test_mtls_from_end_to_end_tells_nobody_what_is_captioned(world: World,
         )
         peers = ("--target", target[1], "--draft", draft[1], "--video-roots", str(tmp_path), "--draft-timeout-s", "30")
         gateway = await stack.enter_async_context(started("gateway", tmp_path / "gateway", *peers, *both))
-        channel = await stack.enter_async_context(open_channel(gateway[1], certificates.peer("somebody")))  # logs name owners
+        channel = await stack.enter_async_context(open_channel(gateway[1], certificates.peer("somebody")))
         prompt, stop = f"Where is {CANARY}?", [f"{CANARY}!"]
         answer = await caption(channel, path=str(clip), prompt=prompt, num_frames=4, max_new_tokens=24, stop=stop)
         assert answer.summary.num_tokens == 24 and answer.summary.speculation.guidance_bytes > 0
