@@ -64,7 +64,7 @@ class FragileStack:
         plain = self._plain
         assert captioned.token_ids == plain.token_ids[:num_tokens]
         assert captioned.text == plain.text[: len(captioned.text)]
-        assert plain.token_ids[:96] == self.world.answer(0)[:num_tokens]
+        assert captioned.token_ids[:96] == self.world.answer(0)[:num_tokens]
 
     async def all_serving(self) -> None:
         """Waits for services that are being started again."""
