@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slipstream.video.confine import ALLOWED, AUDIT_NUMBERS, CLONE3, PROTECTIONS, system_call_filter
 from slipstream.video.decoder_process import Decoder, DecoderSpec
-from tests.support.escapes import BARE, WALLED, Escapes, find_escapes
+from tests.support.escapes import BARE, UNPRIVILEGED, WALLED, Escapes, find_escapes
 
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 MACHINES = sorted(AUDIT_NUMBERS)
@@ -54,7 +54,7 @@ def decide(program: bytes, machine: int, number: int, arguments: tuple[int, ...]
             place += then if is_so else otherwise
 
 
-@pytest.fixture(scope="module", params=[WALLED, BARE])
+@pytest.fixture(scope="module", params=[WALLED, BARE, UNPRIVILEGED])
 def escapes(request: pytest.FixtureRequest) -> Escapes:
     if platform.machine() not in AUDIT_NUMBERS:
         pytest.skip("system calls are not filtered on this machine")
