@@ -47,11 +47,12 @@ def confine(memory_bytes: int, cpu_s: int, threads: int, parent_pid: int) -> tup
     _die_with_parent(libc)
     if os.getppid() != parent_pid:
         raise ProcessLookupError("the parent is gone already")
+    uid = _FIRST_UID + os.getpid()
     done = {"memory", "cpu", "files", "privileges"} | _leave_namespaces(libc)
     if "processes" in done:
         _go_on_in_child(libc)
         _die_with_parent(libc)
-    done |= _become_nobody(libc)
+    done |= _become_nobody(libc, uid)
     if "user" in done:  # else the limit counts what others run
         _limit(resource.RLIMIT_NPROC, threads + SPARE_THREADS)
         done.add("threads")
@@ -111,7 +112,8 @@ def _failure(call: str) -> OSError:
 _NAMESPACES = {"network": 0x40000000, "ipc": 0x08000000, "processes": 0x20000000}
 _USER_NAMESPACE = 0x10000000
 _FIRST_UID = 0x4E000000
-"""Beyond what distributions give to people, services and containers; the process id is added, so no two share one."""
+"""Beyond what distributions give to people, services and containers. The process id is added, that of before the
+namespace, where all decoders have the same: no two are one user."""
 _KILL, _SETGID, _SETUID = 5, 6, 7
 """Capabilities. Without the first, root could not end a decoder of another user."""
 
@@ -130,13 +132,12 @@ def _unshared(libc: ctypes.CDLL, names: Iterable[str]) -> set[str]:
     return {name for name in names if libc.unshare(_NAMESPACES[name]) == 0}
 
 
-def _become_nobody(libc: ctypes.CDLL) -> set[str]:
+def _become_nobody(libc: ctypes.CDLL, uid: int) -> set[str]:
     """Root becomes a user that owns nothing; then, or for others, a user namespace if there is none yet."""
     done = set()
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = int(next(line.split()[1] for line in lines if line.startswith("CapEff")), 16)
     if os.geteuid() == 0 and all(effective >> bit & 1 for bit in (_KILL, _SETGID, _SETUID)):
-        uid = _FIRST_UID + os.getpid()
         with suppress(OSError):  # a container that maps no such number
             os.setgroups([])
             os.setresgid(uid, uid, uid)

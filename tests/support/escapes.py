@@ -38,7 +38,9 @@ from tests.support.captured_decoder import (
 HANG_S, ANSWER_S = 0.5, 20.0
 """For random calls, some of which wait for ever; for what is expected to come back."""
 WALLED, BARE = "tests.support.captured_decoder", "tests.support.captured_bare"
-"""Modules: decoders with all that this machine gives, and with the list of system calls alone."""
+UNPRIVILEGED = "tests.support.captured_unprivileged"
+"""Modules: decoders with all that this machine gives, with the list of system calls alone, and of a gateway that is not
+root."""
 LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC)
 
 

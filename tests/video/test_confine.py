@@ -1,20 +1,24 @@
 """A captured decoder can harm nothing but its own answer; and the filter does what its table says, on each machine."""
 
 import asyncio
+import contextlib
 import errno
 import mmap
+import os
 import platform
 import re
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.video.confine import ALLOWED, AUDIT_NUMBERS, CLONE3, PROTECTIONS, system_call_filter
 from slipstream.video.decoder_process import Decoder, DecoderSpec
-from tests.support.escapes import BARE, WALLED, Escapes, find_escapes
+from tests.support.escapes import BARE, UNPRIVILEGED, WALLED, Escapes, find_escapes
 
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 MACHINES = sorted(AUDIT_NUMBERS)
@@ -54,7 +58,7 @@ def decide(program: bytes, machine: int, number: int, arguments: tuple[int, ...]
             place += then if is_so else otherwise
 
 
-@pytest.fixture(scope="module", params=[WALLED, BARE])
+@pytest.fixture(scope="module", params=[WALLED, BARE, UNPRIVILEGED])
 def escapes(request: pytest.FixtureRequest) -> Escapes:
     if platform.machine() not in AUDIT_NUMBERS:
         pytest.skip("system calls are not filtered on this machine")
@@ -76,22 +80,45 @@ def test_nothing_around_a_captured_decoder_was_harmed(escapes: Escapes) -> None:
     assert escapes.sandbox_bypasses == 0
 
 
-def test_this_machine_gives_what_it_can() -> None:
-    """The limits and the list of system calls are what may not be missing; the others depend on the kernel."""
-    told: list[tuple[str, ...]] = []
-
-    async def start() -> None:
-        decoder = Decoder(DecoderSpec(2**30, 60), told.append)
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[tuple[Decoder, set[str]]]:
+    """A decoder that waits for work, and what was taken from it."""
+    told: set[str] = set()
+    decoder = Decoder(DecoderSpec(2**30, 60), told.update)
+    try:
         await decoder.wait_ready()
+        yield decoder, told
+    finally:
         decoder.kill()
         decoder.reap()
 
-    asyncio.run(start())
-    (confined,) = told
-    assert set(confined) <= set(PROTECTIONS)
-    assert {"memory", "cpu", "files", "privileges"} <= set(confined)
-    if platform.machine() in AUDIT_NUMBERS:
-        assert {"system calls", "threads"} <= set(confined)
+
+async def test_this_machine_gives_what_it_can() -> None:
+    """The limits and the list of system calls are what may not be missing; the others depend on the kernel."""
+    async with running() as (_, confined):
+        assert {"memory", "cpu", "files", "privileges"} <= confined <= set(PROTECTIONS)
+        assert platform.machine() not in AUDIT_NUMBERS or {"system calls", "threads"} <= confined
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+async def test_no_two_decoders_are_one_user() -> None:
+    async with running() as (one, confined), running() as (other, _):
+        if "processes" not in confined:
+            pytest.skip("there are no namespaces here")
+        users = {
+            process.uids().real
+            for decoder in (one, other)
+            for process in psutil.Process(decoder.process.pid).children(recursive=True)
+        }
+        assert len(users - {0}) == 2
+
+
+async def test_a_decoder_leaves_no_process_behind() -> None:
+    async with running() as (decoder, _):
+        processes = [psutil.Process(decoder.process.pid)]
+        processes += processes[0].children(recursive=True)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=10)
+    assert not alive
 
 
 @pytest.mark.parametrize("machine", MACHINES)
