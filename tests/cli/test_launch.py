@@ -77,6 +77,8 @@ def test_bad_options_are_found_before_the_start(tmp_path: Path) -> None:
     good = StackOptions(checkpoint(tmp_path / "target"), None)
     with pytest.raises(InvalidConfig, match="video root"):
         check_options(replace(good, video_roots=(tmp_path / "none",)))
+    with pytest.raises(InvalidConfig, match="--redis: no URL"):
+        check_options(replace(good, redis="foo://x"))
     with pytest.raises(InvalidConfig, match="--threads 1"):
         check_options(replace(good, pin=True, threads=2))
     for tls in (
