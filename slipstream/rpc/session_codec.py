@@ -34,7 +34,7 @@ MAX_FRAMES_BYTES = 2 * 1024**3
 """Most pixels that one video may have: they are held in memory."""
 MIN_CAPABILITY_BYTES = 16
 MAX_PROPOSED_TOKENS = 8 * 1024
-"""In the proposals of one message, 7 bytes each: a draft's message has at most 64 KiB. A proposal itself counts as 3."""
+"""In the proposals of one message, of 7 bytes each, so that it has at most 64 KiB. A proposal itself counts as 3."""
 MAX_PASSES = 1_000_000
 MAX_SELF_DRAFT = 1024
 

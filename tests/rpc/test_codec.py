@@ -147,9 +147,8 @@ def test_a_drafts_messages_stay_small(sizes: list[tuple[int, int]]) -> None:
     messages = [over_the_wire(message) for message in codec.draft_events(written)]
     assert all(message.ByteSize() <= MAX_DRAFT_MESSAGE_BYTES for message in messages)
     parts = [codec.read_draft_event(message) for message in messages]
-    assert [part.position for part in parts] == [
-        7 + sum(len(p.token_ids) for p in parts[:n]) for n in range(len(parts))
-    ]
+    ends = itertools.accumulate((len(part.token_ids) for part in parts), initial=7)
+    assert [part.position for part in parts] == list(ends)[:-1]
     assert sum((part.token_ids for part in parts), ()) == written.token_ids
     assert sum((part.proposals for part in parts), ()) == written.proposals
     if sum(size + 3 for _, size in sizes) <= codec.MAX_PROPOSED_TOKENS:
