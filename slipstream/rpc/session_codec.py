@@ -33,8 +33,8 @@ from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow,
 MAX_FRAMES_BYTES = 2 * 1024**3
 """Most pixels that one video may have: they are held in memory."""
 MIN_CAPABILITY_BYTES = 16
-PROPOSALS_A_MESSAGE = 8
-"""Draft tokens in one message where each comes with its proposal: some 7 KiB each, and a message has at most 64 KiB."""
+MAX_PROPOSED_TOKENS = 8 * 1024
+"""In the proposals of one message, of 7 bytes each, so that it has at most 64 KiB. A proposal itself counts as 3."""
 MAX_PASSES = 1_000_000
 MAX_SELF_DRAFT = 1024
 
@@ -352,19 +352,22 @@ def draft_events(event: DraftEvent) -> Iterator[draft_pb2.DraftEvent]:
     """What the draft says, for the wire: tokens with proposals in several messages, as each must stay small."""
     if isinstance(event, DraftReady):
         yield draft_pb2.DraftEvent(ready=to_message(event, draft_pb2.DraftReady))
-    elif not event.proposals:
-        yield _tokens_event(event)
-    else:
-        for first in range(0, len(event.token_ids), PROPOSALS_A_MESSAGE):
-            part = slice(first, first + PROPOSALS_A_MESSAGE)
-            yield _tokens_event(
-                replace(
-                    event,
-                    position=event.position + first,
-                    token_ids=event.token_ids[part],
-                    proposals=event.proposals[part],
-                )
-            )
+        return
+    first = size = 0
+    for index, proposal in enumerate(event.proposals):
+        size += len(proposal.token_ids) + 3
+        if size > MAX_PROPOSED_TOKENS and index > first:
+            yield _tokens_event(_part(event, first, index))
+            first, size = index, len(proposal.token_ids) + 3
+    yield _tokens_event(_part(event, first, len(event.token_ids)))
+
+
+def _part(tokens: DraftTokens, first: int, end: int) -> DraftTokens:
+    """Some of the tokens of a chain, in the place where they stand; all of them as they are."""
+    if end - first == len(tokens.token_ids):
+        return tokens
+    token_ids, proposals = tokens.token_ids[first:end], tokens.proposals[first:end]
+    return replace(tokens, position=tokens.position + first, token_ids=token_ids, proposals=proposals)
 
 
 def _tokens_event(event: DraftTokens) -> draft_pb2.DraftEvent:

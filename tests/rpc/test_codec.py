@@ -1,5 +1,6 @@
 """Between messages and dataclasses and back again, for everything that Hypothesis can think of."""
 
+import itertools
 import weakref
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, replace
@@ -11,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
-from slipstream.messages import DraftStart, Frames, ModelInfo, TargetStart
+from slipstream.messages import DraftStart, DraftTokens, Frames, ModelInfo, TargetStart
 from slipstream.rpc import session_codec as codec
 from slipstream.rpc.codec import model_info_message, read_model_info
-from slipstream.rpc.grpc_options import CHUNK_BYTES
+from slipstream.rpc.grpc_options import CHUNK_BYTES, MAX_DRAFT_MESSAGE_BYTES
 from slipstream.rpc.session_codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
@@ -141,6 +142,26 @@ def test_restarts(action: RestartLine) -> None:
 def test_a_restart_from_nothing() -> None:
     with pytest.raises(ProtocolViolation, match="at least one token"):
         codec.read_line(draft_pb2.DraftRequest(restart=draft_pb2.Restart(epoch=1)))
+
+
+@given(st.lists(st.tuples(uint32, st.integers(1, 1024)), min_size=1, max_size=40))
+def test_a_drafts_messages_stay_small(sizes: list[tuple[int, int]]) -> None:
+    written = DraftTokens(
+        epoch=3,
+        position=7,
+        token_ids=tuple(token for token, _ in sizes),
+        pass_s=0.5,
+        proposals=tuple(Proposal(tuple(range(2**20, 2**20 + size)), (0.25,) * size) for _, size in sizes),
+    )
+    messages = [over_the_wire(message) for message in codec.draft_events(written)]
+    assert all(message.ByteSize() <= MAX_DRAFT_MESSAGE_BYTES for message in messages)
+    parts = [codec.read_draft_event(message) for message in messages]
+    ends = itertools.accumulate((len(part.token_ids) for part in parts), initial=7)
+    assert [part.position for part in parts] == list(ends)[:-1]
+    assert sum((part.token_ids for part in parts), ()) == written.token_ids
+    assert sum((part.proposals for part in parts), ()) == written.proposals
+    if sum(size + 3 for _, size in sizes) <= codec.MAX_PROPOSED_TOKENS:
+        assert parts == [written]
 
 
 @given(st.builds(AdvanceLine, epoch=uint32, write_until=uint32))
