@@ -363,7 +363,7 @@ class Stack:
         while True:
             await asyncio.sleep(LOG_CHECK_S)
             for child in self._children:
-                await asyncio.to_thread(bound_log, child.log_path)
+                bound_log(child.log_path)
 
     async def _shut_down(self, failure: SlipstreamError | None) -> None:
         """The gateway first: it ends the captions and hands jobs back, and then nobody needs the others."""
