@@ -74,6 +74,8 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
     async def Caption(
         self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[CaptionEvent]:
+        is_whole = threading.Event()
+        context.add_done_callback(lambda context: is_whole.is_set() or self.cancelled.set())
         chunks = []
         async for request in request_iterator:
             if request.HasField("options"):
@@ -92,16 +94,10 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
             token = CommittedToken(token_id=number, piece=piece, from_draft=from_draft)
             yield CaptionEvent(text=CommittedText(tokens=[token]))
             if self.received == b"hang":
-                await self._hang()
+                await asyncio.sleep(3600)
+        is_whole.set()
         if self.received != b"no summary":
             yield CaptionEvent(summary=make_summary(self.options.method or "slipstream"))
-
-    async def _hang(self) -> None:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
 
     async def GetGateway(
         self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -176,7 +176,7 @@ def test_a_signal_cancels_the_caption(gateway: FakeGateway, tmp_path: Path, numb
     rest, errors = process.communicate(timeout=120)
     assert (rest, errors) == ("\n", "")
     assert process.returncode == exit_code
-    assert gateway.cancelled.wait(5)
+    assert gateway.cancelled.wait(60)
 
 
 def test_a_terminal_gets_the_live_view(gateway: FakeGateway, tmp_path: Path) -> None:
