@@ -278,7 +278,7 @@ main()
     def ended(self, status: int) -> None:
         """The process has this exit status, and no service is left."""
         assert self.process.wait(120) == status
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while any(is_alive(pid) for pid in self.services) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(is_alive(pid) for pid in self.services)
@@ -366,7 +366,7 @@ asyncio.run(main())
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
         parent.kill()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(is_alive(pid) for pid in pids)

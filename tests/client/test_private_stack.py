@@ -51,7 +51,7 @@ def _children() -> set[int]:
     return {int(pid) for pids in lists for pid in pids} - _others
 
 
-def _wait_until_gone(folder: Path, timeout_s: float = 10) -> None:
+def _wait_until_gone(folder: Path, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while (_children() or list(folder.glob("slipstream-*"))) and time.monotonic() < deadline:
         time.sleep(0.05)

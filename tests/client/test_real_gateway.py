@@ -49,7 +49,7 @@ async def num_cancelled(process: ServiceProcess) -> float:
 async def is_cancelled_soon(process: ServiceProcess, before: float) -> None:
     start = time.monotonic()
     while await num_cancelled(process) == before:
-        assert time.monotonic() - start < 3.0, "it takes well below a second, but on a busy machine"
+        assert time.monotonic() - start < 60, "it takes well below a second, but on a busy machine"
         await asyncio.sleep(0.02)
 
 
