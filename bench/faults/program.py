@@ -11,6 +11,7 @@ Parts, each on processes of its own:
 - `memory`: large captions, finished or hung up; nothing of them may be left a second later.
 - `admission`: thousands watch health, and uploads stall, while somebody else wants a caption.
 - `owners`: one tenant hands in hundreds of jobs, another a few.
+- `sandbox`: a captured decoder tries every known way out, and then random system calls.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
 - `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
@@ -35,6 +36,7 @@ from bench.faults.rogue import run_rogue
 from bench.faults.stop import run_stop
 from bench.output import finish
 from bench.soak import run_memory
+from tests.support.escapes import find_escapes
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
 
 TESTS = {
@@ -52,6 +54,7 @@ PARTS = (
     "resume",
     "memory",
     "admission",
+    "sandbox",
     "stop",
     *TESTS,
 )
@@ -71,11 +74,16 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "memory": run_memory,
         "admission": run_admission,
         "owners": run_owners,
+        "sandbox": lambda: _sandbox(given.seed),
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
         "fuzz": lambda: _fuzz("fuzz", given.seed, examples=ROUND, seconds=given.fuzz),
     }
+
+
+async def _sandbox(seed: int) -> dict[str, Any]:
+    return (await find_escapes(seed)).findings
 
 
 async def _fuzz(name: str, seed: int, *, examples: int, seconds: int = 0) -> dict[str, Any]:
@@ -118,6 +126,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "held_by_idle_mb": found.get("memory", {}).get("held_by_idle_mb"),
         **{name: found.get("admission", {}).get(name) for name in ("watch_flood_ok", "upload_stall_ok")},
         "owners_share": found.get("owners", {}).get("owners_share"),
+        "sandbox_bypasses": found.get("sandbox", {}).get("sandbox_bypasses"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
         "fuzzed": found.get("fuzz", {}).get("examples"),
