@@ -112,6 +112,12 @@ def count_events(path: Path, *names: str) -> int:
     return sum(_parse(line).get("event") in names for line in path.read_text(errors="replace").splitlines())
 
 
+def finished_captions(path: Path) -> set[str]:
+    """Request ids of the captions that one log calls finished: `job-epoch` where a job asked for it."""
+    parsed = map(_parse, path.read_text(errors="replace").splitlines())
+    return {str(line.get("request_id")) for line in parsed if line.get("event") == "caption.finished"}
+
+
 def overlapping(acts: Iterable[Act], began: float, ended: float) -> list[Act]:
     """The acts that were felt at some time between the two."""
     return [act for act in acts if act.at <= ended and act.until >= began]

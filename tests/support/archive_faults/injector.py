@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from tests.support.archive_faults.history import Act, JobEvent, Kind, read_events
+from tests.support.archive_faults.history import Act, JobEvent, Kind, finished_captions, read_events
 from tests.support.cluster import Cluster
 
 FREEZE_S = 20.0
@@ -18,8 +18,8 @@ POLL_S = 0.2
 BUSY_POLL_S = 0.03
 TAKEN_OVER_LEASES, TAKEN_OVER_S = 3, 20.0
 """How long to wait until others have taken all jobs of a gateway: so many leases, and so long."""
-UNCOMMITTED_S = 3.0
-"""How long the queue is down before a gateway is frozen as a zombie: its captions are done by then."""
+UNCOMMITTED_S, MOST_UNCOMMITTED_S = 3.0, 60.0
+"""How long the queue is down before a gateway is frozen as a zombie, at least, and until it has captions to commit."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,7 @@ class FaultInjector:
         began, starts = time.time(), cluster.processes["redis"].starts
         with cluster.held("redis"):
             cluster.kill("redis")
-            await asyncio.sleep(UNCOMMITTED_S)
-            victim = self._busiest()
+            victim = await self._wait_uncommitted()
             froze = time.time()
             cluster.freeze(victim)
         try:
@@ -113,6 +112,16 @@ class FaultInjector:
         finally:
             cluster.thaw(victim)
         self._remember("freeze", victim, froze)
+
+    async def _wait_uncommitted(self) -> str:
+        """The gateway with most captions that are done and not committed, of which there is one then."""
+        await asyncio.sleep(UNCOMMITTED_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MOST_UNCOMMITTED_S):
+                while not any(self._uncommitted().values()):  # noqa: ASYNC110 (what the logs of others say)
+                    await asyncio.sleep(POLL_S)
+        uncommitted = self._uncommitted()
+        return max(uncommitted, key=lambda name: uncommitted[name])
 
     async def _wait_taken_over(self, victim: str) -> None:
         left = self._in_hand()[victim]
@@ -138,6 +147,14 @@ class FaultInjector:
     def _busiest(self) -> str:
         in_hand = self._in_hand()
         return max(in_hand, key=lambda name: len(in_hand[name]))
+
+    def _uncommitted(self) -> dict[str, int]:
+        """Captions by gateway that are done, of jobs that it has in hand."""
+        found = {}
+        for name, jobs in self._in_hand().items():
+            done = finished_captions(self._cluster.log(name))
+            found[name] = sum(f"{job_id}-{epoch}" in done for job_id, epoch in jobs)
+        return found
 
     def _in_hand(self) -> dict[str, set[tuple[str, int]]]:
         """Jobs and epochs by gateway that it took last and has not ended."""
