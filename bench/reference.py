@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from bench.common import Task
 from slipstream.engine import VideoLM, load_model
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.messages import Frames
 from slipstream.video.decode import sample_video

@@ -138,6 +138,10 @@ class ServiceStopping(ServiceUnavailable):
     retry_after_s = 1.0
 
 
+class DeviceLost(ServiceUnavailable):
+    """The device failed in a way that only another process can use it again."""
+
+
 class ServiceUnreachable(ServiceUnavailable):
     """The peer gave no answer at all."""
 

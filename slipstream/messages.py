@@ -166,6 +166,9 @@ class DraftStart:
     """Every line is one tree of candidates."""
     guidance_capability: bytes = field(default=b"", repr=False)
     """As of `TargetStart`, whose session this one's is named like."""
+    vocab_size: int = 0
+    """Width of the target's logits, where no token beyond may be written; 0: the draft's own. Models of one family are
+    padded to different widths."""
     request_id: str = ""
 
 

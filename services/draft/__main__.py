@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from slipstream.budget import MIB
 from slipstream.config import between, option
 from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.startup import ModelServiceConfig, start_model
@@ -17,6 +16,8 @@ from slipstream.services.draft.servicer import DraftServicer, Targets
 SERVES = ("slipstream.rpc.v1.Draft",)
 KV_SHARE = 0.25
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
+EMBEDDINGS_RATIO = 1 / 3
+"""Bytes of embeddings that are kept to one of keys and values, when nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,10 @@ class DraftConfig(ModelServiceConfig):
     """Options of the draft service."""
 
     embedding_cache_mb: int = option(
-        "MiB for the embeddings of videos that were captioned before; 0 keeps none",
-        default=128,
-        check=between(0, 2**30),
+        "MiB for the embeddings of videos that were captioned before; 0 keeps none, -1 a third as much as keys and"
+        " values",
+        default=-1,
+        check=between(-1, 2**30),
     )
     guidance_targets: str = option(
         "addresses of the targets that guidance may be pulled from, separated by ','; empty for any",
@@ -41,11 +43,13 @@ async def setup(
     wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
-    model, thread = await start_model(config)
-    embedding_cache_bytes = config.embedding_cache_mb * MIB
+    model, thread = await start_model(config, lifecycle.fail)
+    kv_budget_bytes, embedding_cache_bytes = config.budgets(
+        model, KV_SHARE, config.embedding_cache_mb, EMBEDDINGS_RATIO
+    )
     limits = DraftLimits(
         max_sessions=config.max_sessions,
-        kv_budget_bytes=config.kv_budget(model, KV_SHARE, embedding_cache_bytes),
+        kv_budget_bytes=kv_budget_bytes,
         frames_budget_bytes=config.frames_budget_bytes,
         embedding_cache_bytes=embedding_cache_bytes,
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from slipstream.budget import MIB
 from slipstream.config import between, option
 from slipstream.engine.startup import ModelServiceConfig, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
@@ -18,6 +17,8 @@ from slipstream.services.target.servicer import TargetServicer
 SERVES = ("slipstream.rpc.v1.Target",)
 KV_SHARE = 0.5
 """Of the memory that is left when the weights are loaded, how much keys and values may take when nobody said."""
+PREFIX_RATIO = 0.5
+"""Bytes of prefills that are kept to one of keys and values, when nobody said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,9 @@ class TargetConfig(ModelServiceConfig):
         "seconds that a caption may wait for a place", default=60.0, check=between(0.01, 86_400)
     )
     prefix_cache_mb: int = option(
-        "MiB for the prefills of videos that were captioned before; 0 keeps none", default=512, check=between(0, 2**30)
+        "MiB for the prefills of videos that were captioned before; 0 keeps none, -1 half as much as keys and values",
+        default=-1,
+        check=between(-1, 2**30),
     )
     idle_timeout_s: float = option(
         "seconds that a session's caller may leave the target waiting for its next message",
@@ -68,12 +71,13 @@ async def setup(
     wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
-    model, thread = await start_model(config, strict_width=config.strict_width)
-    prefix_cache_bytes = 0 if config.strict_width else config.prefix_cache_mb * MIB
+    model, thread = await start_model(config, lifecycle.fail, strict_width=config.strict_width)
+    prefix_cache_mb = 0 if config.strict_width else config.prefix_cache_mb
+    kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,
         max_sessions=config.max_sessions,
-        kv_budget_bytes=config.kv_budget(model, KV_SHARE, prefix_cache_bytes),
+        kv_budget_bytes=kv_budget_bytes,
         frames_budget_bytes=config.frames_budget_bytes,
         max_queued=config.max_queued,
         queue_timeout_s=config.queue_timeout_s,

@@ -321,7 +321,8 @@ class CaptionRun:
 
     async def _draft_start(self) -> DraftStart:
         assert self._call is not None, "the target is called before the draft"
-        return draft_start(self._plan, self._key, self._video, await self._call.guidance_address())
+        address = await self._call.guidance_address()
+        return draft_start(self._plan, self._key, self._video, address, self._pipeline.vocab_size)
 
     def _leave_draft(self) -> None:
         """While this caption waits for the target, one that is served needs the draft's place more."""

@@ -125,7 +125,7 @@ def _gateway_default(spec: OptionSpec, config: GatewayConfig) -> Any:
 
 
 def _guidance(asked: CaptionOptions, pruner: str) -> str:
-    guidance: str = asked.get("guidance", "scores" if pruner in ATTENTION_PRUNERS else "hidden_states")
+    guidance: str = asked.get("guidance", "scores")
     if pruner in ATTENTION_PRUNERS and guidance != "scores":
         raise InvalidRequest(f"pruner {pruner!r} ranks by attention, which comes as guidance 'scores'")
     return guidance
@@ -203,8 +203,10 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
     )
 
 
-def draft_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str) -> DraftStart:
-    """To the draft, which pulls guidance at that address."""
+def draft_start(
+    plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str, vocab_size: int
+) -> DraftStart:
+    """To the draft, which pulls guidance at that address, of a target with so wide a vocabulary."""
     return DraftStart(
         session_id=key.session_id,
         guidance_capability=key.guidance_capability,
@@ -213,6 +215,7 @@ def draft_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidanc
         sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
         tree=plan.method.shape is Shape.TREE,
+        vocab_size=vocab_size,
         **plan.options.sent_to("draft"),
     )
 

@@ -143,7 +143,12 @@ def model_options(
     draft_device: Annotated[
         str | None, typer.Option(help="Torch device of the draft, if it is another.", rich_help_panel=MODELS_PANEL)
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Torch dtype of the weights.", rich_help_panel=MODELS_PANEL)] = "float32",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Torch dtype of the weights; auto: bfloat16 on CUDA, float32 elsewhere.", rich_help_panel=MODELS_PANEL
+        ),
+    ] = "auto",
     start_timeout: Annotated[
         float | None,
         typer.Option(

@@ -148,7 +148,7 @@ class Captioner:
         draft: the small model that writes ahead. None: no draft, unless there is no target either.
         device: torch device of both models, such as "cpu" or "cuda:0".
         draft_device: torch device of the draft, where it is another one.
-        dtype: torch dtype of the weights.
+        dtype: torch dtype of the weights; auto: bfloat16 on CUDA, float32 elsewhere.
         threads: torch threads of each model; None: the usable cores shared out.
         gateway: a running gateway, instead of all this.
 
@@ -164,7 +164,7 @@ class Captioner:
         *,
         device: str = "cpu",
         draft_device: str | None = None,
-        dtype: str = "float32",
+        dtype: str = "auto",
         threads: int | None = None,
         gateway: GatewayAddress | None = None,
     ) -> None:

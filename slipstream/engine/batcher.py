@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.budget import MIB, Reservation, trim_memory
-from slipstream.engine.thread import Lane, ModelThread
+from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
 from slipstream.messages import Frames
@@ -244,6 +244,8 @@ class StepBatcher:
         started = time.perf_counter()
         outcomes = step_each(self._model, [(step.state, step.window) for step in steps])
         ended = time.perf_counter()
+        for error in (outcome for outcome in outcomes if isinstance(outcome, Exception)):
+            self._thread.note(error)
         returning = {
             step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, ended - started)
         }
@@ -260,8 +262,8 @@ def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> li
     try:
         return list(model.step(batch))
     except Exception as error:
-        if len(batch) == 1:
-            return [error]
+        if len(batch) == 1 or is_device_lost(error):
+            return [error] * len(batch)
     return [outcome for part in batch for outcome in step_each(model, [part])]
 
 

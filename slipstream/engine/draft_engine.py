@@ -237,7 +237,7 @@ class DraftEngine:
             what="draft",
             of=Memory.FRAMES,
         )
-        self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes)
+        self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes, "--embedding-cache-mb")
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
         self._writer = LineWriter(model, thread)
 
@@ -256,7 +256,8 @@ class DraftEngine:
         num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
         num_tokens = plan.num_tokens - plan.num_video_tokens + num_video_tokens + len(join.committed)
         line = DraftLine(join.epoch, join.write_until, join.first_chunk, list(join.committed))
-        sampler = DraftSampler(request.sampling, plan.token_ids, self.model.info.vocab_size)
+        width = min(self.model.info.vocab_size, request.vocab_size or self.model.info.vocab_size)
+        sampler = DraftSampler(request.sampling, plan.token_ids, width)
         work = SessionWork(self.thread, self.frames.reserve(frames_bytes(num_frames, frame_size)))
         try:
             place = self.admission.reserve(self.model.kv_bytes(num_tokens + HEADROOM_TOKENS))

@@ -17,6 +17,7 @@ class Decoder(Protocol):
     """What the loop needs of an upstream text model: Qwen2, Qwen2.5-VL's and Llama's have it."""
 
     layers: nn.ModuleList
+    config: Any
     norm: nn.Module
     rotary_emb: nn.Module
     embed_tokens: nn.Embedding
@@ -133,7 +134,7 @@ class Runner:
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers."""
         attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers]
-        width = sum(attention.k_proj.out_features + attention.v_proj.out_features for attention in attentions)
+        width = sum(attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0] for attention in attentions)
         return int(width) * self.decoder.embed_tokens.weight.element_size()
 
     def new_cache(self, capacity: int) -> KVCache:

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.budget import MIB
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.video_lm import PromptPlan
+from slipstream.logs import get_logger
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
@@ -27,12 +29,20 @@ def frames_digest(frames: NDArray[np.uint8]) -> bytes:
 
 
 class ByteLru(Generic[KeyT, ValueT]):
-    """Values with a size; the ones that were not used for longest leave when the limit is passed. Not thread-safe."""
+    """Values with a size; the ones that were not used for longest leave when the limit is passed. Not thread-safe.
 
-    def __init__(self, limit_bytes: int, on_evict: Callable[[ValueT], None] = lambda value: None) -> None:
+    Args:
+        limit_bytes: of all values together.
+        flag: the flag that sets the limit: for the log, where a value alone is larger.
+        on_evict: hears of a value that is not kept any more, or never was.
+    """
+
+    def __init__(self, limit_bytes: int, flag: str, on_evict: Callable[[ValueT], None] = lambda value: None) -> None:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
+        self._flag = flag
         self._on_evict = on_evict
+        self._most_refused = 0
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -54,6 +64,7 @@ class ByteLru(Generic[KeyT, ValueT]):
                 self._on_evict(before)
         if num_bytes > self.limit_bytes:
             self._on_evict(value)
+            self._complain(num_bytes)
             return
         self._entries[key] = value, num_bytes
         self.num_bytes += num_bytes
@@ -61,6 +72,14 @@ class ByteLru(Generic[KeyT, ValueT]):
             _, (evicted, size) = self._entries.popitem(last=False)
             self.num_bytes -= size
             self._on_evict(evicted)
+
+    def _complain(self, num_bytes: int) -> None:
+        """Once for a size: with a limit so low nothing of the kind is ever used again."""
+        if self.limit_bytes and num_bytes > self._most_refused:
+            self._most_refused = num_bytes
+            get_logger().warning(
+                "cache.too_small", needs_mb=-(-num_bytes // MIB), has_mb=self.limit_bytes // MIB, flag=self._flag
+            )
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,7 @@ class PrefixCache:
     """Prefixes of running and ended sessions. Belongs to the model's thread. A limit of 0 keeps none."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._lru: ByteLru[PrefixKey, VideoPrefix] = ByteLru(limit_bytes, _evict)
+        self._lru: ByteLru[PrefixKey, VideoPrefix] = ByteLru(limit_bytes, "--prefix-cache-mb", _evict)
 
     @property
     def is_on(self) -> bool:

@@ -1,18 +1,21 @@
 """What a process that owns a model can be told at start, and how its model comes up."""
 
+import asyncio
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from slipstream.budget import MIB, available_bytes, host_budget
 from slipstream.config import between, one_of, option
-from slipstream.engine.loading import load_model
+from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.errors import InvalidConfig
+from slipstream.errors import DeviceLost, InvalidConfig, SlipstreamError
 from slipstream.logs import LEVELS
 from slipstream.rpc.tls import WireOptions
 
@@ -30,7 +33,9 @@ class ModelServiceConfig(WireOptions):
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
     device: str = option("torch device of the weights", default="cpu")
     dtype: str = option(
-        "weights are converted to this type", default="float32", check=one_of("float32", "bfloat16", "float16")
+        "weights are converted to this type; auto: bfloat16 on CUDA, float32 elsewhere",
+        default=AUTO,
+        check=one_of(*DTYPES),
     )
     attention: str = option("attention kernel: auto, matmul, sdpa or flash", default="auto")
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
@@ -54,14 +59,23 @@ class ModelServiceConfig(WireOptions):
         """Threads for torch: as told, or the cores this process may run on."""
         return self.threads or len(os.sched_getaffinity(0))
 
-    def kv_budget(self, model: VideoLM, share: float, set_aside_bytes: int = 0) -> int:
-        """Bytes for keys and values: as told, or `share` of what is available on the model's device beside
-        `set_aside_bytes`."""
-        if self.kv_budget_mb:
-            return self.kv_budget_mb * MIB
+    def budgets(self, model: VideoLM, share: float, cache_mb: int, cache_ratio: float) -> tuple[int, int]:
+        """Bytes for keys and values of captions, and for a cache of what is kept of earlier ones.
+
+        Args:
+            share: of what is available on the model's device, where nobody said how much.
+            cache_mb: MiB of the cache, or -1 for `cache_ratio` of the bytes for keys and values.
+        """
         device = torch.device(model.info.device)
         available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-        return max(0, int(share * (available - set_aside_bytes)))
+        told_bytes = max(0, cache_mb) * MIB
+        if self.kv_budget_mb:
+            kv_bytes = self.kv_budget_mb * MIB
+        elif cache_mb < 0:
+            kv_bytes = int(share * available / (1 + cache_ratio))
+        else:
+            kv_bytes = int(share * max(0, available - told_bytes))
+        return kv_bytes, told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
 
     @property
     def frames_budget_bytes(self) -> int:
@@ -87,10 +101,16 @@ class ModelServiceConfig(WireOptions):
 FRAMES, SIDE, STEPS = 2, 64, (1, 2, 4, 8)
 
 
-async def start_model(config: ModelServiceConfig, *, strict_width: int = 0) -> tuple[VideoLM, ModelThread]:
-    """A model that is ready, and the thread that owns it. Raises `ModelNotUsable`, or `InvalidConfig` for the core."""
+async def start_model(
+    config: ModelServiceConfig, fail: Callable[[SlipstreamError], None], *, strict_width: int = 0
+) -> tuple[VideoLM, ModelThread]:
+    """A model that is ready, and the thread that owns it. Raises `ModelNotUsable`, or `InvalidConfig` for the core.
+
+    `fail` hears, on the event loop, when its device is of no use any more.
+    """
     config.pin()
     thread = ModelThread(config.num_threads)
+    thread.on_device_lost = partial(_tell_lost, asyncio.get_running_loop(), config.device, fail)
     model = await thread.run(
         lambda: load_model(
             config.model,
@@ -102,6 +122,13 @@ async def start_model(config: ModelServiceConfig, *, strict_width: int = 0) -> t
     )
     await thread.run(lambda: warm_up(model))
     return model, thread
+
+
+def _tell_lost(
+    loop: asyncio.AbstractEventLoop, device: str, fail: Callable[[SlipstreamError], None], error: BaseException
+) -> None:
+    reason = str(error).partition("\n")[0]
+    loop.call_soon_threadsafe(fail, DeviceLost(f"{device} failed, and this process cannot use it any more: {reason}"))
 
 
 def warm_up(model: VideoLM) -> None:

@@ -31,6 +31,15 @@ def finish_work(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+def is_device_lost(error: BaseException) -> bool:
+    """Whether every later call to the device fails, too: after a failed assert, an illegal address or a memory error
+    CUDA gives this process no other answer. A want of memory is nothing of the kind."""
+    accelerator_error = getattr(torch, "AcceleratorError", None)  # torch 2.8
+    if accelerator_error is not None and isinstance(error, accelerator_error):
+        return True
+    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")
+
+
 # -- fair queue -------------------------------------------------------------------------------------------------------
 
 # Who may use a model next: decoding and prefill share its time evenly, prefills go first come, first served.
@@ -134,6 +143,7 @@ class _Blocks(Generic[T]):
         except StopIteration:
             self._tell(None)
         except BaseException as error:
+            self._thread.note(error)
             self._tell(error)
         else:
             self._thread.submit(self.run_next, Lane.PREFILL, self._order)
@@ -143,14 +153,15 @@ class _Blocks(Generic[T]):
         self._loop.call_soon_threadsafe(self.outcomes.put_nowait, outcome)
 
 
-def _run_for(future: asyncio.Future[T], work: Callable[[], T]) -> None:
-    """The job of one who awaits the future, on another thread."""
+def _run_for(thread: "ModelThread", future: asyncio.Future[T], work: Callable[[], T]) -> None:
+    """The job of one who awaits the future, on the model's thread."""
     if future.cancelled():
         return
     try:
         outcome: Any = work()
         settle: Callable[[Any], None] = future.set_result
     except BaseException as error:
+        thread.note(error)
         outcome, settle = error, future.set_exception
     future.get_loop().call_soon_threadsafe(_settle, future, settle, outcome)
     del outcome, settle, future  # an error knows its traceback, which leads here
@@ -169,9 +180,16 @@ class ModelThread:
         self._changed = threading.Condition()
         self._closing = False
         self._num_threads = num_threads
+        self.on_device_lost: Callable[[BaseException], None] = lambda error: None
+        """Told, on the model's thread, of an error after which the device is of no use."""
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
+
+    def note(self, error: BaseException) -> None:
+        """A job failed so, whoever else is told of it."""
+        if is_device_lost(error):
+            self.on_device_lost(error)
 
     @property
     def is_contended(self) -> bool:
@@ -187,7 +205,7 @@ class ModelThread:
     async def run(self, work: Callable[[], T], lane: Lane = Lane.DECODE, order: int = 0) -> T:
         """Awaits `work()`. A cancelled caller abandons work that has not begun; work that runs, runs to its end."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self.submit(partial(_run_for, future, work), lane, order)
+        self.submit(partial(_run_for, self, future, work), lane, order)
         try:
             return await future
         finally:
@@ -228,7 +246,8 @@ class ModelThread:
                 started = time.perf_counter()
                 try:
                     job()
-                except Exception:
+                except Exception as error:
+                    self.note(error)
                     get_logger().exception("model.job_failed")  # without this thread the service would only seem alive
                 del job, taken  # nothing of it is kept until there is a next one
                 now = time.perf_counter()

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerBase
 
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
-from slipstream.engine.loading import Checkpoint
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import ModelNotUsable
 from slipstream.families.preprocess import FramePreprocessor

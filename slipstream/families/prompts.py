@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
 
 _MARKER = "USER-WORDS-GO-HERE"

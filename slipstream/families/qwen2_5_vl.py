@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
 
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
-from slipstream.engine.loading import Checkpoint
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.errors import ModelNotUsable
 from slipstream.families.preprocess import PatchPreprocessor

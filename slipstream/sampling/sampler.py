@@ -207,11 +207,13 @@ class TargetSampler:
 class DraftSampler:
     """Chooses the draft's tokens. Holds no state, so that a line may go back to any position.
 
-    Args: as of `TargetSampler`; the prompt is the whole one, whatever was pruned.
+    Args: as of `TargetSampler`; the prompt is the whole one, whatever was pruned. Logits may be wider than
+        `vocab_size`: no token beyond it is chosen.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
         self.params = params
+        self._vocab_size = vocab_size
         self._warp = Warp(params, prompt_ids, vocab_size)
         self._races = Races(params.seed, vocab_size)
 
@@ -224,7 +226,7 @@ class DraftSampler:
         Raises:
             SlipstreamError: logits that are not finite.
         """
-        rows = logits[None]
+        rows = logits[None, : self._vocab_size]
         if self.params.greedy:
             return self._warp.likeliest(rows, output)[0], None
         draft = self._warp.probabilities(rows, output)
@@ -249,11 +251,11 @@ class DraftSampler:
         Raises:
             SlipstreamError: logits that are not finite.
         """
-        rows = logits[None]
+        rows = logits[None, : self._vocab_size]
         if not self.params.greedy:
             return self._races.ranked(self._warp.probabilities(rows, output)[0], len(output), count)
         self._warp.likeliest(rows, output)
-        best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, logits.shape[-1])).indices.tolist()
+        best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1])).indices.tolist()
         return best
 
 

@@ -56,7 +56,7 @@ class StackOptions:
     device: str = "cpu"
     draft_device: str | None = None
     """None: the target's."""
-    dtype: str = "float32"
+    dtype: str = "auto"
     listen: str | None = None
     """Where the gateway listens; None: a free port of the loopback interface."""
     video_roots: tuple[Path, ...] = ()

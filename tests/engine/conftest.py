@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import LlavaOnevisionForConditionalGeneration
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor
 from tests.support.tiny_checkpoint import write_tiny_llava
 

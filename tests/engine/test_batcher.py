@@ -1,7 +1,7 @@
 """Packed steps are what single steps are, and one session's trouble is its own."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,14 @@ class LaterThread:
     """Runs jobs when told to, on this thread."""
 
     jobs: list[Callable[[], None]] = field(default_factory=list)
+    noted: list[BaseException] = field(default_factory=list)
 
     def submit(self, job: Callable[[], None], lane: Lane, order: int = 0) -> None:
         assert lane is Lane.DECODE
         self.jobs.append(job)
+
+    def note(self, error: BaseException) -> None:
+        self.noted.append(error)
 
     def run_one(self) -> None:
         self.jobs.pop(0)()
@@ -115,6 +119,24 @@ def test_a_judge_that_fails_harms_no_other(pair: Pair, sessions: list[Session]) 
     thread.run_one()
     assert isinstance(sessions[0].heard[-1], ValueError)
     assert [len(session.heard) for session in sessions[1:]] == [1, 1]
+
+
+def test_a_lost_device_ends_the_pass_for_all(
+    pair: Pair, sessions: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def step(batch: Sequence[Any]) -> list[torch.Tensor]:
+        passes.append(len(batch))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(pair.ours, "step", step)
+    batcher, thread = make_batcher(pair)
+    for session in sessions:
+        batcher.submit(session.step(5))
+    thread.run_one()
+    assert passes == [3], "nobody is tried alone"
+    assert [len(session.heard) for session in sessions] == [1, 1, 1] and len(thread.noted) == 3
 
 
 def test_a_session_that_ended_while_it_waited_is_dropped(pair: Pair, sessions: list[Session]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from slipstream.engine import load_model
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_refused_with_a_reason(pair: Pair, tmp_path: Pat
 
 @pytest.mark.parametrize("ref", ["", "./nowhere", "/no/such/model", "models/that/are/missing", "~/nowhere", "one-word"])
 def test_a_missing_path_never_asks_the_network(ref: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.engine.loading.snapshot_download", None)
+    monkeypatch.setattr("slipstream.engine.checkpoint.snapshot_download", None)
     with pytest.raises(ModelNotUsable, match="no such directory"):
         load_model(ref)
 
@@ -99,7 +99,7 @@ def test_a_hub_id_out_of_reach_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(ref: str, **_: object) -> str:
         raise ConnectionError(ref)
 
-    monkeypatch.setattr("slipstream.engine.loading.snapshot_download", offline)
+    monkeypatch.setattr("slipstream.engine.checkpoint.snapshot_download", offline)
     with pytest.raises(ModelNotUsable, match="HF_HUB_OFFLINE"):
         load_model("some-owner/some-model")
 
@@ -109,7 +109,7 @@ def test_a_cached_hub_model_is_used_without_network(pair: Pair, monkeypatch: pyt
         assert local_files_only
         return str(pair.path)
 
-    monkeypatch.setattr("slipstream.engine.loading.snapshot_download", cached)
+    monkeypatch.setattr("slipstream.engine.checkpoint.snapshot_download", cached)
     assert load_model("some-owner/some-model").info.model_id == "some-owner/some-model"
 
 

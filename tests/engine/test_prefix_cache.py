@@ -1,10 +1,12 @@
 """A prefix is the prefill up to the text: the same to the text's rows as if it had just been computed."""
 
 import pytest
+import structlog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.budget import MIB
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.prefix_cache import ByteLru, PrefixCache, PrefixKey, VideoPrefix, frames_digest
 from tests.engine.conftest import Pair, random_frames
@@ -65,7 +67,7 @@ def test_the_key_is_all_but_the_text(pair: Pair) -> None:
 @settings(max_examples=60, deadline=None)
 def test_an_lru_never_holds_more_than_its_limit(puts: list[tuple[int, int]]) -> None:
     evicted: list[object] = []
-    lru: ByteLru[int, object] = ByteLru(100, evicted.append)
+    lru: ByteLru[int, object] = ByteLru(100, "--limit", evicted.append)
     put: list[object] = []
     for key, num_bytes in puts:
         put.append(object())
@@ -76,7 +78,7 @@ def test_an_lru_never_holds_more_than_its_limit(puts: list[tuple[int, int]]) -> 
 
 
 def test_the_least_recently_used_leaves() -> None:
-    lru: ByteLru[str, str] = ByteLru(30)
+    lru: ByteLru[str, str] = ByteLru(30, "--limit")
     for key in "abc":
         lru.put(key, key, 10)
     assert lru.get("a") == "a"
@@ -84,6 +86,18 @@ def test_the_least_recently_used_leaves() -> None:
     assert [lru.get(key) for key in "abcd"] == ["a", None, "c", "d"]
     lru.put("huge", "huge", 31)
     assert (lru.get("huge"), len(lru)) == (None, 3)
+
+
+def test_what_is_too_large_is_told_once_a_size() -> None:
+    lru: ByteLru[int, str] = ByteLru(2 * MIB, "--limit")
+    with structlog.testing.capture_logs() as events:
+        for number, size in enumerate((3, 3, 2, 5, 4)):
+            lru.put(number, "", size * MIB)
+        ByteLru[int, str](0, "--limit").put(1, "", MIB)
+    assert [(event["needs_mb"], event["has_mb"], event["flag"]) for event in events] == [
+        (3, 2, "--limit"),
+        (5, 2, "--limit"),
+    ]
 
 
 def prefix_of(pair: Pair, seed: int, headroom: int = 8) -> tuple[VideoPrefix, KVCache]:

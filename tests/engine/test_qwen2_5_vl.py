@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.startup import warm_up
 from slipstream.errors import InvalidRequest, LimitExceeded, ModelNotUsable
 from slipstream.families.preprocess import PatchPreprocessor

@@ -4,7 +4,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from tests.engine.conftest import Pair
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+import torch
 
 from slipstream.engine.thread import Lane, ModelThread
 from tests.support.held_memory import no_collection
@@ -149,3 +150,39 @@ async def test_an_error_keeps_nothing_once_it_is_dealt_with(thread: ModelThread,
             await run()
         await thread.run(lambda: None)
         assert [ref() for ref in held] == [None]
+
+
+# -- a device that is lost --------------------------------------------------------------------------------------------
+
+LOST = RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def fails(error: Exception) -> None:
+    raise error
+
+
+def fails_late(error: Exception) -> Iterator[int]:
+    yield 1
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (LOST, True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
+        (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
+        (ZeroDivisionError(), False),
+    ],
+)
+async def test_an_error_that_leaves_no_device_is_told(thread: ModelThread, error: Exception, is_lost: bool) -> None:
+    told: list[BaseException] = []
+    thread.on_device_lost = told.append
+    with pytest.raises(type(error)):
+        await thread.run(lambda: fails(error))
+    with pytest.raises(type(error)):
+        [_ async for _ in thread.run_blocks(fails_late(error), order=1)]
+    thread.submit(lambda: fails(error), Lane.DECODE)
+    assert await thread.run(lambda: 7) == 7
+    assert told == [error] * 3 * is_lost

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, LlavaOnevisionForConditionalGeneration
 
-from slipstream.engine.loading import Checkpoint
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor
 
 _VIDEO = "<video>"

@@ -23,7 +23,7 @@ class DraftRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class DraftStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability")
+    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class DraftStart(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -56,7 +57,8 @@ class DraftStart(_message.Message):
     sampling: _common_pb2.Sampling
     tree: bool
     guidance_capability: bytes
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ...) -> None: ...
+    vocab_size: int
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class Restart(_message.Message):
     __slots__ = ("epoch", "keep", "suffix", "write_until", "first_chunk")

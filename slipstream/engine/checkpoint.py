@@ -1,0 +1,212 @@
+"""Finding a checkpoint by path or hub id, and judging it before any weight is read."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+from slipstream.errors import ModelNotUsable
+from slipstream.families.checkpoints import is_hub_id
+
+_HUB_FILES = ["*.json", "*.jinja", "*.txt", "*.safetensors"]
+_HUB_TIMEOUT_S = 10.0
+_SHA256_NAME = re.compile("[0-9a-f]{64}")
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r".*-\d+-of-\d+\.safetensors")
+_POINTER = b"version https://git-lfs"
+"""How a file begins that Git LFS has not fetched yet."""
+_FETCH = "fetch what is missing with `hf download`, or check the network and HF_HUB_OFFLINE"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A local directory that holds a model."""
+
+    ref: str
+    """What the operator asked for: a path or a hub id."""
+    path: Path
+    config: Mapping[str, Any]
+    """Content of config.json."""
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+    @classmethod
+    def open(cls, ref: str) -> "Checkpoint":
+        """Find `ref` on disk, or on the hub if it has the form of a hub id.
+
+        Raises:
+            ModelNotUsable: nothing is there, the config is broken, or the weights are not whole or not served.
+        """
+        path = _locate(ref)
+        config = _read_object(ref, path / "config.json")
+        if config is None:
+            raise ModelNotUsable(f"{ref}: {path} has no config.json; it is no model directory")
+        if not isinstance(config.get("model_type"), str):
+            raise ModelNotUsable(f"{ref}: config.json has no model_type")
+        if not any(path.glob("*.safetensors")):
+            raise ModelNotUsable(
+                f"{ref}: no *.safetensors in {path}; pickled weights can run code and are never"
+                " loaded, convert them first"
+            )
+        _check_weights(ref, path)
+        _check_quantisation(ref, config)
+        return cls(ref, path, config)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Content of an optional JSON file; empty if it is not there."""
+        return _read_object(self.ref, self.path / name) or {}
+
+    def chat_template(self) -> str | None:
+        """The processor's chat template; None leaves it to the tokenizer's own."""
+        jinja = self.path / "chat_template.jinja"
+        if jinja.is_file():
+            return jinja.read_text(encoding="utf-8")
+        for name in ("chat_template.json", "processor_config.json"):
+            template = self.read_json(name).get("chat_template")
+            if isinstance(template, str):
+                return template
+        return None
+
+    def video_processor_config(self) -> dict[str, Any]:
+        """Settings of the video processor, looked up where transformers looks, in its order."""
+        nested = self.read_json("processor_config.json").get("video_processor")
+        if isinstance(nested, dict):
+            return nested
+        return self.read_json("video_preprocessor_config.json") or self.read_json("preprocessor_config.json")
+
+    def revision(self) -> str:
+        """SHA-256 over the names and digests of all files that the model is made from.
+
+        Reads the weights, except in the hub's cache, whose files are named by their digests: a shard a core, so that
+        it takes no longer than loading them does.
+        """
+        paths = sorted({path for pattern in _HUB_FILES for path in self.path.glob(pattern) if path.is_file()})
+        with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="digest") as threads:
+            lines = [
+                f"{path.name} {digest}\n" for path, digest in zip(paths, threads.map(_file_digest, paths), strict=True)
+            ]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    real = path.resolve()
+    if path.is_symlink() and real.parent.name == "blobs" and _SHA256_NAME.fullmatch(real.name):
+        return real.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -- where it is ------------------------------------------------------------------------------------------------------
+
+
+def _locate(ref: str) -> Path:
+    path = Path(ref).expanduser()
+    if ref and path.is_dir():
+        return path
+    if ref and path.exists():
+        raise ModelNotUsable(f"{ref}: a model is a directory, not a file")
+    if not is_hub_id(ref):
+        raise ModelNotUsable(f"{ref!r}: no such directory, and not of the form 'owner/name' of a model on the hub")
+    return _download(ref)
+
+
+def _download(ref: str) -> Path:
+    """The hub's snapshot of `ref`: from the local cache where it is whole, else what it lacks is fetched."""
+    cached = _cached(ref)
+    if cached is not None and not missing_weights(ref, cached):
+        return cached
+    try:
+        # Without network this gives what is cached, whole or not: `_check_weights` sees to that.
+        return Path(snapshot_download(ref, allow_patterns=_HUB_FILES, etag_timeout=_HUB_TIMEOUT_S))
+    except GatedRepoError as error:
+        raise ModelNotUsable(
+            f"{ref}: its owner wants to know who takes it: accept the terms on its page on the hub, then give your"
+            " token by `hf auth login` or HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotUsable(
+            f"{ref}: no such directory, and the hub has no such model, or shows it only to some: check the name, or"
+            " give your token by `hf auth login` or HF_TOKEN"
+        ) from error
+    except Exception as error:  # offline, disk full, ...
+        lacks = "" if cached is None else f" what its cache lacks ({_named(missing_weights(ref, cached))})"
+        raise ModelNotUsable(
+            f"{ref}: no such directory, and it could not be fetched from the hub{lacks}; give a local path, or check"
+            f" the name, the network and HF_HUB_OFFLINE ({type(error).__name__})"
+        ) from error
+
+
+def _cached(ref: str) -> Path | None:
+    try:
+        return Path(snapshot_download(ref, allow_patterns=_HUB_FILES, local_files_only=True))
+    except (OSError, HFValidationError):
+        return None
+
+
+# -- whether it is whole ----------------------------------------------------------------------------------------------
+
+
+def missing_weights(ref: str, path: Path) -> list[str]:
+    """Names of the files of weights that should be in the folder and are not."""
+    index = _read_object(ref, path / _INDEX)
+    if index is not None:
+        files = index.get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+            raise ModelNotUsable(f"{ref}: {_INDEX} has no weight_map of file names")
+        return sorted(name for name in set(files.values()) if not (path / name).is_file())
+    found = [file.name for file in path.glob("*.safetensors")]
+    if not found:
+        return ["model.safetensors"]
+    return [_INDEX] if all(_SHARD.fullmatch(name) for name in found) else []
+
+
+def _check_weights(ref: str, path: Path) -> None:
+    if missing := missing_weights(ref, path):
+        raise ModelNotUsable(f"{ref}: {path} is not whole, it lacks {_named(missing)}; {_FETCH}")
+    pointers = sorted(file.name for file in path.glob("*.safetensors") if _is_pointer(file))
+    if pointers:
+        raise ModelNotUsable(f"{ref}: {_named(pointers)} is a pointer of Git LFS, no weights; run `git lfs pull` there")
+
+
+def _is_pointer(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(_POINTER)) == _POINTER
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}"
+
+
+def _check_quantisation(ref: str, config: Mapping[str, Any]) -> None:
+    text = config.get("text_config")
+    settings = config.get("quantization_config") or (isinstance(text, dict) and text.get("quantization_config"))
+    if settings:
+        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else "unknown"
+        raise ModelNotUsable(
+            f"{ref}: its weights are quantised ({method}), and their kernels round by the number of rows, so that a"
+            " window would not be judged as plain decoding chooses; give the checkpoint that is not quantised"
+        )
+
+
+def _read_object(ref: str, path: Path) -> dict[str, Any] | None:
+    """None where there is no such file."""
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotUsable(f"{ref}: {path.name} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelNotUsable(f"{ref}: {path.name} must hold a JSON object")
+    return content
