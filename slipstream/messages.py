@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
@@ -46,6 +47,8 @@ class ModelInfo:
     """Frames of usual size that fit the context together with an empty prompt."""
     revision: str = ""
     """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
+    frame_size: FrameSize = ANY_SIZE
+    """What the checkpoint's own processor resizes frames to."""
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION

@@ -12,6 +12,7 @@ from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
+from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo, StageChange
 from slipstream.metrics import GatewayMetrics
@@ -80,13 +81,17 @@ class GatewayCaptioner:
     async def sample(
         self, plan: CaptionPlan, source: VideoFile, emit: Emit, stats: CaptionStats, *, digest: bool = False
     ) -> SampledVideo:
-        """The frames of an open file, with the file's digest if asked for. Needs no model. Close them when the caption
-        has ended: they count in this gateway's budget."""
+        """The frames of an open file as the target wants them, with the file's digest if asked for. Asks no model.
+
+        Close them when the caption has ended: they count in this gateway's budget.
+        """
+        target = self.peers.target.model
         with self.metrics.decoding(source.num_bytes):
             video = await self.media.sample(
                 source,
                 plan.options.num_frames,
                 lambda done, total: emit(StageChange("decode", done, total)),
+                size=target.frame_size if target is not None else ANY_SIZE,
                 owner=plan.owner,
                 on_queued=lambda num_ahead: emit(StageChange("queued", 0, num_ahead)),
                 digest=digest,

@@ -172,6 +172,11 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
         check=between(0, 1),
     )
     max_frames: int = option("most frames of a request", default=256, check=between(1, 4096))
+    max_frame_pixels: int = option(
+        "most pixels of a frame, for models that take frames of many sizes; more pixels are more video tokens",
+        default=768 * 28 * 28,
+        check=between(64 * 64, 8192 * 4320),
+    )
     max_new_tokens: int = option("most tokens of a caption", default=2048, check=between(1, 1_000_000))
     max_window: int = option("most draft tokens in one target pass", default=64, check=between(1, 1024))
     max_prompt_chars: int = option("longest prompt, in characters", default=8192, check=between(1, 1_000_000))

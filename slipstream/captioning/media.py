@@ -16,9 +16,10 @@ from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, UnreadableVideo, VideoNotFound
+from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.video.messages import DecodeLimits, SampledVideo
+from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
 
@@ -169,6 +170,7 @@ class Media:
             max_bytes=config.max_video_bytes,
             timeout_s=config.decode_timeout_s,
             max_frames_sampled=config.max_frames,
+            max_frame_pixels=config.max_frame_pixels,
         )
         self._pool = DecodePool(
             config.decode_workers,
@@ -229,11 +231,13 @@ class Media:
         num_frames: int,
         on_progress: Callable[[int, int], None],
         *,
+        size: FrameSize = ANY_SIZE,
         owner: str = "",
         on_queued: Callable[[int], None] = lambda num_ahead: None,
         digest: bool = False,
     ) -> SampledVideo:
-        """The sampled frames, with the file's SHA-256 and size if asked for. Cancelled, the decoder is ended at once.
+        """The sampled frames in the `size` that a model wants, within this gateway's limit, with the file's SHA-256 and
+        size if asked for. Cancelled, the decoder is ended at once.
 
         A decoder sees videos of one owner only, and what it says of a file is believed for that file only: the digest
         is computed here. The frames count in the gateway's budget until the video is closed, which is the caller's to
@@ -243,12 +247,13 @@ class Media:
         Raises:
             LimitExceeded, Overloaded: so many frames never have room here, or had none in time.
         """
-        place = self.frames.reserve(num_frames * self._limits.max_frame_pixels * 3)
+        size = size.within(self._limits.max_frame_pixels)
+        place = self.frames.reserve(DecodeRequest(num_frames, self._limits, size).frames_bytes)
         try:
             async for num_ahead in place.wait():
                 on_queued(num_ahead)
             video = await self._pool.sample(
-                source.file, num_frames, owner=owner, on_progress=on_progress, files=source.files
+                source.file, num_frames, size=size, owner=owner, on_progress=on_progress, files=source.files
             )
             if digest:
                 video.sha256, video.num_bytes = await _digest(source)

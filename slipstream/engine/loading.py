@@ -160,6 +160,7 @@ def _describe(
         tokens_per_frame=-(-adapter.tokens_per_step // adapter.frames_per_step),
         max_frames=room // adapter.tokens_per_step * adapter.frames_per_step,
         revision=revision,
+        frame_size=adapter.frame_size,
     )
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from slipstream.engine.forward import Decoder
+from slipstream.frame_size import FrameSize
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
 
@@ -69,6 +70,8 @@ class Adapter(Protocol):
     """Frames that share their tokens; a divisor of `FRAMES_PER_CHUNK`."""
     tokens_per_step: int
     """Video tokens of one step, for frames of usual size."""
+    frame_size: FrameSize
+    """What frames are resized to; those of another size are resized here."""
 
     def plan_prompt(
         self,

@@ -46,6 +46,7 @@ class LlavaOnevision:
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
         self.frames_per_step = 1
+        self.frame_size = self._preprocess.frame_size
         self.tokens_per_step: int = math.ceil(vision.image_size // vision.patch_size / 2) ** 2
 
     def plan_prompt(

@@ -4,7 +4,6 @@ transformers resizes uint8 frames with torchvision, which calls `torch.nn.functi
 on uint8 for bicubic, and then folds rescaling into the mean and standard deviation.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,14 +15,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
+from slipstream.frame_size import ANY_SIZE, FrameSize
 
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _DEFAULT_SIZE = 384
 _BICUBIC = 3
 """Pillow's number, which processor configs carry."""
-_MAX_ASPECT_RATIO = 200
-"""Of Qwen2-VL's processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +91,11 @@ class FramePreprocessor:
             raise ModelNotUsable(f"video processor: size must have height and width, got {dict(size)}")
         return cls(int(size["height"]), int(size["width"]), PixelSettings.from_config(config))
 
+    @property
+    def frame_size(self) -> FrameSize:
+        """What frames are resized to."""
+        return FrameSize(self.height, self.width) if self.pixels.do_resize else ANY_SIZE
+
     def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
         """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
         return self.pixels.apply(frames, self.height, self.width)
@@ -136,6 +139,14 @@ class PatchPreprocessor:
             pixels=PixelSettings.from_config(config),
         )
 
+    @property
+    def frame_size(self) -> FrameSize:
+        """What frames are resized to."""
+        if not self.pixels.do_resize:
+            return ANY_SIZE
+        side = self.patch_size * self.merge_size
+        return FrameSize(multiple=side, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+
     def grid(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Patches along time, height and width that frames of this size become.
 
@@ -162,20 +173,7 @@ class PatchPreprocessor:
         return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * self.temporal_patch_size * side * side)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """Upstream's `smart_resize`: multiples of a token's side, within the bounds, near the aspect ratio."""
         side = self.patch_size * self.merge_size
-        if not self.pixels.do_resize:
-            if height % side or width % side:
-                raise InvalidRequest(f"frames of {width} x {height} pixels: this model takes multiples of {side} only")
-            return height, width
-        if max(height, width) > _MAX_ASPECT_RATIO * min(height, width):
-            raise InvalidRequest(f"frames of {width} x {height} pixels are too narrow for this model")
-        rows, columns = round(height / side), round(width / side)
-        if rows * columns * side * side > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
-            rows = max(1, math.floor(height / shrink / side))
-            columns = max(1, math.floor(width / shrink / side))
-        elif rows * columns * side * side < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
-            rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
-        return rows * side, columns * side
+        if not self.pixels.do_resize and (height % side or width % side):
+            raise InvalidRequest(f"frames of {width} x {height} pixels: this model takes multiples of {side} only")
+        return self.frame_size.of(height, width)

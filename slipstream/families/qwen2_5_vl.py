@@ -62,6 +62,7 @@ class Qwen2_5VL:
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
+        self.frame_size = self._preprocess.frame_size
         self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *_USUAL_SIZE))
 
     def plan_prompt(

@@ -306,6 +306,11 @@ class Peers:
                 f"the target makes {target.tokens_per_frame} tokens of a frame and the draft {draft.tokens_per_frame}; "
                 "guidance needs them equal"
             )
+        if target.frame_size.is_known and draft.frame_size.is_known and target.frame_size != draft.frame_size:
+            raise ModelNotUsable(
+                f"target {target.model_id!r} and draft {draft.model_id!r} want frames of different sizes; give both the"
+                " same settings of the video processor"
+            )
 
     async def close(self) -> None:
         """Closes both channels."""

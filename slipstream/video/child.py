@@ -24,6 +24,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
+from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine
 from slipstream.video.container import LACKED_MEMORY
 from slipstream.video.decode import sample_video
@@ -55,6 +56,7 @@ def preload() -> None:
         if not module.name.startswith(_NOT_FOR_DECODING):
             importlib.import_module(module.name)
     sample_video(io.BytesIO(_small_clip()), _NUM_FRAMES - 1, DecodeLimits(max_frame_pixels=64))
+    sample_video(io.BytesIO(_small_clip()), 1, DecodeLimits(), size=FrameSize(8, 8))
     with suppress(UnreadableVideo):
         sample_video(io.BytesIO(b"no video"), 1, DecodeLimits())
 
@@ -130,7 +132,9 @@ def _sample(connection: socket.socket, source: BufferedReader, request: DecodeRe
     def progress(done: int, total: int) -> None:
         connection.send(encode_answer(Progress(done, total)))
 
-    return sample_video(source, request.num_frames, request.limits, on_progress=progress, allocate=allocate)
+    return sample_video(
+        source, request.num_frames, request.limits, on_progress=progress, allocate=allocate, size=request.size
+    )
 
 
 def _sampled(video: SampledVideo) -> Sampled:

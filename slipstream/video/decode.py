@@ -17,6 +17,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.video.container import (
     DamageCount,
     DecodeCancelled,
@@ -37,6 +38,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
+from slipstream.video.resample import resample
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -65,7 +67,10 @@ def bounded_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
 class FrameBuffer:
     """Collects the kept frames of one clip. The first decides size and rotation for all, so that they stack."""
 
+    size: FrameSize
+    """What upright frames are resized to, once, from the size that they have."""
     max_pixels: int
+    """Where any size is wanted: larger frames are scaled down to this."""
     capacity: int
     """Most frames that will be kept."""
     allocate: Allocate = on_heap
@@ -87,10 +92,13 @@ class FrameBuffer:
         if not self.times_s:
             self.source_size = size
             self.rotation = round(-frame.rotation / 90) % 4 * 90
-        picture = _to_rgb(frame, bounded_size(*self.source_size, self.max_pixels))
+        wanted = self.source_size if self.size.is_known else bounded_size(*self.source_size, self.max_pixels)
+        picture = _to_rgb(frame, wanted)
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
+        if self.size.is_known:
+            upright = resample(upright, *self.size.of(*upright.shape[:2]))
         if self._pictures is None:
             self._pictures = self.allocate((self.capacity, *upright.shape))
         self._pictures[len(self.times_s)] = upright
@@ -211,12 +219,14 @@ def sample_video(
     should_stop: Callable[[], bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     allocate: Allocate = on_heap,
+    size: FrameSize = ANY_SIZE,
 ) -> SampledVideo:
     """Up to `num_frames` frames at `sample_times(0, duration, num_frames)`; FramePicker says which ones.
 
     Blocks: run it in a worker thread. `source` must be seekable and is left open. `should_stop` is polled between
     packets and inside reads; `on_progress(frames_so_far, frames_expected)` is called from this thread. `allocate` says
-    where the frames are put; it may be called twice, and then the first memory is not used any more.
+    where the frames are put; it may be called twice, and then the first memory is not used any more. `size` says
+    which size upright frames are resized to; without it they keep theirs, within the limits.
 
     Raises InvalidRequest, UnreadableVideo, LimitExceeded, or DecodeCancelled.
     """
@@ -229,7 +239,7 @@ def sample_video(
         stated_s = (video.container.duration or 0) / 1e6
         is_cut = video.is_cut
         codec = video.stream.codec_context.codec.canonical_name
-    sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress, allocate)
+    sampler = _Sampler(source, limits, watch, packets, num_frames, on_progress, allocate, size)
     kept, decode_damage = sampler.sample()
     if not kept:
         raise decode_damage.error("no frame of the video could be decoded; it is damaged, export it again")
@@ -257,6 +267,7 @@ class _Sampler:
     num_frames: int
     on_progress: Callable[[int, int], None] | None
     allocate: Allocate
+    size: FrameSize
 
     def sample(self) -> tuple[FrameBuffer, DamageCount]:
         times_s = sample_times(0.0, self.packets.end_s(), self.num_frames)
@@ -279,7 +290,7 @@ class _Sampler:
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
     ) -> tuple[FrameBuffer, DamageCount]:
         damage = DamageCount(self.limits.max_corrupt_packets)
-        kept = FrameBuffer(self.limits.max_frame_pixels, self.num_frames, self.allocate)
+        kept = FrameBuffer(self.size, self.limits.max_frame_pixels, self.num_frames, self.allocate)
         with open_video(self.source, self.limits, self.watch) as video:
             frames = decode_runs(video, self.packets, runs, self.limits, damage)
             for time_s, frame in pick_frames(frames, FramePicker(times_s)):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.frame_size import ANY_SIZE, FrameSize
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 
@@ -41,7 +42,8 @@ class DecodeLimits:
     max_frames_sampled: int = 1024
     """Frames that may be asked for: they are all held in memory."""
     max_frame_pixels: int = 448 * 448
-    """Frames with more pixels are scaled down to this, aspect kept; the others stay pixel-exact."""
+    """Of frames that are returned. Where nobody said which size is wanted, larger ones are scaled down to this, aspect
+    kept, and the others stay pixel-exact."""
     max_corrupt_packets: int = 32
     """Packets that may be skipped because they cannot be read or decoded. One more, and the video is refused."""
     timeout_s: float = 120.0
@@ -114,6 +116,8 @@ class DecodeRequest:
 
     num_frames: int
     limits: DecodeLimits
+    size: FrameSize = ANY_SIZE
+    """Of the frames that are wanted."""
 
     def encode(self) -> bytes:
         """The message."""
@@ -123,12 +127,18 @@ class DecodeRequest:
     def decode(cls, message: bytes) -> "DecodeRequest":
         """The request of a message that the parent wrote."""
         fields = json.loads(message)
-        return cls(**(fields | {"limits": DecodeLimits(**fields["limits"])}))
+        limits, size = DecodeLimits(**fields["limits"]), FrameSize(**fields["size"])
+        return cls(**(fields | {"limits": limits, "size": size}))
 
     @property
     def frames_bytes(self) -> int:
         """Most bytes that the frames can have."""
-        return self.num_frames * self.limits.max_frame_pixels * 3
+        return self.num_frames * self.frame_pixels * 3
+
+    @property
+    def frame_pixels(self) -> int:
+        """Most pixels that a frame can have."""
+        return self.size.most_pixels or self.limits.max_frame_pixels
 
 
 @dataclass(frozen=True)
@@ -272,7 +282,7 @@ def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
     asked = _asked(request)
     limits = asked.limits
     n, height, width = (_integer(size, 1, _MAX_SIDE) for size in fields.list("shape"))
-    if n > asked.num_frames or height * width > limits.max_frame_pixels:
+    if n > asked.num_frames or height * width > asked.frame_pixels:
         raise BadAnswer("there are more or larger frames than were asked for")
     times_s = tuple(_finite(time_s) for time_s in fields.list("timestamps_s"))
     if len(times_s) != n or any(late <= early for early, late in pairwise(times_s)):

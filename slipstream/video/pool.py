@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from slipstream import metrics
-from slipstream.errors import InvalidRequest, ServiceUnavailable
+from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable
+from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.logs import get_logger
 from slipstream.video.confine import PROTECTIONS
 from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
@@ -164,6 +165,7 @@ class DecodePool:
         source: BinaryIO | int,
         num_frames: int,
         *,
+        size: FrameSize = ANY_SIZE,
         owner: str = "",
         on_progress: OnProgress | None = None,
         files: FileThreads | None = None,
@@ -171,14 +173,19 @@ class DecodePool:
         """What `sample_video` gives for an open regular file, from a process that has seen videos of `owner` only.
 
         The file is read from its start whatever its position, and may be closed as soon as this returns or raises;
-        `files` are the threads that may touch it here. `on_progress(frames_so_far, frames_expected)` is called on the
-        event loop. Cancelling ends the work at once.
+        `files` are the threads that may touch it here, `size` is that of the frames that are wanted.
+        `on_progress(frames_so_far, frames_expected)` is called on the event loop. Cancelling ends the work at once.
 
         Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file, ServiceUnavailable about the pool.
         """
         if not 1 <= num_frames <= self._limits.max_frames_sampled:
             raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {self._limits.max_frames_sampled}")
-        request = DecodeRequest(num_frames, self._limits)
+        request = DecodeRequest(num_frames, self._limits, size)
+        if size.height * size.width > self._limits.max_frame_pixels:
+            raise LimitExceeded(
+                f"the model takes frames of {size.width} x {size.height} pixels, and this server gives at most"
+                f" {self._limits.max_frame_pixels}; raise --max-frame-pixels"
+            )
         async with _own_descriptor(source, files or self._files) as video:
             asked = asyncio.get_running_loop().time()
             async with self._turns:

@@ -42,6 +42,20 @@ class ModelInfo(_message.Message):
     least_protocol_version: int
     def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ...) -> None: ...
 
+class FrameSize(_message.Message):
+    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels")
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLE_FIELD_NUMBER: _ClassVar[int]
+    MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    height: int
+    width: int
+    multiple: int
+    min_pixels: int
+    max_pixels: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ...) -> None: ...
+
 class FramesHeader(_message.Message):
     __slots__ = ("num_frames", "width", "height", "seconds_per_frame")
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
