@@ -31,7 +31,7 @@ check: setup
 	$(BIN)/python -m tests.support.generated_code
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses 2
 
 demo: setup
 	$(BIN)/slipstream demo

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from slipstream.engine.attention import SdpaKernel
-from slipstream.engine.forward import Rows, Runner
+from slipstream.engine.forward import DecodeState, Rows, Runner
 from slipstream.engine.kv_cache import KVCache, Layout, round_up
 from slipstream.engine.segments import Segment
-from slipstream.engine.states import DecodeState
 
 STATIC_ATTENTIONS = ("matmul", "sdpa")
 

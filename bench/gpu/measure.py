@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
 from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
-from slipstream.engine.states import DecodeState, Prefill
+from slipstream.engine.forward import DecodeState, Prefill
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
 from slipstream.errors import SlipstreamError

@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
 
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
-from slipstream.engine.forward import Decoder, Runner
-from slipstream.engine.states import DecodeState
+from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
 from slipstream.families.adapter import PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor

@@ -19,7 +19,6 @@ from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.codec import model_info_message
-from slipstream.rpc.tensors import read_guidance
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
@@ -49,6 +48,11 @@ class Targets:
         self._security = security
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
+    def check(self, address: str) -> None:
+        """Raises `InvalidRequest` for an address that this draft does not call."""
+        if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
+            raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
+
     async def pull(self, start: DraftStart, score: Score = Score.SIMILARITY_VARIATION) -> tuple[Guidance, int]:
         """The guidance of the target's session of that name, and the bytes of its payload.
 
@@ -57,8 +61,7 @@ class Targets:
             ServiceUnavailable: no target answers there, or it has no such session.
         """
         address = start.guidance_address
-        if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
-            raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
+        self.check(address)
         request = session_codec.guidance_request(start, score)
         await self._make_room()
         with self._using(address) as channel:
@@ -123,6 +126,8 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             raise ProtocolViolation("a session begins with `start`")
         request, join = session_codec.read_draft_start(first.start)
         request = replace(request, request_id=bound_request_id())
+        if get_pruner(request.pruner).score is not None:
+            self._targets.check(request.guidance_address)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
         num_frames, height, width = session_codec.frames_shape(announced, max_frames)
         session = self.engine.open(request, join, num_frames, (height, width))
@@ -192,3 +197,42 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
 def _digest(keep: torch.Tensor) -> str:
     return hashlib.sha256(keep.to("cpu", torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
+
+
+# -- guidance on the wire ---------------------------------------------------------------------------------------------
+
+# Tensors as raw bytes in chunks, as the target's servicer writes them.
+
+MAX_GUIDANCE_BYTES = 4 * 1024**3
+_KINDS = (target_pb2.GUIDANCE_KIND_HIDDEN_STATES, target_pb2.GUIDANCE_KIND_SCORES)
+
+
+async def read_guidance(chunks: AsyncIterator[target_pb2.GuidanceChunk]) -> tuple[Guidance, int]:
+    """The guidance, and the bytes of its payload. Raises `ProtocolViolation` on anything but header and payload."""
+    first = await anext(chunks, None)
+    if first is None or first.WhichOneof("message") != "header":
+        raise ProtocolViolation("guidance must begin with its header")
+    header = first.header
+    if header.kind not in _KINDS:
+        raise ProtocolViolation(f"guidance is of no known kind: {header.kind}")
+    scores_only = header.kind == target_pb2.GUIDANCE_KIND_SCORES
+    state_bytes = 2 * header.video_tokens * header.hidden_size
+    num_bytes = 4 * header.video_tokens if scores_only else 2 * state_bytes + 8 * header.hidden_size
+    if not 0 < num_bytes <= MAX_GUIDANCE_BYTES:
+        raise ProtocolViolation(f"guidance of {num_bytes} bytes is not accepted")
+    payload = bytearray(num_bytes)
+    received = 0
+    async for chunk in chunks:
+        data = chunk.data
+        if received + len(data) > num_bytes:
+            raise ProtocolViolation("guidance is longer than its header says")
+        payload[received : received + len(data)] = data
+        received += len(data)
+    if received < num_bytes:
+        raise ProtocolViolation("guidance is shorter than its header says")
+    if scores_only:
+        return Guidance(scores=torch.frombuffer(payload, dtype=torch.float32)), num_bytes
+    states = torch.frombuffer(payload, dtype=torch.bfloat16, count=state_bytes)
+    states = states.view(2, header.video_tokens, header.hidden_size)
+    sums = torch.frombuffer(payload, dtype=torch.float32, offset=2 * state_bytes).view(2, header.hidden_size)
+    return Guidance(video_states=(states[0], states[1]), text_sums=(sums[0], sums[1])), num_bytes

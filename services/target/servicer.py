@@ -1,19 +1,22 @@
-"""The target's gRPC face: reads a session's messages in order, calls the engine, writes its answers."""
+"""The target's gRPC face: reads a session's messages in order, calls the engine, writes its answers and guidance."""
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
+import torch
+from torch import Tensor
 
 from slipstream.engine.target_engine import TargetEngine
 from slipstream.engine.target_session import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
+from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
 from slipstream.rpc.guards import IdleLimit
-from slipstream.rpc.tensors import guidance_chunks
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
 
@@ -97,3 +100,31 @@ def _read_score(name: str) -> Score:
     if name not in ("", *Score):
         raise ProtocolViolation(f"score {name!r} is unknown; known: {', '.join(Score)}")
     return Score(name or Score.SIMILARITY_VARIATION)
+
+
+# -- guidance on the wire ---------------------------------------------------------------------------------------------
+
+# Tensors as raw bytes in chunks; the draft's servicer reads them.
+
+if sys.byteorder != "little":  # the wire is little-endian, and tensors are sent as they lie in memory
+    raise ImportError("slipstream needs a little-endian machine")
+
+
+def guidance_chunks(guidance: Guidance, layer: int) -> Iterator[target_pb2.GuidanceChunk]:
+    """Header and payload, as `GuidanceHeader` describes them."""
+    if guidance.scores is not None:
+        kind, payload = target_pb2.GUIDANCE_KIND_SCORES, [guidance.scores]
+        video_tokens, hidden_size = len(guidance.scores), 0
+    else:
+        assert guidance.video_states is not None and guidance.text_sums is not None
+        kind, payload = target_pb2.GUIDANCE_KIND_HIDDEN_STATES, [*guidance.video_states, *guidance.text_sums]
+        video_tokens, hidden_size = guidance.video_states[0].shape
+    header = target_pb2.GuidanceHeader(kind=kind, video_tokens=video_tokens, hidden_size=hidden_size, layer=layer)
+    yield target_pb2.GuidanceChunk(header=header)
+    for data in session_codec.chunked(_as_bytes(tensor) for tensor in payload):
+        yield target_pb2.GuidanceChunk(data=data)
+
+
+def _as_bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data

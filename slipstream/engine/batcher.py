@@ -249,6 +249,7 @@ class StepBatcher:
         returning = {
             step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, ended - started)
         }
+        del outcomes  # an error knows its traceback, which leads here, and from here to its session
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
             self._expect_until = ended + min(GATHER_SHARE * (ended - started), MAX_GATHER_S)

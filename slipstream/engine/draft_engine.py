@@ -13,7 +13,7 @@ from slipstream.engine.batcher import SessionWork, encode_blocks, frames_bytes, 
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import Lane, ModelThread
-from slipstream.engine.video_lm import VideoLM, Window
+from slipstream.engine.video_lm import VideoLM, Window, check_positions
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
@@ -244,9 +244,10 @@ class DraftEngine:
     def open(
         self, request: DraftStart, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> DraftSession:
-        """Gives a session a place; its frames may come after `admit`. Raises for an unknown pruner, a prompt that does
-        not fit, or when there is no room: nobody waits for a draft, as the caption goes on without one."""
+        """Gives a session a place; its frames may come after `admit`. Raises for unknown names, a prompt that does not
+        fit, or when there is no room: nobody waits for a draft, as the caption goes on without one."""
         get_pruner(request.pruner)
+        check_positions(request.positions)
         num_kept(1, request.alpha)
         plan = self.model.plan_prompt(
             request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from slipstream.engine.states import DecodeState
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan, Window
 from slipstream.errors import InvalidRequest

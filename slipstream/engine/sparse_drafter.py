@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
-from slipstream.engine.states import DecodeState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.families.adapter import PromptPlan
 

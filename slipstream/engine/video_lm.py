@@ -8,10 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import Rows, Runner
+from slipstream.engine.forward import DecodeState, Prefill, Rows, Runner, kept_rows
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import Observer
-from slipstream.engine.states import DecodeState, Prefill, kept_rows
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, PromptPlan, TextDecoder, TextStream, VideoGrid
@@ -134,8 +133,7 @@ class VideoLM:
             headroom: tokens that the answer may take before the cache is reallocated.
             observer: sees the prompt's attention in every layer, see `TextAttention`.
         """
-        if positions not in tuple(Positions):
-            raise InvalidRequest(f"unknown positions {positions!r}; known: {', '.join(Positions)}")
+        check_positions(positions)
         if len(video_embeddings) != plan.num_video_tokens:
             raise InvalidRequest(
                 f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
@@ -243,6 +241,12 @@ def _chains(batch: Sequence[tuple[DecodeState, Window]]) -> list[tuple[DecodeSta
     if len(chains) < len(batch):
         raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
     return chains
+
+
+def check_positions(name: str) -> None:
+    """Raises `InvalidRequest` for a name that is none of `Positions`."""
+    if name not in tuple(Positions):
+        raise InvalidRequest(f"unknown positions {name!r}; known: {', '.join(Positions)}")
 
 
 def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, int]:

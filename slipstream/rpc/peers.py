@@ -35,6 +35,7 @@ from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow,
 
 ASK_TIMEOUT_S = 2.0
 RETRY_S = 0.2
+SESSION = "/slipstream.rpc.v1.Draft/Session"
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
 
 
@@ -114,6 +115,7 @@ class RemoteDraft(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         channel = open_channel(address, security, max_receive_bytes=MAX_DRAFT_MESSAGE_BYTES)
         super().__init__("draft", address, draft_pb2_grpc.DraftStub, channel)
+        self._session = channel.stream_stream(SESSION, draft_pb2.DraftRequest.SerializeToString, _event_or_none)
 
     def open(
         self, start: DraftStart, join: JoinPoint, video: session_codec.HasFrames, *, timeout_s: float
@@ -125,7 +127,15 @@ class RemoteDraft(RemoteModel):
             for chunk in session_codec.frame_chunks(video):
                 yield draft_pb2.DraftRequest(frames=chunk)
 
-        return DraftCall(self, self._stub.Session, opening(), start.request_id, timeout_s)
+        return DraftCall(self, self._session, opening(), start.request_id, timeout_s)
+
+
+def _event_or_none(data: bytes) -> draft_pb2.DraftEvent | None:
+    """None for bytes that are no message. gRPC itself would write an error to the log for each, as many as come."""
+    try:
+        return draft_pb2.DraftEvent.FromString(data)
+    except DecodeError:
+        return None
 
 
 class _Call(Generic[RequestT]):
@@ -233,8 +243,6 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
                     words = f"the draft sent a message of more than {MAX_DRAFT_MESSAGE_BYTES} bytes"
                     raise DraftFault(words, FaultKind.SIZE) from None
                 raise as_slipstream_error(error, "draft") from None
-            except DecodeError:
-                raise DraftFault("the draft sent bytes that are no message") from None
             finally:
                 if not reading.done():
                     reading.cancel()
@@ -242,6 +250,8 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
                         await reading
             if message is grpc.aio.EOF:
                 return
+            if message is None:
+                raise DraftFault("the draft sent bytes that are no message")
             assert isinstance(message, draft_pb2.DraftEvent)
             yield session_codec.read_draft_event(message)
 

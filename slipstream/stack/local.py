@@ -361,9 +361,9 @@ class Stack:
 
     async def _bound_logs(self) -> None:
         while True:
-            await asyncio.sleep(LOG_CHECK_S)
             for child in self._children:
                 bound_log(child.log_path)
+            await asyncio.sleep(LOG_CHECK_S)
 
     async def _shut_down(self, failure: SlipstreamError | None) -> None:
         """The gateway first: it ends the captions and hands jobs back, and then nobody needs the others."""

@@ -31,12 +31,17 @@ class RunFolder:
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         fresh = self.path / f"{LOCK}.new"
-        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock: int | None = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         fresh.rename(self.path / LOCK)  # it has its name once it is locked: no sweep sees it free
 
     def close(self, told: str = "") -> None:
-        """Removes it, but for the logs whose paths are in `told`, the message of what failed: they stay for a week."""
+        """Removes it, but for the logs whose paths are in `told`, the message of what failed: they stay for a week.
+
+        May be called again.
+        """
+        if self._lock is None:
+            return
         kept = {path for path in self.path.rglob("*.log") if str(path) in told}
         if kept:
             os.write(self._lock, b"kept\n")
@@ -47,6 +52,7 @@ class RunFolder:
         else:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        self._lock = None
 
 
 def sweep(parent: Path) -> None:

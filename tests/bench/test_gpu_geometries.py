@@ -34,7 +34,7 @@ from bench.gpu.random_model import (
 from bench.gpu.tables import best_graph_s, markdown, pair_rows, replay_tables, write_tables
 from bench.replay.device_times import load_device_times
 from slipstream.engine.attention import SdpaKernel
-from slipstream.engine.states import DecodeState
+from slipstream.engine.forward import DecodeState
 from slipstream.speculation.protocol import TokenTree
 
 CPU = torch.device("cpu")

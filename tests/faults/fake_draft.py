@@ -1,6 +1,7 @@
 """A draft service without a model that behaves as told: a prophet that knows the answer, or one of many liars."""
 
 import asyncio
+import functools
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -58,12 +59,16 @@ class FakeDraft(draft_pb2_grpc.DraftServicer):
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
 
     async def __aenter__(self) -> Self:
-        session = grpc.stream_stream_rpc_method_handler(
-            self.Session, request_deserializer=draft_pb2.DraftRequest.FromString, response_serializer=_as_bytes
-        )
-        liar = grpc.method_handlers_generic_handler("slipstream.rpc.v1.Draft", {"Session": session})
-        self._server.add_generic_rpc_handlers((liar,))  # asked before the one that is added next
-        draft_pb2_grpc.add_DraftServicer_to_server(self, self._server)
+        handlers = {
+            "GetModel": grpc.unary_unary_rpc_method_handler(
+                self.GetModel, common_pb2.GetModelRequest.FromString, common_pb2.ModelInfo.SerializeToString
+            ),
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self.Session, draft_pb2.DraftRequest.FromString, _as_bytes
+            ),
+        }
+        handler = grpc.method_handlers_generic_handler("slipstream.rpc.v1.Draft", handlers)
+        self._server.add_generic_rpc_handlers((handler,))
         self._server.add_insecure_port(self.address)
         await self._server.start()
         return self
@@ -194,11 +199,17 @@ async def repeats_what_ended(orders: Orders) -> AsyncIterator[Event | bytes]:
         yield tokens(first, position, [7])
 
 
+@functools.cache
+def millions_of_tokens() -> bytes:
+    """Made once: a draft that makes them anew each time is silent meanwhile."""
+    return tokens(0, 0, [5] * 4_000_000).SerializeToString()
+
+
 LIES: dict[str, Behaviour] = {
     "floods of ready": floods(lambda at: ready()),
     "floods of a stale line": floods(lambda at: tokens(0, 0, [5])),
     "a line that ended": repeats_what_ended,
-    "millions of tokens": floods(lambda at: tokens(0, 0, [5] * 4_000_000)),
+    "millions of tokens": floods(lambda at: millions_of_tokens()),
     "out of range": floods(lambda at: tokens(at.epoch, at.known + 1000, [5])),
     "past the limit": floods(lambda at: tokens(at.epoch, at.known, [5] * 5000)),
     "outside the vocabulary": floods(lambda at: tokens(at.epoch, at.known, [2**32 - 1])),

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from slipstream.errors import ProtocolViolation
 from slipstream.pruning import Guidance
 from slipstream.rpc.grpc_options import CHUNK_BYTES
-from slipstream.rpc.tensors import guidance_chunks, read_guidance
 from slipstream.rpc.v1 import target_pb2
+from slipstream.services.draft.servicer import read_guidance
+from slipstream.services.target.servicer import guidance_chunks
 
 STATES, SCORES = target_pb2.GUIDANCE_KIND_HIDDEN_STATES, target_pb2.GUIDANCE_KIND_SCORES
 

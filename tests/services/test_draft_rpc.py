@@ -169,7 +169,10 @@ async def test_starts_that_cannot_work(
     draft: draft_pb2_grpc.DraftStub, options: dict[str, Any], status: grpc.StatusCode, complaint: str
 ) -> None:
     session = open_session(draft)
-    await session.send(draft_start(**options)[0])  # the refusal comes before frames are read
+    start, *frames = draft_start(**options)
+    await session.send(start)
+    if status == grpc.StatusCode.UNAVAILABLE:  # all others are refused before frames are read
+        await session.send(*frames)
     code, message = await session.refusal()
     assert code == status and complaint in message
 

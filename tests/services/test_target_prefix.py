@@ -20,6 +20,7 @@ from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.messages import Frames, JudgeRequest, Prefilled, StageProgress, TargetStart
 from tests.services.model_sessions import some_frames
 from tests.support.held_memory import no_collection
+from tests.support.processes import eventually
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
@@ -155,8 +156,7 @@ async def test_a_session_that_has_ended_is_gone_without_a_collection(model: Vide
             del session
             for lane in Lane:
                 await engine.thread.run(lambda: None, lane, order=2**62)
-            await asyncio.sleep(0)
-            assert left() is None
+            await eventually(lambda: left() is None)
 
 
 async def ended(engine: TargetEngine, how: str) -> TargetSession:

@@ -291,7 +291,9 @@ async def test_token_ids_outside_the_vocabulary(target: target_pb2_grpc.TargetSt
 async def test_an_id_in_use(target: target_pb2_grpc.TargetStub) -> None:
     first = await started(target, "twin")
     await first.read_until("prefilled")
-    code, complaint = await (await started(target, "twin")).refusal()
+    second = open_session(target, "twin")
+    await second.send(target_start("twin")[0])  # frames would meet the refusal on their way
+    code, complaint = await second.refusal()
     assert code == grpc.StatusCode.ALREADY_EXISTS and "'twin' is open already" in complaint
     await first.send(judge())
     assert len((await first.read_until("verdict")).pieces) == 1
