@@ -15,6 +15,38 @@ from slipstream.engine.segments import Observer, Segment
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
 
+MLP_CHUNK_BYTES = 256 * 2**20
+"""Of one of the three matrices that an MLP makes of its rows at once."""
+
+
+class ChunkedMlp(nn.Module):
+    """An MLP that takes the rows of a long prompt in chunks. Its inner width is several times the model's, so that it
+    alone would decide how much memory a prefill needs; rows do not depend on each other.
+
+    Args:
+        max_rows: of a chunk.
+    """
+
+    def __init__(self, mlp: nn.Module, max_rows: int) -> None:
+        super().__init__()
+        self.mlp = mlp
+        self.max_rows = max_rows
+
+    @classmethod
+    def around(cls, mlp: nn.Module, inner_width: int, dtype: torch.dtype) -> "ChunkedMlp":
+        """In chunks of `MLP_CHUNK_BYTES`."""
+        return cls(mlp, max(1, MLP_CHUNK_BYTES // (inner_width * dtype.itemsize)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[1, n, hidden] -> [1, n, hidden]."""
+        if hidden.shape[1] <= self.max_rows:
+            return cast(Tensor, self.mlp(hidden))
+        made = torch.empty_like(hidden)
+        for first in range(0, hidden.shape[1], self.max_rows):
+            rows = slice(first, first + self.max_rows)
+            made[:, rows] = self.mlp(hidden[:, rows])
+        return made
+
 
 class Decoder(Protocol):
     """What the loop needs of an upstream text model: Qwen2, Qwen2.5-VL's and Llama's have it."""

@@ -1,0 +1,136 @@
+"""Tiny checkpoints in the forms that the hub's repositories have: each function changes a written one in place.
+
+Repositories of different years hold the same model as differently named weights, in one file or in shards, with a
+nested or a flat configuration, and with the chat template in one of three files.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FLAT_KEYS = ("vision_config", "architectures", "model_type", "dtype", "transformers_version", "text_config")
+
+
+def rename_weights(path: Path, rename: Callable[[str], str], dtype: torch.dtype | None = None) -> None:
+    """Every weight by another name, and in another precision."""
+    weights = load_file(path / "model.safetensors")
+    renamed = {rename(name): weight if dtype is None else weight.to(dtype) for name, weight in weights.items()}
+    assert len(renamed) == len(weights)
+    save_file(renamed, path / "model.safetensors", {"format": "pt"})
+
+
+def qwen_of_2025(name: str) -> str:
+    """As transformers 4.52 and later wrote them."""
+    for old, new in (("visual.", "model.visual."), ("model.", "model.language_model.")):
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def llava_of_2024(name: str) -> str:
+    """As `llava-hf/llava-onevision-qwen2-7b-ov-hf` holds them."""
+    if name.startswith("vision_tower.") and not name.startswith("vision_tower.vision_model."):
+        return "vision_tower.vision_model." + name.removeprefix("vision_tower.")
+    return name
+
+
+def llava_of_2025(name: str) -> str:
+    """As transformers 4.52 and later wrote them."""
+    if name == "language_model.lm_head.weight":
+        return "lm_head.weight"
+    if name.startswith("language_model.model."):
+        return "model.language_model." + name.removeprefix("language_model.model.")
+    return f"model.{name}"
+
+
+def tie(path: Path) -> None:
+    """Head and embeddings are one matrix, which is stored once."""
+    weights = load_file(path / "model.safetensors")
+    heads = [name for name in weights if name.endswith("lm_head.weight")]
+    kept = {name: weight for name, weight in weights.items() if name not in heads}
+    save_file(kept, path / "model.safetensors", {"format": "pt"})
+
+    def change(config: dict[str, Any]) -> None:
+        config["text_config"]["tie_word_embeddings"] = True
+        config["tie_word_embeddings"] = config["model_type"] != "llava_onevision"  # the hub's 0.5B says so in one place
+
+    edit(path / "config.json", change)
+
+
+def shard(path: Path, num_shards: int = 3) -> None:
+    """Several files and an index."""
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = [names[start::num_shards] for start in range(num_shards)]
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        file = f"model-{number:05d}-of-{num_shards:05d}.safetensors"
+        save_file({name: weights[name] for name in part}, path / file, {"format": "pt"})
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": sum(map(_size, weights.values()))}, "weight_map": places}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def flatten_config(path: Path) -> None:
+    """The text model's settings beside all others, as in Qwen2.5-VL's repositories, with the names of their time."""
+
+    def change(config: dict[str, Any]) -> None:
+        text = config.pop("text_config")
+        rope = text.pop("rope_parameters")
+        text.pop("layer_types", None)
+        text.pop("model_type")
+        config |= {key: value for key, value in text.items() if key not in config}
+        config["rope_theta"] = rope["rope_theta"]
+        config["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        config["torch_dtype"] = config.pop("dtype", "bfloat16")
+        vision = config["vision_config"]
+        vision.pop("rope_parameters", None)
+        vision["spatial_patch_size"] = vision["patch_size"]
+
+    edit(path / "config.json", change)
+
+
+def list_end_tokens(path: Path, *more: int) -> None:
+    """Several ids end an answer."""
+    edit(path / "generation_config.json", lambda config: config.update(eos_token_id=[config["eos_token_id"], *more]))
+
+
+def move_template(path: Path, into: str) -> None:
+    """The chat template in `chat_template.json` or `tokenizer_config.json`."""
+    template = path / "chat_template.jinja"
+    words = template.read_text(encoding="utf-8")
+    template.unlink()
+    if not (path / into).exists():
+        (path / into).write_text("{}")
+    edit(path / into, lambda config: config.update(chat_template=words))
+
+
+def name_processor_as_before(path: Path) -> None:
+    """The video processor's settings where only an image processor's were."""
+    (path / "video_preprocessor_config.json").rename(path / "preprocessor_config.json")
+
+
+def join_merges(path: Path, *, as_pairs: bool) -> None:
+    """Merges of the tokenizer as pairs, or as older files have them, "a b"."""
+
+    def change(content: dict[str, Any]) -> None:
+        merges = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in content["model"]["merges"]]
+        content["model"]["merges"] = merges if as_pairs else [" ".join(merge) for merge in merges]
+
+    edit(path / "tokenizer.json", change)
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+def _size(weight: Tensor) -> int:
+    return weight.nbytes
