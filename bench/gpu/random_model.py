@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
-from slipstream.families.adapter import PromptPlan, TextDecoder
+from slipstream.families.adapter import Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.frame_size import ANY_SIZE
 from slipstream.messages import ModelInfo
 
 MAX_CONTEXT = 131_072
@@ -118,6 +119,7 @@ class RandomAdapter:
         self.lm_head = parts.lm_head
         self.frames_per_step = FRAMES_PER_STEP[geometry.family]
         self.tokens_per_step = 1
+        self.frame_size = ANY_SIZE
         self._parts = parts
         self._side = geometry.vision.get("image_size", 0)
 
@@ -130,15 +132,18 @@ class RandomAdapter:
     ) -> PromptPlan:
         return plan_of(num_frames)
 
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
+    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
         if self._side:
-            pixels = FramePreprocessor(self._side, self._side)(frames).to(self._parts.device, self._parts.dtype)
-            features = self._parts.get_video_features(pixels[None]).pooler_output
-            return cast(Tensor, features)[0, :-1]
+            return Pixels(len(frames), FramePreprocessor(self._side, self._side)(frames))
         preprocess = PatchPreprocessor()
-        patches = preprocess(frames).to(self._parts.device, self._parts.dtype)
-        grid = torch.tensor([preprocess.grid(len(frames), *frames.shape[1:3])], device=self._parts.device)
-        return cast(tuple[Tensor], self._parts.get_video_features(patches, grid).pooler_output)[0]
+        return Pixels(len(frames), preprocess(frames), preprocess.grid(*frames.shape[:3]))
+
+    def encode(self, pixels: Pixels) -> Tensor:
+        values = pixels.values.to(self._parts.device, self._parts.dtype)
+        if self._side:
+            return cast(Tensor, self._parts.get_video_features(values[None]).pooler_output)[0, :-1]
+        grid = torch.tensor([pixels.grid], device=self._parts.device)
+        return cast(tuple[Tensor], self._parts.get_video_features(values, grid).pooler_output)[0]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         table = self.decoder.embed_tokens

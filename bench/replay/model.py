@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bench.replay.device_times import DeviceTimes
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Observer
 from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window
+from slipstream.families.adapter import Pixels
 from slipstream.logs import get_logger
 from slipstream.speculation.methods import Positions
 from slipstream.speculation.protocol import TokenTree
@@ -82,9 +81,9 @@ class ReplayedModel(VideoLM):
         self._pace = pace or Pace()
         self._alphas: WeakKeyDictionary[DecodeState, float] = WeakKeyDictionary()
 
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        with self._pace.lasting(self._times.encode_frame_s * len(frames)):
-            return super().encode_frames(frames)
+    def encode(self, chunks: Sequence[Pixels]) -> Tensor:
+        with self._pace.lasting(self._times.encode_frame_s * sum(pixels.num_frames for pixels in chunks)):
+            return super().encode(chunks)
 
     def start_prefill(
         self,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
+from slipstream.families.adapter import Pixels
 from slipstream.messages import Frames
 
 # -- work -------------------------------------------------------------------------------------------------------------
@@ -28,6 +30,7 @@ FRAMES_PER_BLOCK = 16
 LARGE_BYTES = 8 * MIB
 """Sessions with so many bytes of frames leave so much freed memory behind that the system is to have it back."""
 _tickets = itertools.count()
+_preprocessing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pixels")
 
 
 class SessionWork:
@@ -155,10 +158,20 @@ def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
 
 def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
     """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
-    Raises `SessionGone` when the session ends meanwhile."""
-    for first in range(0, num_frames, FRAMES_PER_BLOCK):
+    The next block's pixels are made on another thread meanwhile. Raises `SessionGone` when the session ends."""
+    blocks = [slice(first, first + FRAMES_PER_BLOCK) for first in range(0, num_frames, FRAMES_PER_BLOCK)]
+
+    def prepare(block: slice) -> Future[list[Pixels]]:
+        return _preprocessing.submit(model.preprocess, work.received_frames[block])
+
+    ahead = prepare(blocks[0])
+    for following in (*blocks[1:], None):
         started = time.perf_counter()
-        embeddings = model.encode_frames(work.received_frames[first : first + FRAMES_PER_BLOCK])
+        pixels = ahead.result()
+        if following is not None:
+            ahead = prepare(following)
+        embeddings = model.encode(pixels)
+        del pixels
         yield embeddings, time.perf_counter() - started
 
 

@@ -13,7 +13,7 @@ from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import Observer
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.families.adapter import Adapter, PromptPlan, TextDecoder, TextStream, VideoGrid
+from slipstream.families.adapter import Adapter, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.messages import ModelInfo
 from slipstream.speculation.methods import Positions
 from slipstream.speculation.protocol import TokenTree
@@ -99,13 +99,20 @@ class VideoLM:
         Raises:
             InvalidRequest: frames of another shape or type.
         """
+        return self.encode(self.preprocess(frames))
+
+    def preprocess(self, frames: NDArray[np.uint8]) -> list[Pixels]:
+        """The half of `encode_frames` that needs no model, and may run on any thread: pixels in chunks."""
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
-        chunks = []
-        for first in range(0, len(frames), FRAMES_PER_CHUNK):
-            with torch.inference_mode():
-                chunks.append(self._adapter.encode_frames(frames[first : first + FRAMES_PER_CHUNK]))
-        embeddings = torch.cat(chunks)
+        firsts = range(0, len(frames), FRAMES_PER_CHUNK)
+        with torch.inference_mode():
+            return [self._adapter.preprocess(frames[first : first + FRAMES_PER_CHUNK]) for first in firsts]
+
+    def encode(self, chunks: Sequence[Pixels]) -> Tensor:
+        """The other half: the vision tower."""
+        with torch.inference_mode():
+            embeddings = torch.cat([self._adapter.encode(pixels) for pixels in chunks])
         finish_work(embeddings.device)
         return embeddings
 

@@ -61,6 +61,17 @@ class PromptPlan:
         return self.video_start + self.num_video_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """Preprocessed frames on the CPU: what the vision tower takes."""
+
+    num_frames: int
+    values: Tensor
+    """fp32: [n, 3, height, width], or rows of patches for families that cut frames up."""
+    grid: tuple[int, int, int] | None = None
+    """Patches along time, height and width, of such families."""
+
+
 class Adapter(Protocol):
     """The part of the engine that knows one model family."""
 
@@ -83,8 +94,12 @@ class Adapter(Protocol):
         """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
         ...
 
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        """Video embeddings of whole steps, or of the video's end, RGB [n, height, width, 3] -> [tokens, hidden]."""
+    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
+        """Pixel values of whole steps, or of the video's end, from RGB [n, height, width, 3]. On any thread."""
+        ...
+
+    def encode(self, pixels: Pixels) -> Tensor:
+        """Their video embeddings, [tokens, hidden]."""
         ...
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:

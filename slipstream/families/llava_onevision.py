@@ -13,6 +13,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import ModelNotUsable
+from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
@@ -69,9 +70,12 @@ class LlavaOnevision:
             num_steps=num_frames,
         )
 
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        pixels = self._preprocess(frames).to(self._model.device, self._model.dtype)
-        features = self._model.get_video_features(pixels[None]).pooler_output
+    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
+        return Pixels(len(frames), self._preprocess(frames))
+
+    def encode(self, pixels: Pixels) -> Tensor:
+        values = pixels.values.to(self._model.device, self._model.dtype)
+        features = self._model.get_video_features(values[None]).pooler_output
         return cast(Tensor, features)[0, :-1]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.errors import ModelNotUsable
+from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
@@ -90,10 +91,12 @@ class Qwen2_5VL:
             num_steps=patches[0],
         )
 
-    def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
-        num_frames, height, width, _ = frames.shape
-        patches = self._preprocess(frames).to(self._model.device, self._model.dtype)
-        grid = torch.tensor([self._preprocess.grid(num_frames, height, width)], device=self._model.device)
+    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
+        return Pixels(len(frames), self._preprocess(frames), self._preprocess.grid(*frames.shape[:3]))
+
+    def encode(self, pixels: Pixels) -> Tensor:
+        patches = pixels.values.to(self._model.device, self._model.dtype)
+        grid = torch.tensor([pixels.grid], device=self._model.device)
         features = self._model.get_video_features(patches, grid).pooler_output
         return cast(tuple[Tensor], features)[0]
 

@@ -206,8 +206,10 @@ async def test_embeddings_of_a_known_video_are_not_computed_again(
     model: VideoLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[int] = []
-    encode = VideoLM.encode_frames
-    monkeypatch.setattr(VideoLM, "encode_frames", lambda *args: encoded.append(len(args[1])) or encode(*args))
+    encode = VideoLM.encode
+    monkeypatch.setattr(
+        VideoLM, "encode", lambda *args: encoded.append(sum(pixels.num_frames for pixels in args[1])) or encode(*args)
+    )
     async with running(model, embedding_cache_bytes=MIB) as engine:
         lines = [await line(engine, await started(engine, some_frames(5, seed)), NUM_TOKENS) for seed in (1, 1, 2)]
     assert lines[0] == lines[1] != lines[2]
