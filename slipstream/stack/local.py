@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import socket
@@ -244,6 +245,8 @@ STABLE_S = 1.0
 MAX_FAILED_STARTS = 3
 FIRST_BACK_OFF_S = 0.25
 LOG_CHECK_S = 10.0
+PROGRESS_S = 15.0
+"""How often a start that takes long is told of."""
 REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
 """Not a flag: a URL may hold a password, and command lines are public."""
 
@@ -338,9 +341,20 @@ class Stack:
 
     async def _start(self, process: ServiceProcess | QueueServer) -> None:
         await process.start()
-        await process.wait_serving(self.options.start_limit_s)
+        telling = asyncio.create_task(self._tell_progress(process.name))
+        try:
+            await process.wait_serving(self.options.start_limit_s)
+        finally:
+            telling.cancel()
         async with self._started:
             self._started.notify_all()
+
+    async def _tell_progress(self, name: str) -> None:
+        """Large weights take minutes: whoever waits is told that something happens."""
+        for number in itertools.count(1):
+            await asyncio.sleep(PROGRESS_S)
+            waited_s, limit_s = number * PROGRESS_S, self.options.start_limit_s
+            self._report(f"{name} has been starting for {waited_s:.0f} s, of at most {limit_s:.0f} (--start-timeout)")
 
     async def _keep(self, process: ServiceProcess | QueueServer) -> None:
         failed_starts = 0

@@ -188,9 +188,13 @@ async def test_services_are_given_nothing_of_others(options: StackOptions, monke
     assert "SLIPSTREAM_TOKEN" not in told["gateway"] and "SLIPSTREAM_GATEWAY_LISTEN" in told["gateway"]
 
 
-async def test_a_start_that_takes_too_long(options: StackOptions) -> None:
+async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
+    told: list[str] = []
     with pytest.raises(ServiceUnavailable, match="target was not ready after 1 s"):
-        await Stack(replace(behave(options, target="hang"), start_timeout_s=1, stop_grace_s=0.2)).__aenter__()
+        late = replace(behave(options, target="hang"), start_timeout_s=1, stop_grace_s=0.2)
+        await Stack(late, report=told.append).__aenter__()
+    assert any(line.startswith("target has been starting for ") for line in told)
 
 
 async def test_cancelled_while_it_starts(options: StackOptions) -> None:
