@@ -10,6 +10,7 @@ from collections.abc import Sequence
 PROGRAMS = {
     "methods": ("bench.methods.program", "every method on the same clips in one run"),
     "report": ("bench.report.page", "docs/results.md and its pictures again, from a kept document"),
+    "models": ("bench.model_memory", "memory that models of full size need, computed"),
     "simulate": ("bench.simulate", "both pacing rules in simulated time, and what bad drafts cost"),
     "replay": ("bench.replay.program", "the real stack at the pace of the papers' devices"),
     "gpu": ("bench.gpu.program", "models of full size with random weights on a GPU"),

@@ -1,46 +1,32 @@
-"""Memory of models at their full size, on a device that stores nothing: weights, keys and values, a layer's peak."""
+"""Memory of models at their full size, on a device that stores nothing: weights, keys and values, a prefill's peak."""
 
 import pytest
 import torch
 
-from bench.gpu.random_model import GEOMETRIES, make_upstream, plan_of
-from slipstream.engine.attention import SdpaKernel
-from slipstream.engine.forward import ChunkedMlp, Decoder, Rows, Runner
-from slipstream.engine.loading import chunk_mlps
-from tests.support.live_memory import LiveBytes
+from bench.gpu.random_model import GEOMETRIES
+from bench.model_memory import GB, memory_of, prefill_bytes
+from slipstream.engine.forward import ChunkedMlp
 
-NUM_VIDEO_TOKENS = 25_088
-META = torch.device("meta")
-GB = 1e9
+MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.5}
 
 
-def runner_of(name: str, num_layers: int) -> Runner:
-    geometry = GEOMETRIES[name]
-    text = {**geometry.text, "num_hidden_layers": num_layers}
-    upstream = make_upstream(type(geometry)(**{**vars(geometry), "text": text}), META, torch.bfloat16)
-    decoder: Decoder = upstream.model.language_model
-    chunk_mlps(decoder)
-    return Runner(decoder, upstream.lm_head, SdpaKernel())
+@pytest.mark.parametrize(("name", "most_gb"), MOST_GB.items())
+def test_a_prefill_needs_no_more_than_that(name: str, most_gb: float) -> None:
+    assert prefill_bytes(GEOMETRIES[name]) <= most_gb * GB
 
 
-@pytest.mark.parametrize(
-    ("name", "most_gb"), [("Qwen2.5-VL-72B", 2.5), ("Qwen2.5-VL-32B", 2.0), ("Qwen2.5-VL-7B", 1.5)]
-)
-def test_a_prefills_layer_needs_no_more_than_that(name: str, most_gb: float) -> None:
-    runner = runner_of(name, num_layers=2)
-    plan = plan_of(NUM_VIDEO_TOKENS)
-    hidden = torch.empty(plan.num_tokens, runner.decoder.config.hidden_size, dtype=torch.bfloat16, device=META)
-    positions = torch.arange(plan.num_tokens, device=META)
-    if "Qwen2.5" in name:
-        positions = positions.expand(3, -1)
-    with LiveBytes() as live:
-        cache = runner.new_cache(plan.num_tokens)
-        forward = runner.start([Rows(cache, hidden, positions)])
-        forward.run_layers(1)
-        of_a_layer = live.peak
-        forward.run_layers(2)
-    assert live.peak - of_a_layer <= cache.num_bytes, "the second layer adds its keys and values only"
-    assert of_a_layer <= most_gb * GB
+def test_no_matrix_of_tokens_by_tokens_is_made() -> None:
+    geometry = GEOMETRIES["llava-onevision-qwen2-0.5b"]
+    short, long = (prefill_bytes(geometry, num_tokens) for num_tokens in (10_000, 40_000))
+    assert long <= 4.5 * short, "twice as many tokens need twice as much"
+
+
+def test_what_is_computed_is_what_is_published() -> None:
+    memory = memory_of(GEOMETRIES["Qwen2.5-VL-72B"])
+    assert memory.weights_gb == pytest.approx(146.8, abs=0.5)
+    assert memory.kv_gb == pytest.approx(8.24, abs=0.05)  # 80 layers x 8 heads x 128 x 2 x 2 bytes x 25,152 tokens
+    assert memory.fits == "several GPUs"
+    assert memory_of(GEOMETRIES["llava-onevision-qwen2-0.5b"]).fits == "24 GB"
 
 
 def test_chunks_are_what_the_whole_is() -> None:

@@ -1,0 +1,116 @@
+"""What models of full size need: weights, keys and values, the peak of a prefill.
+
+Computed from the published sizes on torch's device `meta`, which runs every operation and stores nothing; no figure of
+this page was measured on a GPU. `--report docs` writes the table into docs/models.md.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from bench.gpu.random_model import GEOMETRIES, Geometry, count_parameters, make_upstream, plan_of
+from bench.output import finish
+from slipstream.engine.attention import SdpaKernel
+from slipstream.engine.forward import Decoder, Rows, Runner
+from slipstream.engine.loading import chunk_mlps
+from tests.support.live_memory import LiveBytes
+
+NUM_VIDEO_TOKENS = 25_088
+"""128 frames of LLaVA-OneVision; the papers' long videos."""
+META = torch.device("meta")
+DTYPE = torch.bfloat16
+GB = 1e9
+GPUS = {"24 GB": 24e9, "48 GB": 48e9, "80 GB": 80e9, "141 GB": 141e9}
+ASIDE_GB = 2.0
+"""For the device's own context, the vision tower's work and what the allocator cannot use: a guess, to be replaced by a
+measurement."""
+BEGIN, END = "<!-- computed: begin -->", "<!-- computed: end -->"
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """In GB (10^9 bytes), at bf16."""
+
+    name: str
+    weights_gb: float
+    kv_gb_per_1000_tokens: float
+    kv_gb: float
+    """Of `NUM_VIDEO_TOKENS` and a prompt."""
+    prefill_gb: float
+    """Most that a prefill of so many tokens needs at once, keys and values apart."""
+
+    @property
+    def one_caption_gb(self) -> float:
+        return self.weights_gb + self.kv_gb + self.prefill_gb + ASIDE_GB
+
+    @property
+    def fits(self) -> str:
+        """The smallest GPU that serves one such caption at a time."""
+        return next((name for name, size in GPUS.items() if self.one_caption_gb * GB <= size), "several GPUs")
+
+
+def runner_of(geometry: Geometry, num_layers: int) -> Runner:
+    """The text model with so few layers, as the engine runs it, on `meta`."""
+    upstream: Any = make_upstream(
+        replace(geometry, text={**geometry.text, "num_hidden_layers": num_layers}), META, DTYPE
+    )
+    decoder = cast(Decoder, upstream.model.language_model)
+    chunk_mlps(decoder)
+    return Runner(decoder, upstream.lm_head, SdpaKernel())
+
+
+def prefill_bytes(geometry: Geometry, num_video_tokens: int = NUM_VIDEO_TOKENS) -> int:
+    """Most bytes alive at once in a prefill's first two layers, keys and values apart. Later layers are the same."""
+    runner, plan = runner_of(geometry, num_layers=2), plan_of(num_video_tokens)
+    hidden = torch.empty(plan.num_tokens, runner.decoder.config.hidden_size, dtype=DTYPE, device=META)
+    positions = torch.arange(plan.num_tokens, device=META)
+    if geometry.family != "llava_onevision":
+        positions = positions.expand(3, -1)
+    with LiveBytes() as live:
+        cache = runner.new_cache(plan.num_tokens)
+        forward = runner.start([Rows(cache, hidden, positions)])
+        forward.run_layers(2)
+    return live.peak + hidden.nbytes - cache.num_bytes
+
+
+def memory_of(geometry: Geometry) -> ModelMemory:
+    a_layer = runner_of(geometry, num_layers=1).kv_bytes_per_token
+    kv_per_token = a_layer * geometry.text["num_hidden_layers"]
+    return ModelMemory(
+        geometry.name,
+        weights_gb=count_parameters(geometry) * DTYPE.itemsize / GB,
+        kv_gb_per_1000_tokens=1000 * kv_per_token / GB,
+        kv_gb=kv_per_token * plan_of(NUM_VIDEO_TOKENS).num_tokens / GB,
+        prefill_gb=prefill_bytes(geometry) / GB,
+    )
+
+
+def table(rows: Sequence[ModelMemory]) -> str:
+    """Markdown."""
+    lines = [
+        f"| model | weights | keys and values of 1,000 tokens | of {NUM_VIDEO_TOKENS:,} | prefill | one such caption fits |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row.name} | {row.weights_gb:.1f} GB | {1000 * row.kv_gb_per_1000_tokens:.0f} MB | {row.kv_gb:.2f} GB"
+            f" | {row.prefill_gb:.2f} GB | {row.fits} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench models", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="write the table into models.md there")
+    given = parser.parse_args(argv)
+    rows = [memory_of(geometry) for geometry in GEOMETRIES.values()]
+    print(table(rows))
+    if given.report is not None:
+        page = given.report / "models.md"
+        before, _, rest = page.read_text().partition(BEGIN)
+        page.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}")
+    finish("models", {"models": [asdict(row) | {"fits": row.fits} for row in rows]})
