@@ -92,7 +92,7 @@ def memory_of(geometry: Geometry) -> ModelMemory:
 def table(rows: Sequence[ModelMemory]) -> str:
     """Markdown."""
     lines = [
-        f"| model | weights | keys and values of 1,000 tokens | of {NUM_VIDEO_TOKENS:,} | prefill | one such caption fits |",
+        f"| model | weights | keys and values of 1,000 tokens | of {NUM_VIDEO_TOKENS:,} | prefill | fits |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
