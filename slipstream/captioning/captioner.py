@@ -52,8 +52,8 @@ class GatewayCaptioner:
             yield
 
     async def caption_interactively(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
-        """The whole sequence of a caption that was `asked`: receive, sample, caption. `upload` is read where the plan names
-        no path.
+        """All that is done for a caption that was `asked`: receive, sample, caption. `upload` is read where the plan
+        names no path.
 
         Raises:
             Overloaded: too many captions are in work.
