@@ -66,17 +66,18 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             delivered=first.resume_after,
         )
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
-        events: Events = asyncio.Queue()
-        working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))
-        working.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while (event := await events.get()) is not None:
-                yield caption_event(event)
-            await working
-        finally:
-            working.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
+        with self._captioner.asked(plan):
+            events: Events = asyncio.Queue()
+            working = asyncio.create_task(self._caption(plan, _chunks(aiter(requests)), events))
+            working.add_done_callback(lambda _: events.put_nowait(None))
+            try:
+                while (event := await events.get()) is not None:
+                    yield caption_event(event)
                 await working
+            finally:
+                working.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await working
 
     async def _caption(self, plan: CaptionPlan, upload: AsyncIterator[bytes], events: Events) -> None:
         events.put_nowait(await self._captioner.caption_interactively(plan, upload, events.put_nowait))

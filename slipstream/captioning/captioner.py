@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import copy
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
@@ -41,8 +41,20 @@ class GatewayCaptioner:
         self._plain_token_s: dict[object, DecayedMean] = {}
         """By size: plain decoding is the same whatever the draft, and captions without one measure it too."""
 
+    @contextlib.contextmanager
+    def asked(self, plan: CaptionPlan) -> Iterator[None]:
+        """Surrounds all that is done for a caller's caption, and counts it.
+
+        Raises `Overloaded` before any work is begun where no place is free as far as can be known now, so that not a
+        byte is uploaded in vain.
+        """
+        with self.metrics.captioning(plan.method.name):
+            self.places.check()
+            yield
+
     async def caption_interactively(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
-        """The whole sequence for one caller: receive, sample, caption. `upload` is read where the plan names no path.
+        """All that is done for a caption that was `asked`: receive, sample, caption. `upload` is read where the plan
+        names no path.
 
         Raises:
             Overloaded: too many captions are in work.
@@ -50,14 +62,12 @@ class GatewayCaptioner:
             SlipstreamError: whatever is wrong with the video, the request or the models.
         """
         limit_s = self._config.request_timeout_s
-        with self.metrics.captioning(plan.method.name):
-            self.places.check()  # not a byte is uploaded in vain, as far as can be known now
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await self._caption_source(plan, upload, emit)
-            except TimeoutError:
-                message = f"the caption was not done within this server's limit of {limit_s:g} s"
-                raise ServiceUnavailable(message) from None
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._caption_source(plan, upload, emit)
+        except TimeoutError:
+            message = f"the caption was not done within this server's limit of {limit_s:g} s"
+            raise ServiceUnavailable(message) from None
 
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         """What the target serves now. Raises `ServiceUnavailable` without a target, `VersionMismatch` for one of a
