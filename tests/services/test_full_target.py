@@ -20,6 +20,7 @@ LONG = 3000
 
 async def test_who_waits_for_the_target_takes_no_place_at_the_draft(tmp_path: Path) -> None:
     checkpoint = write_tiny_llava(tmp_path / "model", seed=3, max_context=4096)
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 100000}')  # no text ends before its draft
     flags, full = ("--max-new-tokens", str(LONG)), model_flags(checkpoint, "--max-sessions", "1")
     video = make_clip(ClipSpec(times_ms=even_times_ms(4, 100)))
     async with (
