@@ -262,12 +262,13 @@ class AnswerErrors(Surrounded):
         self._note_idle()
 
     async def wait_idle(self) -> None:
-        """After `refuse_new`: until no call is open but health's."""
+        """After `refuse_new` or `end_calls`: until no call is open but health's."""
         await self._idle.wait()
 
     def end_calls(self) -> None:
         """Ends all open calls and every later one at once, with UNAVAILABLE and the reason."""
         self._is_ending = True
+        self._note_idle()
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
@@ -335,7 +336,7 @@ class AnswerErrors(Surrounded):
             self._note_idle()
 
     def _note_idle(self) -> None:
-        if self._is_leaving and not self._num_open:
+        if (self._is_leaving or self._is_ending) and not self._num_open:
             self._idle.set()
 
     @contextlib.asynccontextmanager

@@ -183,7 +183,9 @@ PARENT_CHECK_S = 0.5
 DRAIN_S = 5.0
 """Of a service that has no `--drain-s`."""
 ANSWER_S = 1.0
-"""For callers to take the answer that ends their call."""
+"""For calls to end in, once they are told to."""
+READ_S = 0.2
+"""For callers to read why: one whose next write fails on a closed connection never does."""
 SETTLE_S = 5.0
 MAX_PORT = 65_535
 ConfigT = TypeVar("ConfigT")
@@ -325,7 +327,10 @@ async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     calls.end_calls()
-    await server.stop(ANSWER_S)
+    ended = asyncio.create_task(calls.wait_idle())
+    await asyncio.wait({draining, ended}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0 if draining.done() else READ_S)
+    await server.stop(None)
 
 
 async def _settle() -> None:

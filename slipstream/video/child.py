@@ -78,12 +78,15 @@ def _small_clip() -> bytes:
 # -- child ------------------------------------------------------------------------------------------------------------
 
 CPU_SLACK_S = 2
+NICENESS = 5
+"""Decodes can wait: a gateway that decides, and models on the CPU, go before them."""
 
 
 def main(descriptor: int, memory_bytes: int, cpu_s: int, threads: int, parent_pid: int) -> None:
     """Serves until the parent hangs up."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends its decoders; a terminal or a supervisor does not
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
     preload()
     with socket.socket(fileno=descriptor) as connection:
         confined = confine(memory_bytes, cpu_s, threads, parent_pid)
