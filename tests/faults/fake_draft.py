@@ -59,7 +59,7 @@ class FakeDraft(draft_pb2_grpc.DraftServicer):
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
 
     async def __aenter__(self) -> Self:
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler] = {
             "GetModel": grpc.unary_unary_rpc_method_handler(
                 self.GetModel, common_pb2.GetModelRequest.FromString, common_pb2.ModelInfo.SerializeToString
             ),

@@ -92,46 +92,51 @@ def attacks(prey: Prey, video: int) -> dict[str, Callable[[], object]]:
     return {**on_processes(prey), **on_files(prey, video), **on_the_machine(video)}
 
 
-def on_processes(prey: Prey) -> dict[str, Callable[[], object]]:
-    found: dict[str, Callable[[], object]] = {}
-    for pid in (prey.parent, prey.bystander):
-        owner = struct.pack("=ii", F_OWNER_PID, pid)
-        found |= {
-            f"F_SETOWN {pid}": lambda pid=pid: fcntl.fcntl(1, fcntl.F_SETOWN, pid),
-            f"F_SETOWN_EX {pid}": lambda owner=owner: fcntl.fcntl(1, F_SETOWN_EX, owner),
-            f"FIOSETOWN {pid}": lambda pid=pid: libc("ioctl", 1, FIOSETOWN, ctypes.byref(ctypes.c_int(pid))),
-            f"SIOCSPGRP {pid}": lambda pid=pid: libc("ioctl", 1, SIOCSPGRP, ctypes.byref(ctypes.c_int(pid))),
-            f"kill {pid}": lambda pid=pid: os.kill(pid, signal.SIGSTOP),
-            f"tgkill {pid}": lambda pid=pid: libc("tgkill", pid, pid, signal.SIGSTOP),
-            f"pidfd_open {pid}": lambda pid=pid: call("pidfd_open", pid, 0),
-            f"ptrace {pid}": lambda pid=pid: libc("ptrace", 16, pid, 0, 0),
-            f"process_vm_readv {pid}": lambda pid=pid: libc("process_vm_readv", pid, None, 0, None, 0, 0),
-            f"process_madvise {pid}": lambda pid=pid: call("process_madvise", pid, 0, 0, 0, 0),
-            f"kcmp {pid}": lambda pid=pid: call("kcmp", pid, pid, 0, 0, 0),
-            f"prlimit {pid}": lambda pid=pid: resource.prlimit(pid, resource.RLIMIT_CORE),
-            f"setpriority {pid}": lambda pid=pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
-            f"ioprio_set {pid}": lambda pid=pid: call("ioprio_set", 1, pid, 3 << 13),
-            f"sched_setscheduler {pid}": lambda pid=pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
-            f"sched_setaffinity {pid}": lambda pid=pid: os.sched_setaffinity(pid, {0}),
-        }
-    return found | {
-        "F_SETSIG": lambda: fcntl.fcntl(1, F_SETSIG, signal.SIGKILL),
-        "O_ASYNC": lambda: fcntl.fcntl(1, fcntl.F_SETFL, os.O_ASYNC),
-        "F_NOTIFY": lambda: fcntl.fcntl(0, fcntl.F_NOTIFY, 1),
-        "setpriority of the user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
-        "fork": os.fork,
-        "vfork by clone": lambda: call("clone", 0x4111, 0, 0, 0, 0),
-        "thread by clone": lambda: call("clone", 0x3D0F00, 0, 0, 0, 0),
-        "clone into a user namespace": lambda: call("clone", 0x10000011, 0, 0, 0, 0),
-        "run a program": lambda: os.execv("/bin/true", ["true"]),
-        "outlive the parent": lambda: libc("prctl", PR_SET_PDEATHSIG, 0, 0, 0, 0),
-        "be dumped": lambda: libc("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0),
-        "change its name": lambda: libc("prctl", PR_SET_NAME, b"gateway", 0, 0, 0),
-        "setsid": os.setsid,
-        "setuid": lambda: os.setuid(0),
-        "timer_create": lambda: call("timer_create", 1, None, ctypes.byref(ctypes.c_int())),
-        "setitimer": lambda: signal.setitimer(signal.ITIMER_REAL, 60),
+def on_process(pid: int) -> dict[str, Callable[[], object]]:
+    owner = struct.pack("=ii", F_OWNER_PID, pid)
+    return {
+        f"F_SETOWN {pid}": lambda: fcntl.fcntl(1, fcntl.F_SETOWN, pid),
+        f"F_SETOWN_EX {pid}": lambda: fcntl.fcntl(1, F_SETOWN_EX, owner),
+        f"FIOSETOWN {pid}": lambda: libc("ioctl", 1, FIOSETOWN, ctypes.byref(ctypes.c_int(pid))),
+        f"SIOCSPGRP {pid}": lambda: libc("ioctl", 1, SIOCSPGRP, ctypes.byref(ctypes.c_int(pid))),
+        f"kill {pid}": lambda: os.kill(pid, signal.SIGSTOP),
+        f"tgkill {pid}": lambda: libc("tgkill", pid, pid, signal.SIGSTOP),
+        f"pidfd_open {pid}": lambda: call("pidfd_open", pid, 0),
+        f"ptrace {pid}": lambda: libc("ptrace", 16, pid, 0, 0),
+        f"process_vm_readv {pid}": lambda: libc("process_vm_readv", pid, None, 0, None, 0, 0),
+        f"process_madvise {pid}": lambda: call("process_madvise", pid, 0, 0, 0, 0),
+        f"kcmp {pid}": lambda: call("kcmp", pid, pid, 0, 0, 0),
+        f"prlimit {pid}": lambda: resource.prlimit(pid, resource.RLIMIT_CORE),
+        f"setpriority {pid}": lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+        f"ioprio_set {pid}": lambda: call("ioprio_set", 1, pid, 3 << 13),
+        f"sched_setscheduler {pid}": lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+        f"sched_setaffinity {pid}": lambda: os.sched_setaffinity(pid, {0}),
     }
+
+
+def on_processes(prey: Prey) -> dict[str, Callable[[], object]]:
+    return (
+        on_process(prey.parent)
+        | on_process(prey.bystander)
+        | {
+            "F_SETSIG": lambda: fcntl.fcntl(1, F_SETSIG, signal.SIGKILL),
+            "O_ASYNC": lambda: fcntl.fcntl(1, fcntl.F_SETFL, os.O_ASYNC),
+            "F_NOTIFY": lambda: fcntl.fcntl(0, fcntl.F_NOTIFY, 1),
+            "setpriority of the user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            "fork": os.fork,
+            "vfork by clone": lambda: call("clone", 0x4111, 0, 0, 0, 0),
+            "thread by clone": lambda: call("clone", 0x3D0F00, 0, 0, 0, 0),
+            "clone into a user namespace": lambda: call("clone", 0x10000011, 0, 0, 0, 0),
+            "run a program": lambda: os.execv("/bin/true", ["true"]),
+            "outlive the parent": lambda: libc("prctl", PR_SET_PDEATHSIG, 0, 0, 0, 0),
+            "be dumped": lambda: libc("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0),
+            "change its name": lambda: libc("prctl", PR_SET_NAME, b"gateway", 0, 0, 0),
+            "setsid": os.setsid,
+            "setuid": lambda: os.setuid(0),
+            "timer_create": lambda: call("timer_create", 1, None, ctypes.byref(ctypes.c_int())),
+            "setitimer": lambda: signal.setitimer(signal.ITIMER_REAL, 60),
+        }
+    )
 
 
 def on_files(prey: Prey, video: int) -> dict[str, Callable[[], object]]:
@@ -265,23 +270,25 @@ def listed_numbers() -> set[int]:
 sound_serve = child._serve
 
 
-def serve(connection: socket.socket, request: DecodeRequest, video: int, frames: int) -> Any:
+def serve(connection: socket.socket, request: DecodeRequest, video_descriptor: int, frames_descriptor: int) -> Any:
     """Stands in for the decoder's own function."""
-    verb, *words = os.pread(video, 4096, 0).decode(errors="replace").split()
+    verb, *words = os.pread(video_descriptor, 4096, 0).decode(errors="replace").split()
     if verb == "attack":
-        message = json.dumps(attack_all(Prey(int(words[0]), int(words[1]), words[2]), video))
+        message = json.dumps(attack_all(Prey(int(words[0]), int(words[1]), words[2]), video_descriptor))
     elif verb == "random":
-        numbers = [int(word) for word in words[:3]]
+        seed, first, last = map(int, words[:3])
         random_calls(
-            *numbers,
+            seed,
+            first,
+            last,
             Prey(int(words[3]), int(words[4]), words[5]),
             lambda index, what: print_progress(connection, index, what),
         )
         message = "[]"
     else:
-        return sound_serve(connection, request, video, frames)
-    os.close(video)
-    os.close(frames)
+        return sound_serve(connection, request, video_descriptor, frames_descriptor)
+    os.close(video_descriptor)
+    os.close(frames_descriptor)
     return Refused("UnreadableVideo", message)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from slipstream.errors import SlipstreamError
 from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec
