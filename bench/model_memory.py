@@ -74,7 +74,7 @@ def prefill_bytes(geometry: Geometry, num_video_tokens: int = NUM_VIDEO_TOKENS) 
         cache = runner.new_cache(plan.num_tokens)
         forward = runner.start([Rows(cache, hidden, positions)])
         forward.run_layers(2)
-    return live.peak + hidden.nbytes - cache.num_bytes
+    return int(live.peak + hidden.nbytes - cache.num_bytes)
 
 
 def memory_of(geometry: Geometry) -> ModelMemory:
