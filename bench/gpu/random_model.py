@@ -104,7 +104,7 @@ FRAMES_PER_STEP = {"llava_onevision": 1, "qwen2_5_vl": 2}
 def plan_of(num_video_tokens: int) -> PromptPlan:
     """A prompt about so many video tokens; its words are all the same."""
     text_start = NUM_BEFORE + num_video_tokens
-    return PromptPlan((1,) * (text_start + NUM_TEXT), NUM_BEFORE, num_video_tokens, text_start)
+    return PromptPlan((1,) * (text_start + NUM_TEXT), (range(NUM_BEFORE, text_start),), text_start)
 
 
 class RandomAdapter:

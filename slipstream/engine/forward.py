@@ -269,11 +269,21 @@ class DecodeState:
 class Prefill:
     """The pass over one prompt, run in blocks of layers so that other work fits in between."""
 
-    def __init__(self, forward: ForwardPass, state: DecodeState, *, video: slice, num_text_tokens: int) -> None:
+    def __init__(
+        self,
+        forward: ForwardPass,
+        state: DecodeState,
+        *,
+        video: Tensor,
+        num_text_tokens: int,
+        observer: Observer | None = None,
+    ) -> None:
         self._forward = forward
         self._state = state
         self._video = video
+        """The video's rows in this pass, int64, ascending; none where it resumes behind them."""
         self._num_text_tokens = num_text_tokens
+        self._observer = observer
 
     @property
     def next_layer(self) -> int:
@@ -296,7 +306,7 @@ class Prefill:
 
     def video_states(self) -> Tensor:
         """Current states of the kept video tokens, [m, hidden]: their embeddings before any layer has run."""
-        return self._forward.hidden[self._video]
+        return _take(self._forward.hidden, self._video)
 
     def text_states(self) -> Tensor:
         """Current states of the text tokens after the video, [n, hidden]."""
@@ -315,13 +325,14 @@ class Prefill:
         Raises:
             ValueError: the video is not part of this pass, which resumes behind it.
         """
-        num_rows, num_video = self._forward.hidden.shape[0], self._video.stop - self._video.start
-        if self._video.stop == 0:
+        if not len(self._video):
             raise ValueError("the pass resumes behind the video, whose tokens are in the cache for good")
-        if len(keep) == num_video:
+        if len(keep) == len(self._video):
             return
-        self._forward.keep_rows(kept_rows(keep, self._video, num_rows))
-        self._video = slice(self._video.start, self._video.start + len(keep))
+        rows, self._video = kept_rows(keep, self._video, self._forward.hidden.shape[0])
+        self._forward.keep_rows(rows)
+        if self._observer is not None:
+            self._observer.place_video(self._video)
 
     def finish(self) -> tuple[DecodeState, Tensor]:
         """Run the remaining layers.
@@ -334,15 +345,27 @@ class Prefill:
         return self._state, logits[0]
 
 
-def kept_rows(keep: Tensor, video: slice, num_rows: int) -> Tensor:
-    """The rows of a prompt that survive pruning, int64 ascending.
+def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.
 
     Args:
-        keep: which rows of `video` survive, ascending from 0; all others of the prompt do.
+        keep: which of `video` survive, ascending from 0; all other rows of the prompt do.
+        video: the video's rows, ascending.
     """
     keep = keep.to("cpu", torch.int64)
     if len(keep) > 0:
         assert int(keep[0]) >= 0, "keep has negative indices"
-        assert int(keep[-1]) < video.stop - video.start, "keep points behind the video"
+        assert int(keep[-1]) < len(video), "keep points behind the video"
         assert bool((keep.diff() > 0).all()), "keep must be ascending"
-    return torch.cat([torch.arange(video.start), keep + video.start, torch.arange(video.stop, num_rows)])
+    is_kept = torch.ones(num_rows, dtype=torch.bool)
+    is_kept[video] = False
+    is_kept[video[keep]] = True
+    rows = is_kept.nonzero().squeeze(1)
+    return rows, torch.searchsorted(rows, video[keep])
+
+
+def _take(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, ascending; without a copy where they lie together."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return hidden[int(rows[0]) : int(rows[-1]) + 1]
+    return hidden.index_select(0, rows.to(hidden.device))

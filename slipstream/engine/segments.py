@@ -15,6 +15,10 @@ from slipstream.speculation.protocol import TokenTree
 class Observer(Protocol):
     """Sees what goes into the attention of one session; the pass itself is the same with and without it."""
 
+    def place_video(self, rows: Tensor) -> None:
+        """Which keys of the layers that follow are the video's: int64, ascending. Told first, and as often as some go."""
+        ...
+
     def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
         """One layer's queries and keys, rotated; the query rows are the last of the keys' tokens, in their order.
 

@@ -63,8 +63,8 @@ class SparseState(DecodeState):
     """
 
     def __init__(self, dense: DecodeState, attention: TextAttention, num_kept: int, *, headroom: int = 512) -> None:
-        video = attention.video_rows(dense.num_prompt_tokens)
-        num_video = video.stop - video.start
+        video = attention.video
+        num_video = len(video)
         if num_kept < 0:
             raise ValueError(f"a sparse cache keeps 0 or more video tokens, not {num_kept}")
         num_kept = min(num_kept, num_video)
@@ -75,8 +75,8 @@ class SparseState(DecodeState):
                 scores = attention.by_layer.get(layer)
                 if scores is None or scores.shape[1] != num_video or dense.cache.num_missing(layer):
                     raise ValueError(f"layer {layer} has no record of the attention to all {num_video} video tokens")
-                kept = scores.topk(num_kept).indices.sort().values + video.start
-                keys, values = (_chosen(rows, video, kept) for rows in dense.cache.read(layer))
+                kept = scores.topk(num_kept).indices.sort().values
+                keys, values = (_chosen(rows, video.to(rows.device), kept) for rows in dense.cache.read(layer))
                 cache.write(layer, keys, values)
         cache.advance(dense.num_tokens)
         super().__init__(
@@ -103,11 +103,17 @@ class SparseState(DecodeState):
         self._num_synced = dense.num_tokens
 
 
-def _chosen(rows: Tensor, video: slice, kept: Tensor) -> Tensor:
-    """Of one layer's keys or values, [kv_heads, tokens, head_dim], all rows but those of the video that are not kept.
+def _chosen(rows: Tensor, video: Tensor, kept: Tensor) -> Tensor:
+    """Of one layer's keys or values, [kv_heads, tokens, head_dim], all rows but those of the video that are not kept,
+    in their order.
 
     Args:
-        kept: rows for each KV head, [kv_heads, num_kept], ascending.
+        video: the video's rows, ascending.
+        kept: which of these for each KV head, [kv_heads, num_kept].
     """
-    heads = torch.arange(len(rows), device=rows.device)[:, None]
-    return torch.cat([rows[:, : video.start], rows[heads, kept], rows[:, video.stop :]], dim=1)
+    num_heads, num_tokens, _ = rows.shape
+    stays = torch.ones(num_heads, num_tokens, dtype=torch.bool, device=rows.device)
+    stays[:, video] = False
+    stays.scatter_(1, video[kept], True)
+    chosen = stays.nonzero()[:, 1].view(num_heads, -1)
+    return rows.gather(1, chosen[:, :, None].expand(-1, -1, rows.shape[2]))

@@ -197,6 +197,11 @@ class LossyPass:
         self._num_keep = {stage.after_layer: stage.num_keep for stage in schedule.stages}
         self._attention: TextAttention | None = None
 
+    def place_video(self, rows: Tensor) -> None:
+        """See `Observer`."""
+        if self._attention is not None:
+            self._attention.place_video(rows)
+
     def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
         """Records the layers that rank, see `Observer`."""
         if self._attention is not None:

@@ -35,8 +35,8 @@ class TextAttention:
         if not self._rows:
             raise ValueError("attention needs at least one text row")
         self._num_text = num_text
-        self._num_before = plan.video_start
-        self._num_after = plan.num_tokens - plan.video_stop
+        self.video = plan.video_rows
+        """Which of a layer's keys are the video's, see `Observer`."""
         self._layers = layers
         self._by_layer: dict[int, Tensor] = {}
         self._group_size = 1
@@ -61,9 +61,9 @@ class TextAttention:
         device = self._by_layer[chosen[0]].device
         return torch.stack([self._head_mean(layer).to(device) for layer in chosen]).mean(dim=0)
 
-    def video_rows(self, num_prompt_tokens: int) -> slice:
-        """Where the video lies in a cache whose prompt has `num_prompt_tokens` tokens."""
-        return slice(self._num_before, num_prompt_tokens - self._num_after)
+    def place_video(self, rows: Tensor) -> None:
+        """See `Observer`."""
+        self.video = rows
 
     def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:
         """Records a layer, see `Observer`."""
@@ -75,8 +75,8 @@ class TextAttention:
         folded = text.reshape(kv_heads, self._group_size, len(self._rows), head_dim)
         first_key = num_keys - self._num_text  # the first text row's own
         mask = torch.full((self._num_text, self._num_text), float("-inf"), device=keys.device).triu_(1)[self._rows]
-        video = self.video_rows(num_keys)
-        sums = torch.zeros(kv_heads, video.stop - video.start, device=keys.device)
+        video = self.video.to(keys.device)
+        sums = torch.zeros(kv_heads, len(video), device=keys.device)
         block_len = max(1, _MAX_SCORES // (self._group_size * num_keys))
         for head in range(kv_heads):
             head_keys = keys[head].T.float()

@@ -147,15 +147,16 @@ class VideoLM:
                 " plan it with the frames' number and size"
             )
         with torch.inference_mode():
-            rows, num_kept = _kept_rows(plan, keep)
+            rows, video = _kept_rows(plan, keep)
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
             hidden = self._adapter.embed_prompt(plan, video_embeddings)
             hidden = hidden.index_select(0, rows.to(hidden.device))
         cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
         forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device), observer=observer)])
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
-        video = slice(plan.video_start, plan.video_start + num_kept)
-        return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens)
+        if observer is not None:
+            observer.place_video(video)
+        return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens, observer=observer)
 
     def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
         """Begin the pass over a prompt's text alone; `cache` holds all that comes before it, none of it pruned.
@@ -169,7 +170,10 @@ class VideoLM:
         positions = positions[..., plan.text_start :].to(hidden.device)
         forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
-        return Prefill(forward, state, video=slice(0, 0), num_text_tokens=plan.num_text_tokens)
+        if observer is not None:
+            observer.place_video(plan.video_rows)
+        nowhere = torch.empty(0, dtype=torch.int64)
+        return Prefill(forward, state, video=nowhere, num_text_tokens=plan.num_text_tokens)
 
     def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.
@@ -256,8 +260,8 @@ def check_positions(name: str) -> None:
         raise InvalidRequest(f"unknown positions {name!r}; known: {', '.join(Positions)}")
 
 
-def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, int]:
-    """Prompt rows that survive pruning, int64 ascending, and how many of them are video tokens."""
+def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """See `kept_rows`; None keeps all."""
     if keep is None:
-        return torch.arange(plan.num_tokens), plan.num_video_tokens
-    return kept_rows(keep, slice(plan.video_start, plan.video_stop), plan.num_tokens), len(keep)
+        return torch.arange(plan.num_tokens), plan.video_rows
+    return kept_rows(keep, plan.video_rows, plan.num_tokens)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -31,15 +32,14 @@ class VideoGrid:
 class PromptPlan:
     """A tokenised prompt and where its video lies.
 
-    Between the video and the text there may be structural tokens, such as LLaVA's newline; they are always kept and
-    belong to neither span.
+    Between the parts of the video, and between the video and the text, there may be other tokens, such as the times of
+    frames or LLaVA's newline; they are always kept and belong to neither.
     """
 
     token_ids: tuple[int, ...]
     """The whole prompt, with a placeholder id for every video token."""
-    video_start: int
-    num_video_tokens: int
-    """Prunable tokens."""
+    video: tuple[range, ...]
+    """Where the prunable tokens stand, in ascending ranges that are not empty."""
     text_start: int
     """The first text token that can see the video."""
     grid: VideoGrid | None = None
@@ -57,8 +57,23 @@ class PromptPlan:
         return self.num_tokens - self.text_start
 
     @property
+    def num_video_tokens(self) -> int:
+        """Prunable tokens."""
+        return sum(map(len, self.video))
+
+    @property
+    def video_start(self) -> int:
+        return self.video[0].start
+
+    @property
     def video_stop(self) -> int:
-        return self.video_start + self.num_video_tokens
+        """Behind the last video token."""
+        return self.video[-1].stop
+
+    @property
+    def video_rows(self) -> Tensor:
+        """Rows of the video tokens in the prompt, int64 [num_video_tokens], ascending."""
+        return torch.cat([torch.arange(span.start, span.stop) for span in self.video])
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,7 @@ class LlavaOnevision:
         placeholders = [self._video_token_id] * (num_video_tokens + newline)
         return PromptPlan(
             token_ids=(*before, *placeholders, *after),
-            video_start=len(before),
-            num_video_tokens=num_video_tokens,
+            video=(range(len(before), len(before) + num_video_tokens),),
             text_start=len(before) + len(placeholders),
             num_steps=num_frames,
         )

@@ -79,8 +79,7 @@ class Qwen2_5VL:
         ends = after[:1] == [self._model.config.vision_end_token_id]
         return PromptPlan(
             token_ids=(*before, *[self._video_token_id] * num_video_tokens, *after),
-            video_start=len(before),
-            num_video_tokens=num_video_tokens,
+            video=(range(len(before), len(before) + num_video_tokens),),
             text_start=len(before) + num_video_tokens + ends,
             grid=VideoGrid(
                 num_steps=patches[0],

@@ -33,13 +33,13 @@ def session(model: VideoLM) -> tuple[DecodeState, TextAttention]:
 def masked_logits(model: VideoLM, dense: DecodeState, attention: TextAttention, num_kept: int) -> Tensor:
     """Of the answer, which `dense` takes in under the masks; it is rolled back afterwards."""
     num_before = dense.num_tokens
-    video = attention.video_rows(dense.num_prompt_tokens)
+    video = attention.video.tolist()
     unseen = []
     for scores in attention.by_layer.values():
         masked = torch.zeros(len(scores), dense.num_prompt_tokens, dtype=torch.bool)
         for head, of_head in enumerate(scores.tolist()):
             best_first = sorted(range(len(of_head)), key=lambda token: -of_head[token])
-            masked[head, [video.start + token for token in best_first[num_kept:]]] = True
+            masked[head, [video[token] for token in best_first[num_kept:]]] = True
         unseen.append(masked)
     with kernel_of(model, MaskingKernel(torch.stack(unseen))):
         (logits,) = model.step([(dense, ANSWER)])
@@ -163,7 +163,7 @@ def test_what_was_not_recorded_cannot_be_chosen(pair: Pair) -> None:
     prefill = pair.ours.start_prefill(plan, video, observer=dropping)
     prefill.run_layers(1)
     prefill.keep_video(torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="layer 1"):
+    with pytest.raises(ValueError, match="layer 0"):
         SparseState(prefill.finish()[0], dropping, 3)
 
 
