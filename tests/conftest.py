@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from slipstream.rpc.calls import open_channel
@@ -16,8 +17,11 @@ from tests.support.world import World, make_world
 
 
 def pytest_configure() -> None:
-    """A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that."""
+    # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The same examples in every run: `make fuzz` looks for new ones. How long one takes says how busy the machine is.
+    settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("same")
 
 
 WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
