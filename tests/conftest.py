@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from slipstream.rpc.calls import open_channel
@@ -16,23 +17,30 @@ from tests.support.world import World, make_world
 
 
 def pytest_configure() -> None:
-    """A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that."""
+    # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The same examples in every run: `make fuzz` looks for new ones. How long one takes says how busy the machine is.
+    settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("same")
 
 
-WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
+WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "services")
 """Folders whose tests run services."""
+ALONE = "faults"
+"""The folder whose tests harm them."""
 
 
 class OneForServices(LoadScopeScheduling):
-    """Gives all tests that run services to one worker, where they share stacks, and the files of the others to others.
+    """Gives all tests that run services to one worker, where they share stacks, those that harm services to another,
+    and the files of all others to whoever has time.
 
     Groups by mark (`--dist loadgroup`) would say the same, but xdist 3.8 does not see them under pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return "services" if path.split("/")[1] in WITH_SERVICES else path
+        folder = path.split("/")[1]
+        return folder if folder == ALONE else "services" if folder in WITH_SERVICES else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

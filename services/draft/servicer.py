@@ -19,6 +19,7 @@ from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.codec import model_info_message
+from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
@@ -28,7 +29,10 @@ from slipstream.speculation.protocol import AdvanceLine, RestartLine
 
 # The targets that this draft pulls guidance from: which are allowed, and their channels.
 
+FRAMES_STOPPED = "the room for the frames was given to others; send them without a pause"
 GUIDANCE_TIMEOUT_S = 600.0
+FRAMES_IDLE_S = 60.0
+"""Longest pause between two messages with frames, whose room nobody else has."""
 MAX_IDLE_CHANNELS = 16
 """A caller names the address, so there may be any number of them over time."""
 MAX_ADDRESS_CHARS = 512
@@ -134,7 +138,9 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         get_logger().info("session.opened", num_frames=num_frames, num_committed=len(join.committed))
         try:
             await self.engine.admit(session)
-            session.work.frames = await session_codec.read_frames(announced, aiter(requests), max_frames)
+            session.work.frames = await session_codec.read_frames(
+                announced, IdleLimit(requests, FRAMES_IDLE_S, FRAMES_STOPPED), max_frames
+            )
             ready = await self._prepare(session)
             for event in session_codec.draft_events(ready):
                 yield event

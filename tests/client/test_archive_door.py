@@ -212,7 +212,7 @@ def endings(draw: st.DrawFn) -> list[list[int]]:
 
 
 @given(endings(), st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_every_job_comes_once_whatever_the_order_of_their_ends(
     monkeypatch: pytest.MonkeyPatch, ends: list[list[int]], data: st.DataObject
 ) -> None:

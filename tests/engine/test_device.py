@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine import states, video_lm
+from slipstream.engine import forward, video_lm
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.thread import finish_work
 from tests.engine.conftest import Pair, random_frames
@@ -28,7 +28,7 @@ def test_only_a_device_that_works_behind_the_host_is_waited_for(monkeypatch: pyt
 def test_every_block_of_work_ends_with_a_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[str] = []
     monkeypatch.setattr(video_lm, "finish_work", lambda device: waits.append("model"))
-    monkeypatch.setattr(states, "finish_work", lambda device: waits.append("prefill"))
+    monkeypatch.setattr(forward, "finish_work", lambda device: waits.append("prefill"))
     model = pair.ours
     embeddings = model.encode_frames(random_frames(2, 0))
     assert waits == ["model"]

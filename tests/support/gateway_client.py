@@ -9,6 +9,7 @@ import grpc
 from slipstream.client.caption_client import Connection, RemotePath, caption_events
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
 from slipstream.options import CaptionOptions
+from slipstream.rpc.calls import FirstStatus
 from slipstream.rpc.codec import read_caption_event
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
@@ -108,9 +109,12 @@ async def send(channel: grpc.aio.Channel, requests: Iterable[gateway_pb2.Caption
     """Sends the messages, half-closes and collects the events. Raises AioRpcError."""
     captioned = Captioned()
     call = gateway_pb2_grpc.GatewayStub(channel).Caption(_stream(requests), timeout=TIMEOUT_S)
+    first_status = FirstStatus(call)
     try:
         async for message in call:
             captioned.add(read_caption_event(message))
+    except grpc.aio.AioRpcError as error:
+        raise await first_status.correct(error) from None
     finally:
         call.cancel()
     return captioned

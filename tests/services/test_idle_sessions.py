@@ -1,18 +1,22 @@
-"""A caller that falls silent does not keep its place at the target."""
+"""A caller that falls silent does not keep its place at a model."""
 
 import asyncio
 from pathlib import Path
 
 import grpc
+import pytest
 
 from slipstream.engine import load_model
+from slipstream.engine.draft_engine import DraftEngine, DraftLimits
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.thread import ModelThread
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.guards import AnswerErrors
-from slipstream.rpc.v1 import target_pb2_grpc
+from slipstream.rpc.v1 import draft_pb2_grpc, target_pb2_grpc
+from slipstream.services.draft import servicer as draft_servicer
+from slipstream.services.draft.servicer import DraftServicer, Targets
 from slipstream.services.target.servicer import TargetServicer
-from tests.services.model_sessions import open_session, target_start
+from tests.services.model_sessions import draft_start, open_session, target_start
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 
@@ -40,6 +44,33 @@ async def test_a_silent_session_is_ended_and_the_next_one_served(tmp_path: Path)
             await follows.send(*target_start(max_new_tokens=1))
             await follows.read_until("verdict")
             assert await follows.read() is None
+    finally:
+        await server.stop(0)
+        await asyncio.to_thread(thread.close)
+
+
+async def test_frames_that_stop_coming_keep_no_room_at_the_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_servicer, "FRAMES_IDLE_S", 0.3)
+    thread = ModelThread(1)
+    engine = DraftEngine(
+        load_model(str(write_tiny_llava(tmp_path / "model", seed=3))),
+        thread,
+        DraftLimits(max_sessions=1, kv_budget_bytes=2**24),
+    )
+    server = grpc.aio.server(interceptors=[AnswerErrors()])
+    draft_pb2_grpc.add_DraftServicer_to_server(DraftServicer(engine, Targets()), server)
+    address = f"unix:{tmp_path}/draft.sock"
+    server.add_insecure_port(address)
+    await server.start()
+    try:
+        async with open_channel(address) as channel:
+            silent = open_session(draft_pb2_grpc.DraftStub(channel))
+            await silent.send(*draft_start()[:1])
+            status, message = await silent.refusal()
+            assert status is grpc.StatusCode.ABORTED and "send them without a pause" in message
+            assert engine.admission.num_admitted == engine.frames.used_bytes == 0
     finally:
         await server.stop(0)
         await asyncio.to_thread(thread.close)
