@@ -1,7 +1,7 @@
 """Which size a model's processor gives the frames of a video: decoders resize by it, models count tokens by it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slipstream.errors import InvalidRequest
 
@@ -14,7 +14,8 @@ class FrameSize:
     """Either exactly `height` x `width`; or near the frames' own size and shape, with sides that are multiples of
     `multiple` and an area within two bounds; or, with no field set, any size as it comes.
 
-    The second is `smart_resize` of transformers' `Qwen2VLVideoProcessor`.
+    The second is `smart_resize` of transformers' `Qwen2VLVideoProcessor`; with `frames_per_step`, whose bounds are of
+    all frames together, that of `Qwen3VLVideoProcessor`.
     """
 
     height: int = 0
@@ -23,29 +24,34 @@ class FrameSize:
     min_pixels: int = 0
     max_pixels: int = 0
     """Bounds of height * width after resizing."""
+    frames_per_step: int = 0
+    """0: the bounds are of each frame. Else of the whole video, which is counted in steps of so many frames."""
+    frame_pixels: int = 0
+    """Of a whole video's frames, none has more; 0: no bound."""
 
     @property
     def is_known(self) -> bool:
         return bool(self.height or self.multiple)
 
-    @property
-    def most_pixels(self) -> int:
-        """No frame that may be resized so has more; 0 where any size comes."""
+    def most_pixels(self, num_frames: int) -> int:
+        """No frame of so many that may be resized so has more; 0 where any size comes."""
         if not self.multiple:
             return self.height * self.width
-        grown = self._next_multiple(MAX_ASPECT_RATIO) * self._next_multiple(1 / MAX_ASPECT_RATIO)
-        thin = self.multiple * math.isqrt(MAX_ASPECT_RATIO * self.max_pixels)
-        return max(self.max_pixels, grown, thin)
+        least, most = (bound // self._counted(num_frames)[0] for bound in self._bounds(num_frames))
+        grown = self._next_multiple(least, MAX_ASPECT_RATIO) * self._next_multiple(least, 1 / MAX_ASPECT_RATIO)
+        thin = self.multiple * math.isqrt(MAX_ASPECT_RATIO * most)
+        return max(most, grown, thin)
 
     def within(self, max_pixels: int) -> "FrameSize":
-        """The same with no more pixels than that, where the model leaves a choice."""
+        """The same with no more pixels in a frame than that, where the model leaves a choice."""
         if not self.multiple:
             return self
-        most, least = min(self.max_pixels, max_pixels), min(self.min_pixels, max_pixels)
-        return FrameSize(multiple=self.multiple, min_pixels=least, max_pixels=most)
+        if self.frames_per_step:
+            return replace(self, frame_pixels=min(self.frame_pixels or max_pixels, max_pixels))
+        return replace(self, min_pixels=min(self.min_pixels, max_pixels), max_pixels=min(self.max_pixels, max_pixels))
 
-    def of(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of frames that have these.
+    def of(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
+        """Height and width of frames that have these, in a video of so many.
 
         Raises:
             InvalidRequest: no model of this kind takes frames so narrow.
@@ -54,20 +60,45 @@ class FrameSize:
             return (self.height, self.width) if self.height else (height, width)
         if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
             raise InvalidRequest(f"frames of {width} x {height} pixels are too narrow for this model")
-        side = self.multiple
+        (counted, frames), (least, most), side = self._counted(num_frames), self._bounds(num_frames), self.multiple
+        if self._is_done(height, width, num_frames):
+            return height, width
+        if self.frames_per_step and min(height, width) < side:
+            scale = max(side / height, side / width)
+            height, width = int(height * scale), int(width * scale)
         rows, columns = round(height / side), round(width / side)
-        if rows * columns * side * side > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
+        if counted * rows * columns * side * side > most:
+            shrink = math.sqrt(frames * height * width / most)
             rows = max(1, math.floor(height / shrink / side))
             columns = max(1, math.floor(width / shrink / side))
-        elif rows * columns * side * side < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
+        elif counted * rows * columns * side * side < least:
+            grow = math.sqrt(least / (frames * height * width))
             rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
         return rows * side, columns * side
 
-    def _next_multiple(self, ratio: float) -> int:
+    def _is_done(self, height: int, width: int, num_frames: int) -> bool:
+        """Whether frames of this size stay as they are; so those do that were resized before."""
+        least, most = self._bounds(num_frames)
+        few, many = sorted(self._counted(num_frames))
+        fits = few * height * width <= most and many * height * width >= least
+        return fits and not height % self.multiple and not width % self.multiple
+
+    def _counted(self, num_frames: int) -> tuple[int, int]:
+        """How many frames the bounds are compared with, and how many they are shared by."""
+        if not self.frames_per_step:
+            return 1, 1
+        return max(1, round(num_frames / self.frames_per_step)) * self.frames_per_step, max(2, num_frames)
+
+    def _bounds(self, num_frames: int) -> tuple[int, int]:
+        """Fewest and most pixels."""
+        if not self.frame_pixels:
+            return self.min_pixels, self.max_pixels
+        most = min(self.max_pixels, self.frame_pixels * self._counted(num_frames)[0])
+        return min(self.min_pixels, most), most
+
+    def _next_multiple(self, least: int, ratio: float) -> int:
         """The longest side that a picture of this shape can be given to reach the least area."""
-        return math.ceil(math.sqrt(self.min_pixels * ratio) / self.multiple + 1) * self.multiple
+        return math.ceil(math.sqrt(least * ratio) / self.multiple + 1) * self.multiple
 
 
 ANY_SIZE = FrameSize()

@@ -69,6 +69,8 @@ class TargetStart:
     sampling: SamplingParams = GREEDY
     seconds_per_frame: float | None = None
     """None: not known."""
+    times_s: tuple[float, ...] = ()
+    """When each frame is shown; none: not known."""
     with_attention: bool = False
     """Record the attention of the text to the video."""
     lossy: Lossy | None = None
@@ -165,6 +167,7 @@ class DraftStart:
     seed: int
     sampling: SamplingParams = GREEDY
     seconds_per_frame: float | None = None
+    times_s: tuple[float, ...] = ()
     tree: bool = False
     """Every line is one tree of candidates."""
     guidance_capability: bytes = field(default=b"", repr=False)

@@ -129,14 +129,15 @@ class RandomAdapter:
         num_frames: int,
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
     ) -> PromptPlan:
         return plan_of(num_frames)
 
-    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
         if self._side:
             return Pixels(len(frames), FramePreprocessor(self._side, self._side)(frames))
         preprocess = PatchPreprocessor()
-        return Pixels(len(frames), preprocess(frames), preprocess.grid(*frames.shape[:3]))
+        return Pixels(len(frames), preprocess(frames, num_frames), preprocess.grid(*frames.shape[:3]))
 
     def encode(self, pixels: Pixels) -> Tensor:
         values = pixels.values.to(self._parts.device, self._parts.dtype)

@@ -162,7 +162,7 @@ def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterato
     blocks = [slice(first, first + FRAMES_PER_BLOCK) for first in range(0, num_frames, FRAMES_PER_BLOCK)]
 
     def prepare(block: slice) -> Future[list[Pixels]]:
-        return _preprocessing.submit(model.preprocess, work.received_frames[block])
+        return _preprocessing.submit(model.preprocess, work.received_frames[block], num_frames)
 
     ahead = prepare(blocks[0])
     for following in (*blocks[1:], None):

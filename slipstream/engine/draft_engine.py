@@ -250,7 +250,11 @@ class DraftEngine:
         check_positions(request.positions)
         num_kept(1, request.alpha)
         plan = self.model.plan_prompt(
-            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+            request.prompt,
+            num_frames,
+            frame_size=frame_size,
+            seconds_per_frame=request.seconds_per_frame,
+            times_s=request.times_s,
         )
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
@@ -310,7 +314,7 @@ class DraftEngine:
         """Indices of the video tokens to keep, ascending int64, and the seconds that took."""
         request, plan = session.request, session.plan
         pruner = get_pruner(request.pruner)
-        video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings)
+        video = VideoTokens(plan.num_video_tokens, plan.num_steps, embeddings[:, : self.model.info.hidden_size])
 
         def choose() -> torch.Tensor:
             here = None if guidance is None else guidance.to(embeddings.device)  # states are rated faster on a GPU

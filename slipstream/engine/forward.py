@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -71,6 +71,27 @@ class Rows:
     """Whose new nodes these are; None: each row follows the one before it."""
     observer: Observer | None = None
     """Sees the rows' attention in every layer."""
+    additions: "Additions | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What the first layers add to some of a session's rows, behind the layer: DeepStack's features of a video."""
+
+    rows: Tensor
+    """int64 [m], ascending."""
+    features: tuple[Tensor, ...]
+    """One for each of these layers, from the first: [m, hidden]."""
+
+    def behind(self, num_rows: int) -> "Additions":
+        """The same for rows that follow so many others."""
+        return replace(self, rows=self.rows + num_rows)
+
+    def among(self, keep: Tensor) -> "Additions":
+        """For those rows that are kept, by their new numbers. `keep`: int64, ascending."""
+        stays = torch.isin(self.rows, keep)
+        rows = torch.searchsorted(keep, self.rows[stays])
+        return Additions(rows, tuple(_take(each, stays.nonzero().squeeze(1)) for each in self.features))
 
 
 class ForwardPass:
@@ -88,6 +109,7 @@ class ForwardPass:
         positions = torch.cat([rows.positions for rows in batch], dim=-1)
         self._position_ids = positions[..., None, :]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
+        self._additions = _additions(batch)
         self._next_layer = 0
 
     @property
@@ -113,6 +135,7 @@ class ForwardPass:
                     segments=self._segments,
                     kernel=runner.kernel,
                 )
+                self._add_features()
                 self._next_layer += 1
 
     def keep_rows(self, keep: Tensor) -> None:
@@ -125,6 +148,7 @@ class ForwardPass:
         assert segment.past == 0, "rows are left out of a prompt's first pass only"
         segment.cache.leave_out(segment.length - len(keep), from_layer=self._next_layer)
         self._segments = [replace(segment, length=len(keep))]
+        self._additions = [additions.among(keep) for additions in self._additions]
         with torch.inference_mode():
             self._hidden = self._hidden.index_select(1, keep.to(self._hidden.device))
             self._position_ids = self._position_ids.index_select(-1, keep.to(self._position_ids.device))
@@ -146,6 +170,13 @@ class ForwardPass:
             segment.cache.advance(num_tokens)
         lengths = [1 if last_row_only else segment.length for segment in self._segments]
         return list(logits.split(lengths))
+
+    def _add_features(self) -> None:
+        """What belongs behind the layer that has just run."""
+        for additions in self._additions:
+            if self._next_layer < len(additions.features):
+                features = additions.features[self._next_layer]
+                self._hidden[0].index_add_(0, additions.rows.to(features.device), features)
 
 
 class Runner:
@@ -205,6 +236,12 @@ def _segments(batch: Sequence[Rows]) -> list[Segment]:
         segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
         start += length
     return segments
+
+
+def _additions(batch: Sequence[Rows]) -> list[Additions]:
+    """With the rows that they have in the packed pass."""
+    starts = accumulate((rows.hidden.shape[0] for rows in batch), initial=0)
+    return [rows.additions.behind(start) for start, rows in zip(starts, batch, strict=False) if rows.additions]
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------

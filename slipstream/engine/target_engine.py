@@ -89,7 +89,11 @@ class TargetEngine:
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         info = self.model.info
         plan = self.model.plan_prompt(
-            request.prompt, num_frames, frame_size=frame_size, seconds_per_frame=request.seconds_per_frame
+            request.prompt,
+            num_frames,
+            frame_size=frame_size,
+            seconds_per_frame=request.seconds_per_frame,
+            times_s=request.times_s,
         )
         if plan.num_tokens + request.max_new_tokens > info.max_context:
             raise LimitExceeded(

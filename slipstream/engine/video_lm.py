@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import DecodeState, Prefill, Rows, Runner, kept_rows
+from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner, kept_rows
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import Observer
 from slipstream.engine.thread import finish_work
@@ -26,6 +26,8 @@ Window = Sequence[int] | TokenTree
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
 MAX_SECONDS_PER_FRAME = 86_400
+MAX_VIDEO_S = 100 * 86_400
+"""No film is longer, and its times are short words."""
 
 
 class VideoLM:
@@ -50,6 +52,7 @@ class VideoLM:
         *,
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
     ) -> PromptPlan:
         """Tokenise a prompt about `num_frames` frames. Needs no model pass.
 
@@ -59,6 +62,8 @@ class VideoLM:
             frame_size: their height and width, which some families need to count tokens; None means the usual size.
             seconds_per_frame: time from one frame to the next, which some families put into the positions; None
                 means what the family takes when nothing is known.
+            times_s: when each frame is shown, seconds from the video's start, which some families tell in words; none:
+                not known.
 
         Raises:
             InvalidRequest: an empty prompt, no frames, a pace that no video has, or frames that the model cannot take.
@@ -72,7 +77,9 @@ class VideoLM:
             raise InvalidRequest(
                 f"seconds_per_frame must be 0 to {MAX_SECONDS_PER_FRAME} (a day), got {seconds_per_frame}"
             )
-        plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame)
+        if times_s and (len(times_s) != num_frames or not all(0 <= time_s < MAX_VIDEO_S for time_s in times_s)):
+            raise InvalidRequest(f"{num_frames} frames need as many times within {MAX_VIDEO_S} s, or none")
+        plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame, times_s)
         if plan.num_tokens >= self.info.max_context:
             raise LimitExceeded(
                 f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"
@@ -94,20 +101,25 @@ class VideoLM:
             frames: RGB, uint8 [n, height, width, 3].
 
         Returns:
-            [tokens, hidden], as many as `plan_prompt` counts for frames of this number and size.
+            [tokens, features], as many as `plan_prompt` counts for frames of this number and size. The first `hidden`
+            features are the embeddings; further ones, of some families, are added behind the first layers.
 
         Raises:
             InvalidRequest: frames of another shape or type.
         """
-        return self.encode(self.preprocess(frames))
+        return self.encode(self.preprocess(frames, len(frames)))
 
-    def preprocess(self, frames: NDArray[np.uint8]) -> list[Pixels]:
-        """The half of `encode_frames` that needs no model, and may run on any thread: pixels in chunks."""
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> list[Pixels]:
+        """The half of `encode_frames` that needs no model, and may run on any thread: pixels in chunks.
+
+        Args:
+            num_frames: of the whole video, of which `frames` may be a part.
+        """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
         firsts = range(0, len(frames), FRAMES_PER_CHUNK)
         with torch.inference_mode():
-            return [self._adapter.preprocess(frames[first : first + FRAMES_PER_CHUNK]) for first in firsts]
+            return [self._adapter.preprocess(frames[first : first + FRAMES_PER_CHUNK], num_frames) for first in firsts]
 
     def encode(self, chunks: Sequence[Pixels]) -> Tensor:
         """The other half: the vision tower."""
@@ -134,7 +146,7 @@ class VideoLM:
 
         Args:
             plan: from `plan_prompt`.
-            video_embeddings: from `encode_frames`, [num_video_tokens, hidden].
+            video_embeddings: from `encode_frames`, [num_video_tokens, features].
             keep: which video tokens to keep, int64, ascending; None keeps all.
             positions: one of `Positions`, see `Adapter.positions`.
             headroom: tokens that the answer may take before the cache is reallocated.
@@ -149,10 +161,14 @@ class VideoLM:
         with torch.inference_mode():
             rows, video = _kept_rows(plan, keep)
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
-            hidden = self._adapter.embed_prompt(plan, video_embeddings)
+            embeddings, *features = video_embeddings.split(self.info.hidden_size, dim=1)
+            hidden = self._adapter.embed_prompt(plan, embeddings)
             hidden = hidden.index_select(0, rows.to(hidden.device))
+            additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
         cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
-        forward = self._runner.start([Rows(cache, hidden, position_ids.to(hidden.device), observer=observer)])
+        forward = self._runner.start(
+            [Rows(cache, hidden, position_ids.to(hidden.device), observer=observer, additions=additions)]
+        )
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
         if observer is not None:
             observer.place_video(video)

@@ -25,7 +25,7 @@ class VideoGrid:
     num_steps: int
     num_rows: int
     num_columns: int
-    seconds_per_step: float
+    seconds_per_step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,14 @@ class PromptPlan:
         """Rows of the video tokens in the prompt, int64 [num_video_tokens], ascending."""
         return torch.cat([torch.arange(span.start, span.stop) for span in self.video])
 
+    @property
+    def video_parts(self) -> Tensor:
+        """For every token which part of the video it belongs to, int64 [num_tokens]; -1: to none."""
+        parts = torch.full((self.num_tokens,), -1)
+        for number, span in enumerate(self.video):
+            parts[span.start : span.stop] = number
+        return parts
+
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
@@ -105,16 +113,18 @@ class Adapter(Protocol):
         num_frames: int,
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
     ) -> PromptPlan:
         """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
         ...
 
-    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
-        """Pixel values of whole steps, or of the video's end, from RGB [n, height, width, 3]. On any thread."""
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
+        """Pixel values of whole steps, or of the video's end, from RGB [n, height, width, 3] of a video of
+        `num_frames`. On any thread."""
         ...
 
     def encode(self, pixels: Pixels) -> Tensor:
-        """Their video embeddings, [tokens, hidden]."""
+        """Their video embeddings, [tokens, hidden], beside each the features that layer 0, 1, ... add to it, if any."""
         ...
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:

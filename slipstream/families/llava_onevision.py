@@ -1,6 +1,7 @@
 """LLaVA-OneVision: prompt layout, frame features and positions. Weights and layer maths are upstream's."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -56,6 +57,7 @@ class LlavaOnevision:
         num_frames: int,
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
     ) -> PromptPlan:
         """Size and spacing of the frames make no difference to this family."""
         before, after = self._template.encode_around_video(prompt, self._video_token_id)
@@ -69,7 +71,7 @@ class LlavaOnevision:
             num_steps=num_frames,
         )
 
-    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
         return Pixels(len(frames), self._preprocess(frames))
 
     def encode(self, pixels: Pixels) -> Tensor:

@@ -36,8 +36,8 @@ class PixelSettings:
     image_std: tuple[float, ...] = _OPENAI_CLIP_STD
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "PixelSettings":
-        """From a video processor's JSON.
+    def from_config(cls, config: Mapping[str, Any], usual: "PixelSettings | None" = None) -> "PixelSettings":
+        """From a video processor's JSON; what it leaves out is as `usual`.
 
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
@@ -46,13 +46,14 @@ class PixelSettings:
             raise ModelNotUsable("video processor: do_center_crop is not supported")
         if config.get("resample", _BICUBIC) != _BICUBIC:
             raise ModelNotUsable(f"video processor: resample {config['resample']} is not supported, only bicubic (3)")
+        usual = usual or cls()
         return cls(
-            do_resize=bool(config.get("do_resize", True)),
-            do_rescale=bool(config.get("do_rescale", True)),
-            do_normalize=bool(config.get("do_normalize", True)),
-            rescale_factor=float(config.get("rescale_factor", 1 / 255)),
-            image_mean=tuple(config.get("image_mean", _OPENAI_CLIP_MEAN)),
-            image_std=tuple(config.get("image_std", _OPENAI_CLIP_STD)),
+            do_resize=bool(config.get("do_resize", usual.do_resize)),
+            do_rescale=bool(config.get("do_rescale", usual.do_rescale)),
+            do_normalize=bool(config.get("do_normalize", usual.do_normalize)),
+            rescale_factor=float(config.get("rescale_factor", usual.rescale_factor)),
+            image_mean=tuple(config.get("image_mean", usual.image_mean)),
+            image_std=tuple(config.get("image_std", usual.image_std)),
         )
 
     def apply(self, frames: NDArray[np.uint8], height: int, width: int) -> Tensor:
@@ -113,18 +114,21 @@ class PatchPreprocessor:
     """Frames in a patch."""
     merge_size: int = 2
     """Side of the square of patches that become one token: its patches stand together."""
+    is_of_video: bool = False
+    """The bounds are of all frames together."""
     pixels: PixelSettings = field(default_factory=PixelSettings)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "PatchPreprocessor":
-        """From a video processor's JSON.
+    def from_config(cls, config: Mapping[str, Any], usual: "PatchPreprocessor | None" = None) -> "PatchPreprocessor":
+        """From a video processor's JSON; what it leaves out is as `usual`.
 
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
         if config.get("cap_pixels_per_frame"):
             raise ModelNotUsable("video processor: cap_pixels_per_frame is not supported; set it to false")
-        size = dict(config.get("size") or {"shortest_edge": cls().min_pixels, "longest_edge": cls().max_pixels})
+        usual = usual or cls()
+        size = dict(config.get("size") or {"shortest_edge": usual.min_pixels, "longest_edge": usual.max_pixels})
         for edge, key in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
             if config.get(key) is not None:
                 size[edge] = config[key]
@@ -133,10 +137,11 @@ class PatchPreprocessor:
         return cls(
             min_pixels=int(size["shortest_edge"]),
             max_pixels=int(size["longest_edge"]),
-            patch_size=int(config.get("patch_size", 14)),
-            temporal_patch_size=int(config.get("temporal_patch_size", 2)),
-            merge_size=int(config.get("merge_size", 2)),
-            pixels=PixelSettings.from_config(config),
+            patch_size=int(config.get("patch_size", usual.patch_size)),
+            temporal_patch_size=int(config.get("temporal_patch_size", usual.temporal_patch_size)),
+            merge_size=int(config.get("merge_size", usual.merge_size)),
+            is_of_video=usual.is_of_video,
+            pixels=PixelSettings.from_config(config, usual.pixels),
         )
 
     @property
@@ -144,8 +149,12 @@ class PatchPreprocessor:
         """What frames are resized to."""
         if not self.pixels.do_resize:
             return ANY_SIZE
-        side = self.patch_size * self.merge_size
-        return FrameSize(multiple=side, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+        return FrameSize(
+            multiple=self.patch_size * self.merge_size,
+            min_pixels=self.min_pixels,
+            max_pixels=self.max_pixels,
+            frames_per_step=self.temporal_patch_size if self.is_of_video else 0,
+        )
 
     def grid(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Patches along time, height and width that frames of this size become.
@@ -153,16 +162,17 @@ class PatchPreprocessor:
         Raises:
             InvalidRequest: frames too narrow or too flat, or of a size that cannot be cut without resizing.
         """
-        height, width = self._resized(height, width)
+        height, width = self._resized(height, width, num_frames)
         num_steps = -(-num_frames // self.temporal_patch_size)
         return num_steps, height // self.patch_size, width // self.patch_size
 
-    def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
+    def __call__(self, frames: NDArray[np.uint8], num_frames: int | None = None) -> Tensor:
         """RGB frames, uint8 [n, h, w, 3] -> fp32 patches on the CPU, [t * h * w, 3 * temporal * patch * patch].
 
-        If n is no multiple of the frames in a patch, the last frame is repeated.
+        If n is no multiple of the frames in a patch, the last frame is repeated. `num_frames`: of the whole video, if
+        these are not all.
         """
-        height, width = self._resized(*frames.shape[1:3])
+        height, width = self._resized(frames.shape[1], frames.shape[2], num_frames or len(frames))
         pixels = self.pixels.apply(frames, height, width)
         missing = -len(pixels) % self.temporal_patch_size
         pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
@@ -172,8 +182,18 @@ class PatchPreprocessor:
         )
         return blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(-1, 3 * self.temporal_patch_size * side * side)
 
-    def _resized(self, height: int, width: int) -> tuple[int, int]:
+    def _resized(self, height: int, width: int, num_frames: int) -> tuple[int, int]:
         side = self.patch_size * self.merge_size
         if not self.pixels.do_resize and (height % side or width % side):
             raise InvalidRequest(f"frames of {width} x {height} pixels: this model takes multiples of {side} only")
-        return self.frame_size.of(height, width)
+        return self.frame_size.of(height, width, num_frames)
+
+
+QWEN3_PATCHES = PatchPreprocessor(
+    min_pixels=128 * 32 * 32,
+    max_pixels=768 * 32 * 32,
+    patch_size=16,
+    is_of_video=True,
+    pixels=PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5)),
+)
+"""The defaults of `Qwen3VLVideoProcessor`."""

@@ -6,7 +6,7 @@ switched off. For text without special tokens the ids are those of tokenising th
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +77,21 @@ class ChatTemplate:
 
     def encode(self, message: str) -> list[int]:
         """Token ids of the whole prompt around the user's `message`."""
+        return self._encode([*self.before, message, *self.after])
+
+    def encode_with_video(
+        self, message: str, video_token_id: int, marks: tuple[int, int], video: Sequence[_Piece]
+    ) -> list[int]:
+        """The same with other pieces in the place of the video's one token, and of `marks` where it stands between."""
+        pieces = list(self.before)
+        place = pieces.index(video_token_id)
+        is_marked = place > 0 and (pieces[place - 1], *pieces[place + 1 : place + 2]) == marks
+        pieces[place - is_marked : place + 1 + is_marked] = video
+        return self._encode([*pieces, message, *self.after])
+
+    def _encode(self, pieces: Sequence[_Piece]) -> list[int]:
         token_ids: list[int] = []
-        for piece in _join([*self.before, message, *self.after]):
+        for piece in _join(pieces):
             if isinstance(piece, int):
                 token_ids.append(piece)
             else:
@@ -95,7 +108,7 @@ def _split(text: str, added_ids: dict[str, int]) -> Iterator[_Piece]:
             yield added_ids.get(piece, piece)
 
 
-def _join(pieces: list[_Piece]) -> Iterator[_Piece]:
+def _join(pieces: Sequence[_Piece]) -> Iterator[_Piece]:
     """Merge neighbouring texts: the tokenizer must see them as one."""
     text = ""
     for piece in pieces:

@@ -1,5 +1,6 @@
 """Qwen2.5-VL: prompt layout, frame features and three-axis positions. Weights and layer maths are upstream's."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
 
-_USUAL_SIZE = (448, 448)
+USUAL_SIZE = (448, 448)
 """Height and width assumed where nobody has said how large the frames are."""
 _DEFAULT_SECONDS_PER_STEP = 1.0
 """Upstream's, where no frame rate is known."""
@@ -36,6 +37,9 @@ class Qwen2_5VL:
         ModelNotUsable: the parts of the checkpoint do not fit each other.
     """
 
+    usual_patches = PatchPreprocessor()
+    """Where the checkpoint does not say."""
+
     def __init__(
         self,
         model: Qwen2_5_VLForConditionalGeneration,
@@ -44,7 +48,7 @@ class Qwen2_5VL:
     ) -> None:
         vision: Any = model.config.vision_config
         self._model = model
-        self._preprocess = PatchPreprocessor.from_config(checkpoint.video_processor_config())
+        self._preprocess = PatchPreprocessor.from_config(checkpoint.video_processor_config(), self.usual_patches)
         self._merge_size: int = vision.spatial_merge_size
         ours = (self._preprocess.patch_size, self._preprocess.temporal_patch_size, self._preprocess.merge_size)
         theirs = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
@@ -64,7 +68,7 @@ class Qwen2_5VL:
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
         self.frame_size = self._preprocess.frame_size
-        self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *_USUAL_SIZE))
+        self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *USUAL_SIZE))
 
     def plan_prompt(
         self,
@@ -72,9 +76,10 @@ class Qwen2_5VL:
         num_frames: int,
         frame_size: tuple[int, int] | None = None,
         seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
     ) -> PromptPlan:
         before, after = self._template.encode_around_video(prompt, self._video_token_id)
-        patches = self._preprocess.grid(num_frames, *(frame_size or _USUAL_SIZE))
+        patches = self._preprocess.grid(num_frames, *(frame_size or USUAL_SIZE))
         num_video_tokens = self._num_tokens(patches)
         ends = after[:1] == [self._model.config.vision_end_token_id]
         return PromptPlan(
@@ -90,8 +95,10 @@ class Qwen2_5VL:
             num_steps=patches[0],
         )
 
-    def preprocess(self, frames: NDArray[np.uint8]) -> Pixels:
-        return Pixels(len(frames), self._preprocess(frames), self._preprocess.grid(*frames.shape[:3]))
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
+        _, rows, columns = self._preprocess.grid(num_frames, *frames.shape[1:3])
+        num_steps = -(-len(frames) // self.frames_per_step)
+        return Pixels(len(frames), self._preprocess(frames, num_frames), (num_steps, rows, columns))
 
     def encode(self, pixels: Pixels) -> Tensor:
         patches = pixels.values.to(self._model.device, self._model.dtype)
@@ -103,21 +110,20 @@ class Qwen2_5VL:
         table = self.decoder.embed_tokens
         token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
         hidden = cast(Tensor, table(token_ids))
-        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        hidden[plan.video_rows] = video_embeddings
         return hidden
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
         """Time, row and column of every token, [3, n]; all three are equal for text, and for the answer.
 
-        "compact" numbers the times, rows and columns that are still there without gaps, each axis for itself, from
-        the video's start; the text follows behind the largest of them.
+        "compact" numbers the times, rows and columns that are still there in a part of the video without gaps, each
+        axis for itself, from the part's start; the text goes on behind the largest of them.
         """
         positions, next_position = self._prompt_positions(plan)
         kept = positions[:, rows]
         if scheme == Positions.ORIGINAL:
             return kept, next_position
-        num_kept = int(((rows >= plan.video_start) & (rows < plan.video_stop)).sum())
-        return _compact(kept, plan.video_start, num_kept)
+        return _compact(kept, plan.video_parts[rows])
 
     def _prompt_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:
         """Upstream's positions of the whole prompt, [3, num_tokens], and that of the answer's first token.
@@ -128,7 +134,7 @@ class Qwen2_5VL:
         assert plan.grid is not None, "plans of this family have a grid"
         token_ids = torch.tensor([plan.token_ids])
         types = torch.full_like(token_ids, _TEXT)
-        types[:, plan.video_start : plan.video_stop] = _VIDEO
+        types[:, plan.video_rows] = _VIDEO
         grid = (plan.grid.num_steps, plan.grid.num_rows * self._merge_size, plan.grid.num_columns * self._merge_size)
         positions, _ = self._model.model.get_rope_index(
             token_ids,
@@ -148,12 +154,18 @@ class Qwen2_5VL:
         return seconds_per_frame * self.frames_per_step
 
 
-def _compact(positions: Tensor, video_start: int, num_kept: int) -> tuple[Tensor, int]:
-    """Positions [3, n] whose video part is renumbered on each axis, with the text right behind it."""
-    video = positions[:, video_start : video_start + num_kept]
-    ranks = [torch.unique(axis, return_inverse=True)[1] for axis in video]
-    extent = max((int(axis.max()) + 1 for axis in ranks if num_kept), default=0)
-    num_after = positions.shape[-1] - video_start - num_kept
-    after = video_start + extent + torch.arange(num_after)
-    compact = torch.cat([positions[:, :video_start], video_start + torch.stack(ranks), after.expand(3, -1)], dim=-1)
-    return compact, video_start + extent + num_after
+def _compact(positions: Tensor, parts: Tensor) -> tuple[Tensor, int]:
+    """Positions [3, n] without gaps, and the next one behind them.
+
+    Args:
+        parts: which part of the video each token belongs to, [n]; text is -1.
+    """
+    runs = torch.unique_consecutive(parts, return_counts=True)
+    made, start = [], 0
+    for part, run in zip(runs[0].tolist(), positions.split(runs[1].tolist(), dim=1), strict=True):
+        ranks = torch.stack([torch.unique(axis, return_inverse=True)[1] for axis in run])
+        if part < 0:
+            ranks = torch.arange(run.shape[1]).expand(3, -1)
+        made.append(start + ranks)
+        start += int(ranks.max()) + 1
+    return torch.cat(made, dim=1), start

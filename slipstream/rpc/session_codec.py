@@ -87,11 +87,17 @@ def chunked(buffers: Iterable[memoryview]) -> Iterator[bytes]:
             yield bytes(buffer[start : start + CHUNK_BYTES])
 
 
-def frames_header(frames: Frames, seconds_per_frame: float | None = None) -> common_pb2.FramesHeader:
+def frames_header(
+    frames: Frames, seconds_per_frame: float | None = None, times_s: Sequence[float] = ()
+) -> common_pb2.FramesHeader:
     """The header that announces the frames."""
     num_frames, height, width, _ = frames.shape
     return common_pb2.FramesHeader(
-        num_frames=num_frames, height=height, width=width, seconds_per_frame=seconds_per_frame or 0.0
+        num_frames=num_frames,
+        height=height,
+        width=width,
+        seconds_per_frame=seconds_per_frame or 0.0,
+        times_s=times_s,
     )
 
 
@@ -161,7 +167,7 @@ def target_start(start: TargetStart, frames: Frames) -> target_pb2.TargetRequest
     message = to_message(
         start,
         target_pb2.TargetStart,
-        frames=frames_header(frames, start.seconds_per_frame),
+        frames=frames_header(frames, start.seconds_per_frame, start.times_s),
         self_draft=_self_draft(start),
     )
     return target_pb2.TargetRequest(start=message)
@@ -181,6 +187,7 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
         TargetStart,
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
+        times_s=tuple(message.frames.times_s),
         lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
         local_drafter=message.self_draft.drafter,
         self_draft_kept=message.self_draft.num_kept,
@@ -305,7 +312,7 @@ def draft_start(start: DraftStart, join: JoinPoint, frames: Frames) -> draft_pb2
     message = to_message(
         start,
         draft_pb2.DraftStart,
-        frames=frames_header(frames, start.seconds_per_frame),
+        frames=frames_header(frames, start.seconds_per_frame, start.times_s),
         guidance=_GUIDANCE[start.guidance],
         committed=join.committed,
         write_until=join.write_until,
@@ -323,6 +330,7 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftStart, JoinPoi
         guidance=read_guidance_kind(message.guidance),
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
+        times_s=tuple(message.frames.times_s),
     )
     return start, JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
 

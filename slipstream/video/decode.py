@@ -73,6 +73,8 @@ class FrameBuffer:
     """Where any size is wanted: larger frames are scaled down to this."""
     capacity: int
     """Most frames that will be kept."""
+    num_expected: int
+    """As many as the container promises, by which some models choose the size."""
     allocate: Allocate = on_heap
     times_s: list[float] = field(default_factory=list, init=False)
     source_size: tuple[int, int] = field(default=(0, 0), init=False)
@@ -98,7 +100,8 @@ class FrameBuffer:
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
         if self.size.is_known:
-            upright = resample(upright, *self.size.of(*upright.shape[:2]))
+            height, width = upright.shape[:2]
+            upright = resample(upright, *self.size.of(height, width, self.num_expected))
         if self._pictures is None:
             self._pictures = self.allocate((self.capacity, *upright.shape))
         self._pictures[len(self.times_s)] = upright
@@ -290,7 +293,7 @@ class _Sampler:
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
     ) -> tuple[FrameBuffer, DamageCount]:
         damage = DamageCount(self.limits.max_corrupt_packets)
-        kept = FrameBuffer(self.size, self.limits.max_frame_pixels, self.num_frames, self.allocate)
+        kept = FrameBuffer(self.size, self.limits.max_frame_pixels, self.num_frames, num_expected, self.allocate)
         with open_video(self.source, self.limits, self.watch) as video:
             frames = decode_runs(video, self.packets, runs, self.limits, damage)
             for time_s, frame in pick_frames(frames, FramePicker(times_s)):

@@ -133,12 +133,13 @@ class DecodeRequest:
     @property
     def frames_bytes(self) -> int:
         """Most bytes that the frames can have."""
-        return self.num_frames * self.frame_pixels * 3
+        numbers = range(1, self.num_frames + 1)
+        return 3 * max(n * (self.size.most_pixels(n) or self.limits.max_frame_pixels) for n in numbers)
 
     @property
     def frame_pixels(self) -> int:
         """Most pixels that a frame can have."""
-        return self.size.most_pixels or self.limits.max_frame_pixels
+        return self.size.most_pixels(1) or self.limits.max_frame_pixels
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
 )
 
@@ -228,14 +230,69 @@ def write_tiny_qwen(
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
-    _randomise(model, seed)
+    return _write_qwen(path, Qwen2_5_VLForConditionalGeneration(config), seed, QWEN_PROCESSOR | (processor or {}))
+
+
+def write_tiny_qwen3(
+    path: Path, *, seed: int, layers: int = 4, hidden: int = 48, max_context: int = 1024, num_deepstack: int = 2
+) -> Path:
+    """Write a Qwen3-VL checkpoint with random weights below `path`, which is returned.
+
+    A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower.
+    """
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    config = Qwen3VLConfig(
+        vision_config={
+            "depth": num_deepstack + 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": hidden,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": list(range(num_deepstack)),
+        },
+        text_config={
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": max_context,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
+    processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
+    return _write_qwen(path, Qwen3VLForConditionalGeneration(config), seed, processor)
+
+
+def _write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    _randomise(model.eval(), seed)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "chat_template.jinja").write_text(QWEN_CHAT_TEMPLATE, encoding="utf-8")
-    content = QWEN_PROCESSOR | (processor or {})
-    (path / "video_preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
+    (path / "video_preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     return path
 
 

@@ -61,7 +61,7 @@ def test_every_source_size_becomes_what_each_model_takes(name: str) -> None:
     source = picture(*SOURCES[name])
     sizes = [(384, 384)]
     if max(source.shape[:2]) <= 200 * min(source.shape[:2]):
-        sizes.append(PATCHES.frame_size.of(*source.shape[:2]))
+        sizes.append(PATCHES.frame_size.of(*source.shape[:2], 1))
     for size in sizes:
         np.testing.assert_array_equal(resample(source, *size), torchs(source, *size))
 
@@ -87,5 +87,5 @@ def test_pixel_values_are_those_of_frames_in_their_own_size(
     whole = sample_video(io.BytesIO(clip), 4, DecodeLimits(max_frame_pixels=320 * 180))
     sized = sample_video(io.BytesIO(clip), 4, DecodeLimits(), size=preprocess.frame_size)
     assert whole.frames.shape[1:] == ((320, 180, 3) if rotation else (180, 320, 3))
-    assert sized.frames.shape[1:3] == preprocess.frame_size.of(*whole.frames.shape[1:3])
+    assert sized.frames.shape[1:3] == preprocess.frame_size.of(*whole.frames.shape[1:3], 1)
     assert torch.equal(preprocess(sized.frames), preprocess(whole.frames))

@@ -1,0 +1,79 @@
+"""Qwen3-VL: every step of the video behind its time in words, and features of the vision tower for the first layers."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.video_lm import PromptPlan
+from slipstream.errors import InvalidRequest
+from slipstream.families.adapter import Pixels, VideoGrid
+from slipstream.families.preprocess import QWEN3_PATCHES
+from slipstream.families.qwen2_5_vl import USUAL_SIZE, Qwen2_5VL
+
+_DEFAULT_FRAMES_PER_S = 24.0
+"""Upstream's, where no times are known."""
+
+
+class Qwen3VL(Qwen2_5VL):
+    """Adapter of `Qwen3VLForConditionalGeneration` and its mixture of experts.
+
+    The prompt is: template, and for each step "<1.5 seconds>", vision start, rows * columns placeholders, vision end;
+    then text. A step is two frames, and its time is the mean of theirs. Positions are upstream's (`get_rope_index`): in
+    each step the text goes on behind the larger side of the picture.
+    """
+
+    usual_patches = QWEN3_PATCHES
+
+    def plan_prompt(
+        self,
+        prompt: str,
+        num_frames: int,
+        frame_size: tuple[int, int] | None = None,
+        seconds_per_frame: float | None = None,
+        times_s: Sequence[float] = (),
+    ) -> PromptPlan:
+        num_steps, rows, columns = self._preprocess.grid(num_frames, *(frame_size or USUAL_SIZE))
+        placeholders = [self._video_token_id] * self._num_tokens((1, rows, columns))
+        start, end = self._model.config.vision_start_token_id, self._model.config.vision_end_token_id
+        steps = [
+            [f"<{time_s:.1f} seconds>", start, *placeholders, end] for time_s in self._step_times(num_frames, times_s)
+        ]
+        video: list[str | int] = list(chain.from_iterable(steps))
+        token_ids = self._template.encode_with_video(prompt, self._video_token_id, (start, end), video)
+        spans = tuple(_runs(token_ids, self._video_token_id))
+        if sum(map(len, spans)) != num_steps * len(placeholders):
+            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        return PromptPlan(
+            token_ids=tuple(token_ids),
+            video=spans,
+            text_start=spans[-1].stop + 1,
+            grid=VideoGrid(num_steps, rows // self._merge_size, columns // self._merge_size),
+            num_steps=num_steps,
+        )
+
+    def encode(self, pixels: Pixels) -> Tensor:
+        patches = pixels.values.to(self._model.device, self._model.dtype)
+        grid = torch.tensor([pixels.grid], device=self._model.device)
+        output = self._model.get_video_features(patches, grid)
+        embeddings = cast(tuple[Tensor], output.pooler_output)[0]
+        return torch.cat([embeddings, *(features[0].to(embeddings.dtype) for features in output.deepstack_features)], 1)
+
+    def _step_times(self, num_frames: int, times_s: Sequence[float]) -> list[float]:
+        """Mean time of each step's first and last frame, seconds; a step that lacks frames repeats the last."""
+        size = self.frames_per_step
+        times = list(times_s) or [index / _DEFAULT_FRAMES_PER_S for index in range(num_frames)]
+        times += times[-1:] * (-num_frames % size)
+        return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]
+
+
+def _runs(token_ids: Sequence[int], wanted: int) -> Iterator[range]:
+    """Where `wanted` stands, once or several times in a row."""
+    start = 0
+    for token_id, run in groupby(token_ids):
+        length = len(list(run))
+        if token_id == wanted:
+            yield range(start, start + length)
+        start += length
