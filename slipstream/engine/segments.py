@@ -16,7 +16,7 @@ class Observer(Protocol):
     """Sees what goes into the attention of one session; the pass itself is the same with and without it."""
 
     def place_video(self, rows: Tensor) -> None:
-        """Which keys of the layers that follow are the video's: int64, ascending. Told first, and as often as some go."""
+        """Which keys of the layers that follow are the video's: int64, ascending. Told first, and when some go."""
         ...
 
     def observe(self, layer: int, query: Tensor, keys: Tensor, scale: float) -> None:

@@ -1,5 +1,5 @@
-"""Qwen3-VL in the engine against plain transformers: several parts of a video, its times in words, and features that are
-added behind the first layers."""
+"""Qwen3-VL in the engine against plain transformers: a video in several parts, its times in words, and features that
+are added behind the first layers."""
 
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ def test_a_pruned_prompt_equals_a_mask(pair: Qwen3Pair, positions: str) -> None:
             visual_pos_masks=visual[None],
             deepstack_visual_embeds=list(embeddings[keep, hidden:].split(hidden, dim=1)),
         ).last_hidden_state
-    torch.testing.assert_close(logits, pair.theirs.lm_head(states)[0, -1].float(), rtol=1e-4, atol=1e-4)
+        expected = pair.theirs.lm_head(states)[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert state.num_tokens == len(rows)
 
 
