@@ -26,6 +26,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 DTYPES = (AUTO, *_DTYPES)
 
 _FAMILIES: Mapping[str, str] = {
+    "internvl": "slipstream.families.internvl:InternVL",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from slipstream.engine.forward import Decoder
 from slipstream.frame_size import FrameSize
+from slipstream.speculation.methods import Positions
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,20 @@ class Adapter(Protocol):
         ...
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+def embedded(decoder: Decoder, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+    """Input embeddings of a prompt with the video's in their places, [num_tokens, hidden]."""
+    table = decoder.embed_tokens
+    hidden = cast(Tensor, table(torch.tensor(plan.token_ids, device=table.weight.device)))
+    hidden[plan.video_rows] = video_embeddings
+    return hidden
+
+
+def counted_positions(plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+    """Positions of a family whose positions count the tokens, see `Adapter.positions`."""
+    if scheme == Positions.COMPACT:
+        return torch.arange(len(rows)), len(rows)
+    return rows, plan.num_tokens
+
 
 # -- text -------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedTokenizerBase
@@ -13,11 +12,9 @@ from transformers import LlavaOnevisionForConditionalGeneration, PreTrainedToken
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.errors import ModelNotUsable
-from slipstream.families.adapter import Pixels
-from slipstream.families.preprocess import FramePreprocessor
+from slipstream.families.adapter import Pixels, counted_positions, embedded
+from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate
-from slipstream.speculation.methods import Positions
 
 
 class LlavaOnevision:
@@ -38,11 +35,7 @@ class LlavaOnevision:
         vision: Any = model.config.vision_config
         self._model = model
         self._preprocess = FramePreprocessor.from_config(checkpoint.video_processor_config())
-        if (self._preprocess.height, self._preprocess.width) != (vision.image_size, vision.image_size):
-            raise ModelNotUsable(
-                f"{checkpoint.ref}: the vision tower takes frames of {vision.image_size}x{vision.image_size}, not the"
-                f" {self._preprocess.height}x{self._preprocess.width} of the video processor's config"
-            )
+        check_tower_size(checkpoint, self._preprocess, (vision.image_size, vision.image_size))
         self._video_token_id: int = model.config.video_token_id
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.decoder = cast(Decoder, model.model.language_model)
@@ -80,14 +73,9 @@ class LlavaOnevision:
         return cast(Tensor, features)[0, :-1]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
-        table = self.decoder.embed_tokens
-        token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
-        hidden = cast(Tensor, table(token_ids))
-        hidden[plan.video_start : plan.video_stop] = video_embeddings
+        hidden = embedded(self.decoder, plan, video_embeddings)
         hidden[plan.video_stop] = self._model.model.image_newline
         return hidden
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-        if scheme == Positions.COMPACT:
-            return torch.arange(len(rows)), len(rows)
-        return rows, plan.num_tokens
+        return counted_positions(plan, rows, scheme)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.frame_size import ANY_SIZE, FrameSize
 
@@ -100,6 +101,15 @@ class FramePreprocessor:
     def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
         """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
         return self.pixels.apply(frames, self.height, self.width)
+
+
+def check_tower_size(checkpoint: Checkpoint, preprocess: FramePreprocessor, size: tuple[int, int]) -> None:
+    """Raises `ModelNotUsable` where frames would not have the height and width that the vision tower takes."""
+    if (preprocess.height, preprocess.width) != size:
+        raise ModelNotUsable(
+            f"{checkpoint.ref}: the vision tower takes frames of {size[0]}x{size[1]}, not the"
+            f" {preprocess.height}x{preprocess.width} of the video processor's config"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ switched off. For text without special tokens the ids are those of tokenising th
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -80,7 +81,7 @@ class ChatTemplate:
         return self._encode([*self.before, message, *self.after])
 
     def encode_with_video(
-        self, message: str, video_token_id: int, marks: tuple[int, int], video: Sequence[_Piece]
+        self, message: str, video_token_id: int, video: Sequence[_Piece], *, marks: tuple[int, int] | None = None
     ) -> list[int]:
         """The same with other pieces in the place of the video's one token, and of `marks` where it stands between."""
         pieces = list(self.before)
@@ -97,6 +98,19 @@ class ChatTemplate:
             else:
                 token_ids.extend(self.plain_tokenizer.encode(piece, add_special_tokens=False).ids)
         return token_ids
+
+
+def find_video(token_ids: Sequence[int], placeholder: int, num_expected: int) -> tuple[range, ...]:
+    """Where the placeholder stands, once or several times in a row. Raises `InvalidRequest` for a message with it."""
+    spans, start = [], 0
+    for token_id, run in groupby(token_ids):
+        length = len(list(run))
+        if token_id == placeholder:
+            spans.append(range(start, start + length))
+        start += length
+    if sum(map(len, spans)) != num_expected:
+        raise InvalidRequest("the prompt contains the model's video placeholder token")
+    return tuple(spans)
 
 
 def _split(text: str, added_ids: dict[str, int]) -> Iterator[_Piece]:

@@ -13,7 +13,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.errors import ModelNotUsable
-from slipstream.families.adapter import Pixels
+from slipstream.families.adapter import Pixels, embedded
 from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
@@ -107,11 +107,7 @@ class Qwen2_5VL:
         return cast(tuple[Tensor], features)[0]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
-        table = self.decoder.embed_tokens
-        token_ids = torch.tensor(plan.token_ids, device=table.weight.device)
-        hidden = cast(Tensor, table(token_ids))
-        hidden[plan.video_rows] = video_embeddings
-        return hidden
+        return embedded(self.decoder, plan, video_embeddings)
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
         """Time, row and column of every token, [3, n]; all three are equal for text, and for the answer.

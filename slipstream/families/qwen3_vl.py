@@ -1,16 +1,16 @@
 """Qwen3-VL: every step of the video behind its time in words, and features of the vision tower for the first layers."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from collections.abc import Sequence
+from itertools import chain
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.errors import InvalidRequest
 from slipstream.families.adapter import Pixels, VideoGrid
 from slipstream.families.preprocess import QWEN3_PATCHES
+from slipstream.families.prompts import find_video
 from slipstream.families.qwen2_5_vl import USUAL_SIZE, Qwen2_5VL
 
 _DEFAULT_FRAMES_PER_S = 24.0
@@ -42,10 +42,8 @@ class Qwen3VL(Qwen2_5VL):
             [f"<{time_s:.1f} seconds>", start, *placeholders, end] for time_s in self._step_times(num_frames, times_s)
         ]
         video: list[str | int] = list(chain.from_iterable(steps))
-        token_ids = self._template.encode_with_video(prompt, self._video_token_id, (start, end), video)
-        spans = tuple(_runs(token_ids, self._video_token_id))
-        if sum(map(len, spans)) != num_steps * len(placeholders):
-            raise InvalidRequest("the prompt contains the model's video placeholder token")
+        token_ids = self._template.encode_with_video(prompt, self._video_token_id, video, marks=(start, end))
+        spans = find_video(token_ids, self._video_token_id, num_steps * len(placeholders))
         return PromptPlan(
             token_ids=tuple(token_ids),
             video=spans,
@@ -67,13 +65,3 @@ class Qwen3VL(Qwen2_5VL):
         times = list(times_s) or [index / _DEFAULT_FRAMES_PER_S for index in range(num_frames)]
         times += times[-1:] * (-num_frames % size)
         return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]
-
-
-def _runs(token_ids: Sequence[int], wanted: int) -> Iterator[range]:
-    """Where `wanted` stands, once or several times in a row."""
-    start = 0
-    for token_id, run in groupby(token_ids):
-        length = len(list(run))
-        if token_id == wanted:
-            yield range(start, start + length)
-        start += length

@@ -9,6 +9,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     PreTrainedModel,
@@ -34,6 +36,7 @@ QWEN_SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
+INTERNVL_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 QWEN_PATCH_SIZE = 8
 QWEN_PROCESSOR = {
     "video_processor_type": "Qwen2VLVideoProcessor",
@@ -63,6 +66,15 @@ QWEN_CHAT_TEMPLATE = """\
 {% for message in messages %}<|im_start|>{{ message['role'] }}
 {% for part in message['content'] %}\
 {% if part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+INTERNVL_CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% for part in message['content'] %}\
+{% if part['type'] == 'video' %}<video>
+{% else %}{{ part['text'] }}{% endif %}\
 {% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -285,13 +297,69 @@ def write_tiny_qwen3(
     return _write_qwen(path, Qwen3VLForConditionalGeneration(config), seed, processor)
 
 
+def write_tiny_internvl(path: Path, *, seed: int, layers: int = 3, hidden: int = 32, text: str = "qwen3") -> Path:
+    """Write an InternVL checkpoint with random weights below `path`, which is returned. A frame has 4 tokens.
+
+    Args:
+        text: model type of the text model: qwen3 as of InternVL3.5, qwen2 as of InternVL3.
+    """
+    tokenizer = tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    config = InternVLConfig(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": FRAME_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config={
+            "model_type": text,
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": hidden // 4,
+            "max_position_embeddings": 1024,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=TOKENS_PER_FRAME,
+        tie_word_embeddings=False,
+    )
+    processor = {
+        "video_processor_type": "InternVLVideoProcessor",
+        "size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
+        "resample": 3,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    model = InternVLForConditionalGeneration(config)
+    return _write(path, model, seed, tokenizer, INTERNVL_CHAT_TEMPLATE, processor)
+
+
 def _write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
-    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    return _write(path, model, seed, tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), QWEN_CHAT_TEMPLATE, processor)
+
+
+def _write(
+    path: Path,
+    model: PreTrainedModel,
+    seed: int,
+    tokenizer: PreTrainedTokenizerFast,
+    template: str,
+    processor: dict[str, Any],
+) -> Path:
     _randomise(model.eval(), seed)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    (path / "chat_template.jinja").write_text(QWEN_CHAT_TEMPLATE, encoding="utf-8")
+    (path / "chat_template.jinja").write_text(template, encoding="utf-8")
     (path / "video_preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     return path
 
