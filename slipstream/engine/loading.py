@@ -30,7 +30,6 @@ _FAMILIES: Mapping[str, str] = {
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
-    "qwen3_vl_moe": "slipstream.families.qwen3_vl:Qwen3VL",
 }
 """Model type -> its adapter, imported when first used."""
 
