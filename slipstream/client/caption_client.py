@@ -4,12 +4,11 @@ import asyncio
 import os
 import stat
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self, cast
+from typing import Any, BinaryIO, Protocol, Self, cast
 
 import grpc
 
@@ -89,24 +88,13 @@ class Connection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Ends what runs on it."""
         for channel in (self.channel, *self.others):
             await channel.close()
-
-
-@contextmanager
-def our_errors() -> Iterator[None]:
-    """What the gateway says to a call in this block, as one of our errors."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise as_slipstream_error(error, "gateway") from error
 
 
 # -- videos -----------------------------------------------------------------------------------------------------------
@@ -175,35 +163,49 @@ class _Upload:
         self.is_whole = False
         self._video = video
         self._first = first
+        self._opened: list[BinaryIO] = []
+        self._is_closed = False
 
     async def messages(self) -> AsyncIterator[gateway_pb2.CaptionRequest]:
         """For gRPC, which would swallow what is raised here and cancel the call."""
         yield self._first
         try:
-            async with AsyncExitStack() as exits:
-                async for chunk in _chunks(self._video, exits):
-                    yield gateway_pb2.CaptionRequest(video=chunk)
+            async for chunk in self._chunks():
+                yield gateway_pb2.CaptionRequest(video=chunk)
             self.is_whole = True
         except Exception as error:
             ours = error if isinstance(error, SlipstreamError) else None
             self.failure = ours or UnreadableVideo(f"the video cannot be read: {_reason(error)}")
             raise
 
+    def close(self) -> None:
+        """No file stays open from now on. gRPC begins the messages late, and leaves them where they stand."""
+        self._is_closed = True
+        for file in self._opened:
+            file.close()
 
-async def _chunks(video: Video, exits: AsyncExitStack) -> AsyncIterator[bytes]:
-    if isinstance(video, RemotePath):
-        return
-    if isinstance(video, _IN_MEMORY):
-        view = memoryview(video).cast("B")
-        for start in range(0, len(view), UPLOAD_CHUNK_BYTES):
-            yield bytes(view[start : start + UPLOAD_CHUNK_BYTES])
-        return
-    if isinstance(video, str | os.PathLike):
-        video = exits.enter_context(await asyncio.to_thread(Path(video).open, "rb"))
-    while chunk := await asyncio.to_thread(video.read, UPLOAD_CHUNK_BYTES):
-        if not isinstance(chunk, bytes):
-            raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
-        yield chunk
+    def _open(self, path: Path) -> BinaryIO:
+        """On another thread, which may be done when nobody waits for it any more."""
+        self._opened.append(path.open("rb"))
+        if self._is_closed:
+            self.close()
+        return self._opened[-1]
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        video = self._video
+        if isinstance(video, RemotePath):
+            return
+        if isinstance(video, _IN_MEMORY):
+            view = memoryview(video).cast("B")
+            for start in range(0, len(view), UPLOAD_CHUNK_BYTES):
+                yield bytes(view[start : start + UPLOAD_CHUNK_BYTES])
+            return
+        if isinstance(video, str | os.PathLike):
+            video = await asyncio.to_thread(self._open, Path(video))
+        while chunk := await asyncio.to_thread(video.read, UPLOAD_CHUNK_BYTES):
+            if not isinstance(chunk, bytes):
+                raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
+            yield chunk
 
 
 # -- captions ---------------------------------------------------------------------------------------------------------
@@ -292,11 +294,12 @@ class _Asking:
                 raise self.failure from error
             self.connection.turn_from(channel)
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if (task := asyncio.current_task()) is None or task.cancelling():  # else gRPC says so of its ended call
                 raise
             raise upload.failure or ServiceUnavailable("the connection to the gateway was closed") from error
         finally:
             call.cancel()
+            upload.close()
 
     async def prepare(self) -> None:
         """Waits for a gateway, and puts the video back to where it began. Raises the failure where none comes."""
@@ -385,16 +388,12 @@ async def caption_events(
         raise ProtocolViolation("the gateway ended the caption without a summary")
 
 
-def _is_cancelled() -> bool:
-    """Whether somebody cancelled this task. Else gRPC says so of its call, which ended on this side."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
 async def gateway_info(connection: Connection) -> GatewayInfo:
     """What the gateway serves and its limits. Raises `ServiceUnavailable`, or what the gateway says."""
     stub = gateway_pb2_grpc.GatewayStub(connection.channel)
     request = gateway_pb2.GetGatewayRequest()
-    with our_errors():
+    try:
         message = await stub.GetGateway(request, timeout=INFO_TIMEOUT_S, metadata=connection.metadata)
+    except grpc.aio.AioRpcError as error:
+        raise as_slipstream_error(error, "gateway") from error
     return read_gateway_info(message)
