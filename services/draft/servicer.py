@@ -24,6 +24,7 @@ from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
 from slipstream.speculation.protocol import AdvanceLine, RestartLine
+from slipstream.tasks import heard
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             ready = await self._prepare(session)
             for event in session_codec.draft_events(ready):
                 yield event
-            reading = asyncio.create_task(self._read(session, requests))
+            reading = heard(asyncio.create_task(self._read(session, requests)))
             try:
                 async for chunk in self.engine.write(session):
                     for event in session_codec.draft_events(chunk):

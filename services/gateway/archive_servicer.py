@@ -167,7 +167,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         return archive_pb2.RetryDeadResponse(num_retried=num_retried)
 
     @contextlib.contextmanager
-    def _watching(self, batch_id: str) -> Iterator["BatchWatch"]:
+    def _watching(self, batch_id: str) -> Iterator[BatchWatch]:
         """For the time of one call. Raises `Overloaded`."""
         owner, most = current_owner(), self._config.owner_max_watches
         if self._num_watchers[owner] >= most:

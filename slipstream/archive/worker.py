@@ -26,6 +26,7 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.logs import get_logger
+from slipstream.tasks import heard
 
 # -- one run ----------------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Worker:
             await old.over.wait()
         run = self._runs[lease.job_id] = JobRun(lease, self._log)
         run.log.info("job.taken", attempts=lease.attempts, crashes=lease.crashes, suspect=lease.is_suspect)
-        run.task = asyncio.ensure_future(self._handler(lease, run.report))
+        run.task = heard(asyncio.ensure_future(self._handler(lease, run.report)))
         run.driver = group.create_task(self._drive(run))
 
     async def _drive(self, run: JobRun) -> None:

@@ -19,6 +19,7 @@ from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.messages import Frames
+from slipstream.tasks import heard
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
@@ -129,8 +130,7 @@ class SessionWork:
         """
         self.free_frames()
         if self._released is None:
-            self._released = asyncio.ensure_future(self._thread.run(self._release))
-            self._released.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._released = heard(asyncio.ensure_future(self._thread.run(self._release)))
             self._released.add_done_callback(lambda done: then())
             if self._is_large:
                 self._released.add_done_callback(_trim_memory)

@@ -159,8 +159,6 @@ def counted_positions(plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tens
     return rows, plan.num_tokens
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
-
 # From token ids back to text, all at once or token by token.
 
 _REPLACEMENT = "\ufffd"

@@ -32,6 +32,7 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2,
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.lines import Standing
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
+from slipstream.tasks import heard
 
 ASK_TIMEOUT_S = 2.0
 RETRY_S = 0.2
@@ -232,7 +233,7 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
         A pending read must not be cancelled, as that would cancel the call; so it is waited for with a limit.
         """
         while True:
-            reading = asyncio.ensure_future(self._call.read())
+            reading = heard(asyncio.ensure_future(self._call.read()))
             try:
                 while not (await asyncio.wait({reading}, timeout=silence_s))[0]:
                     if owes():

@@ -326,11 +326,12 @@ async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio
     impatient = asyncio.create_task(stopping.wait())
     await asyncio.wait({draining, impatient}, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
+    all_ended = draining.done()
     calls.end_calls()
-    ended = asyncio.create_task(calls.wait_idle())
-    await asyncio.wait({draining, ended}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.sleep(0 if draining.done() else READ_S)
-    await server.stop(None)
+    if not all_ended:
+        await asyncio.wait({asyncio.create_task(calls.wait_idle())}, timeout=ANSWER_S)
+        await asyncio.sleep(READ_S)
+    await server.stop(READ_S)
 
 
 async def _settle() -> None:

@@ -1,4 +1,5 @@
-"""A draft's line against the committed text, as a chain (`Line`) or as one tree after the other (`TreeLine`). Pure.
+"""A draft's line against the committed text, as a chain (`Line`) or as one tree after the other (`TreeLine`), and
+what becomes of a draft that breaks the protocol (`Standing`). Pure.
 
 What the draft has written falls into three parts, in this order:
 
@@ -9,6 +10,7 @@ reproduce to live on.
 """
 
 import enum
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class Reach:
     write_until: int = 0
 
 
-class _Lines:
+class _Lines(ABC):
     """What chains and trees share: how far each line may write, and how far it was heard.
 
     A draft says everything in order, so each of its messages has one place where it may stand: behind what was heard of
@@ -116,9 +118,9 @@ class _Lines:
         self._note(epoch, self._rest(reach, length))
         return epoch == self.epoch
 
+    @abstractmethod
     def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
         """How many output positions a message covers. Raises `DraftFault` for one of the wrong shape."""
-        raise NotImplementedError
 
     def _rest(self, reach: Reach, length: int) -> Reach:
         """What may come of a line once a message of so many positions did."""
@@ -206,42 +208,11 @@ class Line(_Lines):
         return comparison
 
 
-# -- standing ---------------------------------------------------------------------------------------------------------
-
-# What becomes of a draft that says what no line of it can have said.
-
-MAX_FAULTS, FAULT_MEMORY_S = 3, 600.0
-"""After so many within that time a draft is left alone."""
-
-
-class Standing:
-    """What a draft's behaviour has earned it: after three faults within ten minutes it is left alone for `away_s`, and
-    then after each further one."""
-
-    def __init__(self, away_s: float, clock: Callable[[], float]) -> None:
-        self._away_s = away_s
-        self._clock = clock
-        self._faults: deque[float] = deque(maxlen=MAX_FAULTS)
-        self._back_at = clock()
-
-    def fault(self) -> None:
-        """It broke the protocol."""
-        now = self._clock()
-        self._faults.append(now)
-        if len(self._faults) == MAX_FAULTS and now - self._faults[0] <= FAULT_MEMORY_S:
-            self._back_at = now + self._away_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until it is asked again; 0: it may be asked now."""
-        return max(self._back_at - self._clock(), 0.0)
-
-
 # -- tree line --------------------------------------------------------------------------------------------------------
 
 # A draft that branches, against the committed text: each of its lines is one tree, written at once and judged whole.
 #
-# It keeps the books that `line.Line` keeps for a chain, so that one pipeline drives both. Draft and target take
+# It keeps the books that `Line` keeps for a chain, so that one pipeline drives both. Draft and target take
 # turns: every verdict ends the tree, and the next one grows from the text that the draft is then told. Pure.
 
 MAX_NODES = 256
@@ -312,3 +283,34 @@ class TreeLine(_Lines):
     def _rest(self, reach: Reach, length: int) -> Reach:
         """A tree comes whole, however deep it is."""
         return Reach(reach.write_until, reach.write_until)
+
+
+# -- standing ---------------------------------------------------------------------------------------------------------
+
+# What becomes of a draft that says what no line of it can have said.
+
+MAX_FAULTS, FAULT_MEMORY_S = 3, 600.0
+"""After so many within that time a draft is left alone."""
+
+
+class Standing:
+    """What a draft's behaviour has earned it: after three faults within ten minutes it is left alone for `away_s`, and
+    then after each further one."""
+
+    def __init__(self, away_s: float, clock: Callable[[], float]) -> None:
+        self._away_s = away_s
+        self._clock = clock
+        self._faults: deque[float] = deque(maxlen=MAX_FAULTS)
+        self._back_at = clock()
+
+    def fault(self) -> None:
+        """It broke the protocol."""
+        now = self._clock()
+        self._faults.append(now)
+        if len(self._faults) == MAX_FAULTS and now - self._faults[0] <= FAULT_MEMORY_S:
+            self._back_at = now + self._away_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is asked again; 0: it may be asked now."""
+        return max(self._back_at - self._clock(), 0.0)

@@ -20,6 +20,7 @@ import numpy as np
 import slipstream
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
 from slipstream.logs import get_logger
+from slipstream.tasks import heard
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     BadAnswer,
@@ -156,8 +157,7 @@ class Decoder:
             theirs.close()
         self._output = PrintedOutput(read_end, self.process.pid)
         self._loop = asyncio.get_running_loop()
-        self._starting = self._loop.create_task(self._start(on_ready))
-        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be waiting
+        self._starting = heard(self._loop.create_task(self._start(on_ready)))
 
     @property
     def is_alive(self) -> bool:

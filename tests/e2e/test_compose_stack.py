@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Sequence
@@ -27,6 +26,7 @@ from slipstream import AsyncCaptioner, connect_async
 from slipstream.archive.messages import BatchItem, JobCounts
 from slipstream.errors import SlipstreamError
 from tests.support.fuzzing import report_findings
+from tests.support.ports import free_port
 
 PROJECT, SERVICES, MOUNT = "slipstream-check", ("redis", "target", "draft", "gateway"), "/videos"
 START_S, RETURN_S, BUILD_S, BATCH_S = 300.0, 180.0, 1800.0, 600.0
@@ -61,9 +61,7 @@ class Compose:
     """The containers of one compose project. Nothing runs before `up`."""
 
     def __init__(self, videos: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         own = {"VIDEOS": str(videos), "PORT": self.address.partition(":")[2], "IMAGE": PROJECT, "THREADS": "1"}
         password = videos.parent / "redis_password"
         password.write_text(secrets.token_hex(16))

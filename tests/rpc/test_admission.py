@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from slipstream.metrics import REGISTRY
 from slipstream.rpc import callers, guards, server
 from slipstream.rpc.callers import Caller, Places, name_owner, read_peer
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.guards import LEAVING, AnswerErrors
+from slipstream.rpc.guards import LEAVING, STOPPING, AnswerErrors
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.rpc.secured import WhoAmI, served
 
@@ -142,31 +143,66 @@ async def test_calls_have_a_ceiling_that_says_so(monkeypatch: pytest.MonkeyPatch
         sessions[1].cancel()
 
 
-async def test_a_lame_duck_begins_nothing_and_ends_what_it_began() -> None:
-    calls = AnswerErrors()
+@contextlib.asynccontextmanager
+async def in_a_session(
+    calls: AnswerErrors,
+) -> AsyncIterator[tuple[grpc.aio.Server, grpc.aio.Channel, grpc.aio.StreamStreamCall[Any, Any]]]:
+    """A server, a channel to it, and a session that has said one thing."""
     grpc_server = grpc.aio.server(interceptors=[calls])
     target_pb2_grpc.add_TargetServicer_to_server(Listening(), grpc_server)
     server.add_health(grpc_server, None)
     address = f"127.0.0.1:{grpc_server.add_insecure_port('127.0.0.1:0')}"
     await grpc_server.start()
     async with open_channel(address) as channel:
-        stub = target_pb2_grpc.TargetStub(channel)
-        session = stub.Session()
+        session = target_pb2_grpc.TargetStub(channel).Session()
         await session.write(target_pb2.TargetRequest())
         await session.read()
+        yield grpc_server, channel, session
+    await grpc_server.stop(0)
+
+
+async def refused_call(channel: grpc.aio.Channel) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await target_pb2_grpc.TargetStub(channel).GetModel(common_pb2.GetModelRequest())
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    return refused.value
+
+
+async def test_a_lame_duck_begins_nothing_and_ends_what_it_began() -> None:
+    calls = AnswerErrors()
+    async with in_a_session(calls) as (_, channel, session):
         calls.refuse_new()
         idle = asyncio.ensure_future(calls.wait_idle())
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.GetModel(common_pb2.GetModelRequest())
-        assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.UNAVAILABLE, LEAVING)
-        assert dict(refused.value.trailing_metadata() or ())["retry-after-ms"] == "1000"
+        refused = await refused_call(channel)
+        assert refused.details() == LEAVING
+        assert dict(refused.trailing_metadata() or ())["retry-after-ms"] == "1000"
         await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         await session.write(target_pb2.TargetRequest())
         assert await session.read() == target_pb2.TargetEvent() and not idle.done()
         await session.done_writing()
         assert await session.read() is grpc.aio.EOF
         await asyncio.wait_for(idle, 60)
-    await grpc_server.stop(0)
+
+
+async def test_who_is_ended_by_a_drain_can_still_write_while_it_reads_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails on a closed connection would hide what the server said."""
+    monkeypatch.setattr(server, "READ_S", 60.0)
+    calls, config = AnswerErrors(), SimpleNamespace(lame_duck=True, drain_s=0.1)
+    async with in_a_session(calls) as (grpc_server, channel, session):
+        draining = asyncio.create_task(server._drain(grpc_server, calls, asyncio.Event(), config))
+        assert (await session.code(), await session.details()) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+        assert (await refused_call(channel)).details() == STOPPING, "the connection is still there"
+        assert not draining.done()
+        draining.cancel()
+
+
+async def test_a_drain_without_calls_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ANSWER_S", 3600.0)
+    calls, config = AnswerErrors(), SimpleNamespace(lame_duck=True, drain_s=3600.0)
+    async with in_a_session(calls) as (grpc_server, _, session):
+        await session.done_writing()
+        assert await session.read() is grpc.aio.EOF
+        await asyncio.wait_for(server._drain(grpc_server, calls, asyncio.Event(), config), 60)
 
 
 # -- shares -----------------------------------------------------------------------------------------------------------

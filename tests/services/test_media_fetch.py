@@ -4,7 +4,6 @@ A real TLS server listens on two loopback addresses: 127.0.0.2 plays a public on
 """
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import trustme
 from slipstream.captioning.fetch import Address, Fetcher, Url, is_public, parse_url
 from slipstream.captioning.media import VideoBuffer
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, VideoNotFound
+from tests.support.ports import free_port
 
 NAME = "videos.example"
 VIDEO = bytes(range(256)) * 4000
@@ -96,15 +96,13 @@ async def site() -> AsyncIterator[Site]:
     site = Site(trustme.CA(), addresses=[[PUBLIC]])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     site.authority.issue_cert(NAME, "other.example").configure_cert(context)
-    with socket.create_server((PUBLIC, 0)) as public:
-        site.port = public.getsockname()[1]
-        with socket.create_server((INNER, site.port)) as inner:
-            servers = [await asyncio.start_server(site.serve, sock=sock, ssl=context) for sock in (public, inner)]
-            site.answers[b"/clip.mp4"] = ok(VIDEO)
-            yield site
-            for server in servers:
-                server.close()
-            await asyncio.sleep(0.02)
+    site.port = free_port(PUBLIC, INNER)
+    servers = [await asyncio.start_server(site.serve, host, site.port, ssl=context) for host in (PUBLIC, INNER)]
+    site.answers[b"/clip.mp4"] = ok(VIDEO)
+    yield site
+    for server in servers:
+        server.close()
+    await asyncio.sleep(0.02)
 
 
 async def test_an_allowed_address_is_fetched_by_name_from_the_address_looked_up(site: Site) -> None:

@@ -1,7 +1,5 @@
 """One address that leads to several targets: calls are spread, and each draft pulls guidance where its session is."""
 
-import contextlib
-import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from tests.support.gateway_client import caption
+from tests.support.ports import free_port
 from tests.support.processes import all_running, logged, model_flags, running
 from tests.support.world import PROMPT, World
 
@@ -18,16 +17,8 @@ MOST_CAPTIONS = 40
 """Where one of the targets takes long to connect to, the other has the first of them."""
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as exits:
-        sockets = [exits.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack, world: World, tmp_path: Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in (free_port(), free_port())]
     starts = (
         running(
             "target", tmp_path / str(number), *model_flags(world.pair.target, "--advertise", address), listen=address
