@@ -1,7 +1,6 @@
 """Qwen3-VL: every step of the video behind its time in words, and features of the vision tower for the first layers."""
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import cast
 
 import torch
@@ -38,10 +37,9 @@ class Qwen3VL(Qwen2_5VL):
         num_steps, rows, columns = self._preprocess.grid(num_frames, *(frame_size or USUAL_SIZE))
         placeholders = [self._video_token_id] * self._num_tokens((1, rows, columns))
         start, end = self._model.config.vision_start_token_id, self._model.config.vision_end_token_id
-        steps = [
-            [f"<{time_s:.1f} seconds>", start, *placeholders, end] for time_s in self._step_times(num_frames, times_s)
-        ]
-        video: list[str | int] = list(chain.from_iterable(steps))
+        video: list[str | int] = []
+        for time_s in self._step_times(num_frames, times_s):
+            video += [f"<{time_s:.1f} seconds>", start, *placeholders, end]
         token_ids = self._template.encode_with_video(prompt, self._video_token_id, video, marks=(start, end))
         spans = find_video(token_ids, self._video_token_id, num_steps * len(placeholders))
         return PromptPlan(

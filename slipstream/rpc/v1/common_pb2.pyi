@@ -43,30 +43,36 @@ class ModelInfo(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ...) -> None: ...
 
 class FrameSize(_message.Message):
-    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels")
+    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     MULTIPLE_FIELD_NUMBER: _ClassVar[int]
     MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    FRAME_PIXELS_FIELD_NUMBER: _ClassVar[int]
     height: int
     width: int
     multiple: int
     min_pixels: int
     max_pixels: int
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ...) -> None: ...
+    frames_per_step: int
+    frame_pixels: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ...) -> None: ...
 
 class FramesHeader(_message.Message):
-    __slots__ = ("num_frames", "width", "height", "seconds_per_frame")
+    __slots__ = ("num_frames", "width", "height", "seconds_per_frame", "times_s")
     NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_FRAME_FIELD_NUMBER: _ClassVar[int]
+    TIMES_S_FIELD_NUMBER: _ClassVar[int]
     num_frames: int
     width: int
     height: int
     seconds_per_frame: float
-    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., seconds_per_frame: _Optional[float] = ...) -> None: ...
+    times_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_frames: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., seconds_per_frame: _Optional[float] = ..., times_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class FrameChunk(_message.Message):
     __slots__ = ("data",)
