@@ -42,7 +42,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no model type": (lambda path: edit_json(path / "config.json", model_type=None), "no model_type"),
     "unknown architecture": (
         lambda path: edit_json(path / "config.json", model_type="perceptron"),
-        "'perceptron'; known: llava_onevision, qwen2_5_vl",
+        "'perceptron'; known: .*llava_onevision, .*qwen2_5_vl",
     ),
     "absurd config": (lambda path: edit_json(path / "config.json", text_config=7), "cannot be loaded"),
     "pickled weights": (remove_weights, "safetensors"),

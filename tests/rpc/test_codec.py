@@ -3,7 +3,7 @@
 import itertools
 import weakref
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
+from slipstream.frame_size import FrameSize
 from slipstream.messages import DraftStart, DraftTokens, Frames, ModelInfo, TargetStart
 from slipstream.rpc import session_codec as codec
 from slipstream.rpc.codec import model_info_message, read_model_info
@@ -179,7 +180,9 @@ def test_guidance_of_no_kind(number: int) -> None:
 
 def test_what_a_model_service_serves() -> None:
     hints = {name: kind for name, kind in get_type_hints(ModelInfo).items() if name != "eos_token_ids"}
-    info = ModelInfo(**{name: kind("7") for name, kind in hints.items()}, eos_token_ids=(1,))
+    size = FrameSize(**{field.name: 7 for field in fields(FrameSize)})
+    values = {name: size if kind is FrameSize else kind("7") for name, kind in hints.items()}
+    info = ModelInfo(**values, eos_token_ids=(1,))
     message = over_the_wire(model_info_message(info))
     assert {field.name for field, _ in message.ListFields()} == set(hints)
     assert read_model_info(message) == replace(info, eos_token_ids=())

@@ -1,8 +1,8 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -11,7 +11,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version")
+    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class ModelInfo(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEAST_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     model_type: str
     dtype: str
@@ -40,7 +41,8 @@ class ModelInfo(_message.Message):
     revision: str
     protocol_version: int
     least_protocol_version: int
-    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ...) -> None: ...
+    frame_size: FrameSize
+    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ...) -> None: ...
 
 class FrameSize(_message.Message):
     __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels")
