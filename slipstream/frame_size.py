@@ -11,8 +11,8 @@ MAX_ASPECT_RATIO = 200
 
 @dataclass(frozen=True, slots=True)
 class FrameSize:
-    """Either exactly `height` x `width`; or near the frames' own size and shape, with sides that are multiples of
-    `multiple` and an area within two bounds; or, with no field set, any size as it comes.
+    """Either exactly `height` x `width`, perhaps by way of another size; or near the frames' own size and shape, with
+    sides that are multiples of `multiple` and an area within two bounds; or, with no field set, any size as it comes.
 
     The second is `smart_resize` of transformers' `Qwen2VLVideoProcessor`; with `frames_per_step`, whose bounds are of
     all frames together, that of `Qwen3VLVideoProcessor`.
@@ -28,6 +28,12 @@ class FrameSize:
     """0: the bounds are of each frame. Else of the whole video, which is counted in steps of so many frames."""
     frame_pixels: int = 0
     """Of a whole video's frames, none has more; 0: no bound."""
+    shortest_edge: int = 0
+    """Above 0: frames are resized so that their shorter side is this, and `height` x `width` in the middle is kept."""
+    longest_edge: int = 0
+    """Above 0: frames are resized so that their longer side is this, and then again, to `height` x `width`."""
+    lanczos: bool = False
+    """They are resized by Lanczos' kernel, not by the cubic one."""
 
     @property
     def is_known(self) -> bool:
@@ -58,8 +64,7 @@ class FrameSize:
         """
         if not self.multiple:
             return (self.height, self.width) if self.height else (height, width)
-        if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-            raise InvalidRequest(f"frames of {width} x {height} pixels are too narrow for this model")
+        _check_shape(height, width)
         (counted, frames), (least, most), side = self._counted(num_frames), self._bounds(num_frames), self.multiple
         if self._is_done(height, width, num_frames):
             return height, width
@@ -75,6 +80,23 @@ class FrameSize:
             grow = math.sqrt(least / (frames * height * width))
             rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
         return rows * side, columns * side
+
+    def on_the_way(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that frames have before they get the exact ones; where there is no such way, their own.
+
+        Raises:
+            InvalidRequest: the frames are so narrow that they would be huge on the way.
+        """
+        if self.shortest_edge:
+            _check_shape(height, width)
+            short = min(height, width)
+            return int(self.shortest_edge * height / short), int(self.shortest_edge * width / short)
+        if not self.longest_edge:
+            return height, width
+        ratio = width / height
+        if width >= height:
+            return max(1, _even(int(self.longest_edge / ratio))), self.longest_edge
+        return self.longest_edge, max(1, _even(int(self.longest_edge * ratio)))
 
     def _is_done(self, height: int, width: int, num_frames: int) -> bool:
         """Whether frames of this size stay as they are; so those do that were resized before."""
@@ -99,6 +121,15 @@ class FrameSize:
     def _next_multiple(self, least: int, ratio: float) -> int:
         """The longest side that a picture of this shape can be given to reach the least area."""
         return math.ceil(math.sqrt(least * ratio) / self.multiple + 1) * self.multiple
+
+
+def _check_shape(height: int, width: int) -> None:
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise InvalidRequest(f"frames of {width} x {height} pixels are too narrow for this model")
+
+
+def _even(side: int) -> int:
+    return side + side % 2
 
 
 ANY_SIZE = FrameSize()

@@ -27,9 +27,11 @@ DTYPES = (AUTO, *_DTYPES)
 
 _FAMILIES: Mapping[str, str] = {
     "internvl": "slipstream.families.internvl:InternVL",
+    "llava_next_video": "slipstream.families.llava_next_video:LlavaNextVideo",
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
+    "smolvlm": "slipstream.families.smolvlm:SmolVLM",
 }
 """Model type -> its adapter, imported when first used."""
 

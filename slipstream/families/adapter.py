@@ -1,5 +1,6 @@
 """What all families share: the adapter that each implements, and the way from token ids back to text."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -162,16 +163,19 @@ def counted_positions(plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tens
 # From token ids back to text, all at once or token by token.
 
 _REPLACEMENT = "\ufffd"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A token of tokenizers that spell unknown characters byte by byte, such as Llama's."""
 _CONTEXT_TOKENS = 4
 """Tokens kept before the new ones; every token is at least one byte, and no UTF-8 character has more than four."""
 
 
 class TextDecoder:
-    """Decodes ids of a byte-level tokenizer, leaving out special tokens and ids that the vocabulary does not have."""
+    """Decodes ids, leaving out special tokens and ids that the vocabulary does not have."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._special_ids = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        self._byte_ids = frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text; bytes that are no UTF-8 become U+FFFD."""
@@ -181,6 +185,11 @@ class TextDecoder:
     def has_text(self, token_id: int) -> bool:
         """Whether the token stands for bytes of text."""
         return token_id not in self._special_ids and self._tokenizer.id_to_token(token_id) is not None
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether the token is one byte of a character that the vocabulary lacks. What a run of them says is not known
+        before it ends: one that is wrong makes all of them unreadable."""
+        return token_id in self._byte_ids
 
 
 class TextStream:
@@ -208,6 +217,8 @@ class TextStream:
 
     def _push(self, token_id: int) -> str:
         self._window.append(token_id)
+        if self._decoder.is_byte(token_id):
+            return ""
         text = self._decoder.decode(self._window)
         num_stable = len(text) - text.endswith(_REPLACEMENT)
         piece = text[self._num_emitted : num_stable]

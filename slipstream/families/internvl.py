@@ -11,10 +11,9 @@ from transformers import InternVLForConditionalGeneration, PreTrainedTokenizerBa
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import Pixels, counted_positions, embedded
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
-from slipstream.families.prompts import ChatTemplate, find_video
+from slipstream.families.prompts import ChatTemplate, find_video, token_id_of
 
 
 class InternVL:
@@ -38,9 +37,9 @@ class InternVL:
         self._preprocess = FramePreprocessor.from_config(checkpoint.video_processor_config())
         check_tower_size(checkpoint, self._preprocess, tuple(config.vision_config.image_size))
         self._image_token_id: int = config.image_token_id
-        self._video_token_id = _token_id(checkpoint, tokenizer, "video_token", "<video>")
-        self._start_id = _token_id(checkpoint, tokenizer, "start_image_token", "<img>")
-        self._end_id = _token_id(checkpoint, tokenizer, "end_image_token", "</img>")
+        self._video_token_id = token_id_of(checkpoint, tokenizer, "video_token", "<video>")
+        self._start_id = token_id_of(checkpoint, tokenizer, "start_image_token", "<img>")
+        self._end_id = token_id_of(checkpoint, tokenizer, "end_image_token", "</img>")
         self._template = ChatTemplate.for_video(tokenizer, checkpoint, self._video_token_id)
         self.decoder = cast(Decoder, model.model.language_model)
         self.lm_head = model.lm_head
@@ -83,12 +82,3 @@ class InternVL:
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
         return counted_positions(plan, rows, scheme)
-
-
-def _token_id(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, name: str, usual: str) -> int:
-    """Of a special token that the tokenizer names, or of the usual one."""
-    token = getattr(tokenizer, name, None) or usual
-    token_id = tokenizer.get_vocab().get(token)
-    if token_id is None:
-        raise ModelNotUsable(f"{checkpoint.ref}: the tokenizer has no token {token!r}")
-    return token_id

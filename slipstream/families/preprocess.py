@@ -1,7 +1,7 @@
 """Frames to pixel values, bit for bit as the checkpoint's own video processor does it, without needing torchvision.
 
 transformers resizes uint8 frames with torchvision, which calls `torch.nn.functional.interpolate(..., antialias=True)`
-on uint8 for bicubic, and then folds rescaling into the mean and standard deviation.
+on uint8, and then folds rescaling into the mean and standard deviation.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,15 @@ from torch.nn.functional import interpolate
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.video.resample import fit
 
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-_DEFAULT_SIZE = 384
-_BICUBIC = 3
-"""Pillow's number, which processor configs carry."""
+_DEFAULT_SIZE, _CROPPED_SIZE = 384, 224
+_LONGEST_EDGE = 4096
+"""The longest that SmolVLM's processor makes a side."""
+_LANCZOS, _BICUBIC = 1, 3
+"""Pillow's numbers, which processor configs carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class PixelSettings:
     rescale_factor: float = 1 / 255
     image_mean: tuple[float, ...] = _OPENAI_CLIP_MEAN
     image_std: tuple[float, ...] = _OPENAI_CLIP_STD
+    lanczos: bool = False
+    """Not bicubic. Where torchvision is older than 0.27, upstream takes bicubic all the same."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], usual: "PixelSettings | None" = None) -> "PixelSettings":
@@ -43,11 +48,12 @@ class PixelSettings:
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
-        if config.get("do_center_crop"):
-            raise ModelNotUsable("video processor: do_center_crop is not supported")
-        if config.get("resample", _BICUBIC) != _BICUBIC:
-            raise ModelNotUsable(f"video processor: resample {config['resample']} is not supported, only bicubic (3)")
         usual = usual or cls()
+        resample = config.get("resample", _LANCZOS if usual.lanczos else _BICUBIC)
+        if resample not in (_LANCZOS, _BICUBIC):
+            raise ModelNotUsable(
+                f"video processor: resample {resample} is not supported, only Lanczos (1) and bicubic (3)"
+            )
         return cls(
             do_resize=bool(config.get("do_resize", usual.do_resize)),
             do_rescale=bool(config.get("do_rescale", usual.do_rescale)),
@@ -55,13 +61,21 @@ class PixelSettings:
             rescale_factor=float(config.get("rescale_factor", usual.rescale_factor)),
             image_mean=tuple(config.get("image_mean", usual.image_mean)),
             image_std=tuple(config.get("image_std", usual.image_std)),
+            lanczos=resample == _LANCZOS,
         )
 
-    def apply(self, frames: NDArray[np.uint8], height: int, width: int) -> Tensor:
-        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
-        pixels = torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).contiguous()
-        if self.do_resize and pixels.shape[-2:] != (height, width):
-            pixels = interpolate(pixels, size=[height, width], mode="bicubic", align_corners=False, antialias=True)
+    def apply(self, frames: NDArray[np.uint8], size: FrameSize, num_frames: int) -> Tensor:
+        """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU.
+
+        Those that have the right size already are taken as resized.
+        """
+        _, height, width, _ = frames.shape
+        wanted = size.of(height, width, num_frames)
+        if not self.do_resize or wanted == (height, width):
+            return self._rescale_and_normalize(_planes(frames))
+        if self.lanczos or size.on_the_way(height, width) != (height, width):
+            return self._rescale_and_normalize(_planes(np.stack([fit(frame, size, num_frames) for frame in frames])))
+        pixels = interpolate(_planes(frames), size=list(wanted), mode="bicubic", align_corners=False, antialias=True)
         return self._rescale_and_normalize(pixels)
 
     def _rescale_and_normalize(self, pixels: Tensor) -> Tensor:
@@ -73,6 +87,15 @@ class PixelSettings:
         return pixels.to(torch.float32).sub_(mean.view(-1, 1, 1)).div_(std.view(-1, 1, 1))
 
 
+_SMOLVLM_PIXELS = PixelSettings(image_mean=(0.5, 0.5, 0.5), image_std=(0.5, 0.5, 0.5), lanczos=True)
+"""The defaults of `SmolVLMVideoProcessor`."""
+
+
+def _planes(frames: NDArray[np.uint8]) -> Tensor:
+    """[n, h, w, 3] -> uint8 [n, 3, h, w]."""
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).contiguous()
+
+
 @dataclass(frozen=True, slots=True)
 class FramePreprocessor:
     """Every frame to one size. The defaults are those of `LlavaOnevisionVideoProcessor`."""
@@ -80,27 +103,82 @@ class FramePreprocessor:
     height: int = _DEFAULT_SIZE
     width: int = _DEFAULT_SIZE
     pixels: PixelSettings = field(default_factory=PixelSettings)
+    shortest_edge: int = 0
+    """See `FrameSize`, as `longest_edge`."""
+    longest_edge: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
-        """From a video processor's JSON.
+        """From a video processor's JSON that names one height and width.
 
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
-        size = config.get("size") or {"height": _DEFAULT_SIZE, "width": _DEFAULT_SIZE}
-        if set(size) != {"height", "width"}:
-            raise ModelNotUsable(f"video processor: size must have height and width, got {dict(size)}")
-        return cls(int(size["height"]), int(size["width"]), PixelSettings.from_config(config))
+        _check_uncropped(config)
+        height, width = _height_and_width("size", config.get("size") or _DEFAULT_SIZE)
+        return cls(height, width, PixelSettings.from_config(config))
+
+    @classmethod
+    def cropping(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
+        """From the JSON of a `LlavaNextVideoVideoProcessor`: the middle of frames whose shorter side has one length.
+
+        Raises:
+            ModelNotUsable: it asks for a step that is not implemented here.
+        """
+        pixels = PixelSettings.from_config(config)
+        shortest_edge = int((config.get("size") or {}).get("shortest_edge", _CROPPED_SIZE))
+        height, width = _height_and_width("crop_size", config.get("crop_size") or _CROPPED_SIZE)
+        if not (config.get("do_center_crop", True) and pixels.do_resize) or max(height, width) > shortest_edge:
+            raise ModelNotUsable(
+                "video processor: frames must be resized by size['shortest_edge'] and then cropped, to a crop_size that"
+                " is not larger"
+            )
+        return cls(height, width, pixels, shortest_edge=shortest_edge)
+
+    @classmethod
+    def resizing_twice(cls, config: Mapping[str, Any]) -> "FramePreprocessor":
+        """From the JSON of a `SmolVLMVideoProcessor`: by the longer side, then to a square.
+
+        Raises:
+            ModelNotUsable: it asks for a step that is not implemented here.
+        """
+        _check_uncropped(config)
+        size = (config.get("video_sampling") or {}).get("video_size") or config.get("size") or {"longest_edge": 4 * 364}
+        side = int((config.get("max_image_size") or {}).get("longest_edge", 364))
+        pixels = PixelSettings.from_config(config, _SMOLVLM_PIXELS)
+        if set(size) != {"longest_edge"} or not pixels.do_resize:
+            raise ModelNotUsable(f"video processor: size must have longest_edge alone, got {dict(size)}")
+        return cls(side, side, pixels, longest_edge=min(int(size["longest_edge"]), _LONGEST_EDGE))
 
     @property
     def frame_size(self) -> FrameSize:
         """What frames are resized to."""
-        return FrameSize(self.height, self.width) if self.pixels.do_resize else ANY_SIZE
+        if not self.pixels.do_resize:
+            return ANY_SIZE
+        return FrameSize(
+            self.height,
+            self.width,
+            shortest_edge=self.shortest_edge,
+            longest_edge=self.longest_edge,
+            lanczos=self.pixels.lanczos,
+        )
 
     def __call__(self, frames: NDArray[np.uint8]) -> Tensor:
         """RGB frames, uint8 [n, h, w, 3] of any size -> fp32 pixel values [n, 3, height, width] on the CPU."""
-        return self.pixels.apply(frames, self.height, self.width)
+        return self.pixels.apply(frames, self.frame_size, len(frames))
+
+
+def _check_uncropped(config: Mapping[str, Any]) -> None:
+    if config.get("do_center_crop"):
+        raise ModelNotUsable("video processor: do_center_crop is not supported for this family")
+
+
+def _height_and_width(name: str, size: Mapping[str, int] | int) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    if set(size) != {"height", "width"}:
+        raise ModelNotUsable(f"video processor: {name} must have height and width, got {dict(size)}")
+    return int(size["height"]), int(size["width"])
 
 
 def check_tower_size(checkpoint: Checkpoint, preprocess: FramePreprocessor, size: tuple[int, int]) -> None:
@@ -135,6 +213,7 @@ class PatchPreprocessor:
         Raises:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
+        _check_uncropped(config)
         if config.get("cap_pixels_per_frame"):
             raise ModelNotUsable("video processor: cap_pixels_per_frame is not supported; set it to false")
         usual = usual or cls()
@@ -164,6 +243,7 @@ class PatchPreprocessor:
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
             frames_per_step=self.temporal_patch_size if self.is_of_video else 0,
+            lanczos=self.pixels.lanczos,
         )
 
     def grid(self, num_frames: int, height: int, width: int) -> tuple[int, int, int]:
@@ -182,8 +262,9 @@ class PatchPreprocessor:
         If n is no multiple of the frames in a patch, the last frame is repeated. `num_frames`: of the whole video, if
         these are not all.
         """
-        height, width = self._resized(frames.shape[1], frames.shape[2], num_frames or len(frames))
-        pixels = self.pixels.apply(frames, height, width)
+        num_frames = num_frames or len(frames)
+        height, width = self._resized(frames.shape[1], frames.shape[2], num_frames)
+        pixels = self.pixels.apply(frames, self.frame_size, num_frames)
         missing = -len(pixels) % self.temporal_patch_size
         pixels = torch.cat([pixels, pixels[-1:].expand(missing, -1, -1, -1)])
         side, merge = self.patch_size, self.merge_size

@@ -5,6 +5,7 @@ a marker, its special tokens are looked up there and only there, and the user's 
 switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
 
 _MARKER = "USER-WORDS-GO-HERE"
+VIDEO_WORD = -1
+"""In the place of a token id: the video, for tokenizers that have no token for it, only templates a word."""
 
 _Piece = str | int
 """Plain text, or the id of an added token."""
@@ -31,10 +34,17 @@ class ChatTemplate:
     after: tuple[_Piece, ...]
     plain_tokenizer: Tokenizer
     """Matches no special tokens."""
+    inner_tokenizer: Tokenizer
+    """The same for text behind a special token, before which some tokenizers put no space."""
+    first_ids: tuple[int, ...] = ()
+    """What the tokenizer begins every text with."""
 
     @classmethod
-    def render(cls, tokenizer: PreTrainedTokenizerBase, template: str | None) -> "ChatTemplate":
+    def render(cls, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "") -> "ChatTemplate":
         """Take apart `template`, or the tokenizer's own one if that is None.
+
+        Args:
+            video_word: that the template writes where the video belongs, if it is no token.
 
         Raises:
             ModelNotUsable: there is no template, it fails, or it drops the message.
@@ -53,10 +63,19 @@ class ChatTemplate:
         if not marker:
             raise ModelNotUsable("the checkpoint's chat template drops the text of the user's message")
         backend: Tokenizer = tokenizer.backend_tokenizer
-        plain_tokenizer = Tokenizer.from_str(backend.to_str())
-        plain_tokenizer.encode_special_tokens = True
         added_ids = {token.content: i for i, token in backend.get_added_tokens_decoder().items()}
-        return cls(tuple(_split(before, added_ids)), tuple(_split(after, added_ids)), plain_tokenizer)
+        if video_word:
+            added_ids.setdefault(video_word, VIDEO_WORD)
+        first_ids = tuple(backend.encode("", add_special_tokens=True).ids)
+        pieces = tuple(_split(before, added_ids))
+        plain, inner = _plain_tokenizers(backend)
+        return cls(
+            pieces,
+            tuple(_split(after, added_ids)),
+            plain,
+            inner,
+            () if pieces[: len(first_ids)] == first_ids else first_ids,
+        )
 
     @classmethod
     def for_video(
@@ -67,6 +86,12 @@ class ChatTemplate:
         if template.before.count(video_token_id) != 1:
             raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
         return template
+
+    @classmethod
+    def for_word(cls, tokenizer: PreTrainedTokenizerBase, template: str, video_word: str) -> tuple["ChatTemplate", int]:
+        """A template that writes a word where the video belongs, which may be a token or none, and what to give
+        `encode_with_video` for it."""
+        return cls.render(tokenizer, template, video_word), tokenizer.get_vocab().get(video_word, VIDEO_WORD)
 
     def encode_around_video(self, message: str, video_token_id: int) -> tuple[list[int], list[int]]:
         """Token ids of the prompt before and after its video. Raises `InvalidRequest` for a message with a video."""
@@ -91,13 +116,24 @@ class ChatTemplate:
         return self._encode([*pieces, message, *self.after])
 
     def _encode(self, pieces: Sequence[_Piece]) -> list[int]:
-        token_ids: list[int] = []
+        token_ids = list(self.first_ids)
+        tokenizer = self.plain_tokenizer
         for piece in _join(pieces):
             if isinstance(piece, int):
                 token_ids.append(piece)
             else:
-                token_ids.extend(self.plain_tokenizer.encode(piece, add_special_tokens=False).ids)
+                token_ids.extend(tokenizer.encode(piece, add_special_tokens=False).ids)
+            tokenizer = self.inner_tokenizer
         return token_ids
+
+
+def token_id_of(checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase, name: str, usual: str) -> int:
+    """Of a special token that the tokenizer calls `name`, or of the usual one. Raises `ModelNotUsable`."""
+    token = getattr(tokenizer, name, None) or usual
+    token_id = tokenizer.get_vocab().get(token)
+    if token_id is None:
+        raise ModelNotUsable(f"{checkpoint.ref}: the tokenizer has no token {token!r}")
+    return token_id
 
 
 def find_video(token_ids: Sequence[int], placeholder: int, num_expected: int) -> tuple[range, ...]:
@@ -111,6 +147,18 @@ def find_video(token_ids: Sequence[int], placeholder: int, num_expected: int) ->
     if sum(map(len, spans)) != num_expected:
         raise InvalidRequest("the prompt contains the model's video placeholder token")
     return tuple(spans)
+
+
+def _plain_tokenizers(backend: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
+    """Two that match no special tokens: for the first text, and for text behind a special token."""
+    inner = json.loads(backend.to_str())
+    step = inner["pre_tokenizer"] or {}
+    if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
+        step["prepend_scheme"] = "never"
+    plain = Tokenizer.from_str(backend.to_str()), Tokenizer.from_str(json.dumps(inner))
+    for tokenizer in plain:
+        tokenizer.encode_special_tokens = True
+    return plain
 
 
 def _split(text: str, added_ids: dict[str, int]) -> Iterator[_Piece]:

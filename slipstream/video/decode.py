@@ -38,7 +38,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.resample import resample
+from slipstream.video.resample import fit
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -100,8 +100,7 @@ class FrameBuffer:
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
         if self.size.is_known:
-            height, width = upright.shape[:2]
-            upright = resample(upright, *self.size.of(height, width, self.num_expected))
+            upright = fit(upright, self.size, self.num_expected)
         if self._pictures is None:
             self._pictures = self.allocate((self.capacity, *upright.shape))
         self._pictures[len(self.times_s)] = upright

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.stack.local import POCKET_DIR
-from tests.support.clips import make_colour_clip, sample_frames
+from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -29,5 +29,5 @@ async def test_the_shipped_pair(tmp_path: Path, method: str) -> None:
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     reference = Reference(POCKET_DIR / "target")
-    expected = reference.answer(sample_frames(clip, NUM_FRAMES), PROMPT, NUM_TOKENS)
+    expected = reference.answer(sample_clip(clip, NUM_FRAMES), PROMPT, NUM_TOKENS)
     assert json.loads(output)["text"] == reference.text(expected)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from slipstream.speculation.protocol import FinishReason
-from tests.support.clips import sample_frames
+from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
@@ -49,8 +49,8 @@ async def test_the_repetition_penalty_is_that_of_transformers(
     gateway: grpc.aio.Channel, world: World, method: str
 ) -> None:
     captioned = await run(gateway, world, method=method, repetition_penalty=1.3)
-    frames = sample_frames(world.clips[0], NUM_FRAMES)
-    expected = world.reference.answer(frames, PROMPT, NUM_TOKENS, repetition_penalty=1.3)
+    video = sample_clip(world.clips[0], NUM_FRAMES)
+    expected = world.reference.answer(video, PROMPT, NUM_TOKENS, repetition_penalty=1.3)
     assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
 
 

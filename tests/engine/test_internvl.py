@@ -12,7 +12,8 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.families.preprocess import FramePreprocessor
 from tests.engine.conftest import random_frames
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_internvl
+from tests.support.tiny_checkpoint import TOKENS_PER_FRAME
+from tests.support.tiny_families import write_tiny_internvl
 
 PROMPT = "Describe the video."
 VIDEOS = [random_frames(number, number, (40, 56)) for number in (1, 3, 8, 11)]

@@ -15,7 +15,7 @@ from slipstream.errors import InvalidRequest
 from slipstream.families.preprocess import QWEN3_PATCHES, PatchPreprocessor
 from tests.engine.conftest import random_frames
 from tests.engine.test_qwen2_5_vl import greedy
-from tests.support.tiny_checkpoint import write_tiny_qwen3
+from tests.support.tiny_families import write_tiny_qwen3
 
 PROMPT = "Describe the video."
 

@@ -10,7 +10,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.video.decode import sample_video
-from slipstream.video.messages import DecodeLimits
+from slipstream.video.messages import DecodeLimits, SampledVideo
 
 WIDTH, HEIGHT, CELLS = 64, 48, 4
 
@@ -32,6 +32,11 @@ def make_colour_clip(seed: int, num_frames: int = 24, frames_per_second: int = 8
         return target.read()
 
 
+def sample_clip(clip: bytes, num_frames: int) -> SampledVideo:
+    """The clip's frames, in their own size, and when they are shown."""
+    return sample_video(io.BytesIO(clip), num_frames, DecodeLimits())
+
+
 def sample_frames(clip: bytes, num_frames: int) -> NDArray[np.uint8]:
     """RGB frames [n, height, width, 3] of the clip."""
-    return sample_video(io.BytesIO(clip), num_frames, DecodeLimits()).frames
+    return sample_clip(clip, num_frames).frames

@@ -1,18 +1,41 @@
-"""The outside reference: greedy answers of plain `transformers.generate`. Only the pixels are made by our own code."""
+"""The outside reference: greedy answers of plain `transformers.generate`. Only the pixels are made by our own code.
+
+Prompts are laid out as upstream's processors write them: the whole text, tokenised at once.
+"""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers import AutoTokenizer, LlavaOnevisionForConditionalGeneration
+from torch import Tensor
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM_TEMPLATE
 
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.families.preprocess import FramePreprocessor
+from slipstream.families.number_words import number_words
+from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, PatchPreprocessor
+from slipstream.video.messages import SampledVideo
 
-_VIDEO = "<video>"
+_QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A video as a family's processor hands it over."""
+
+    placeholder: str
+    """What the chat template writes where the video belongs."""
+    words: str
+    """What stands there instead."""
+    tensors: Mapping[str, Tensor]
+    video_token_id: int | None = None
+    """Whose tokens the model wants to be told of, beside their ids."""
+    template: str | None = None
+    """Instead of the checkpoint's."""
 
 
 class Reference:
@@ -20,24 +43,25 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
+        self.processor = Checkpoint.open(str(folder)).video_processor_config()
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         self._folder = folder
-        self._model = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._pixels = FramePreprocessor.from_config(Checkpoint.open(str(folder)).video_processor_config())
 
-    def answer(self, frames: NDArray[np.uint8], prompt: str, num_tokens: int, **more: Any) -> list[int]:
+    def answer(self, video: SampledVideo, prompt: str, num_tokens: int, **more: Any) -> list[int]:
         """Token ids of the answer; an end-of-text token is the last one. `more` goes to `generate`."""
-        pixels = self._pixels(frames)[None]
-        token_ids = self._prompt(prompt, self._num_placeholders(pixels))
-        output = self._model.generate(
-            input_ids=torch.tensor([token_ids]),
-            pixel_values_videos=pixels,
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            **more,
-        )
-        answer: list[int] = output[0, len(token_ids) :].tolist()
+        layout = self._layout(video)
+        input_ids = torch.tensor([self._prompt(prompt, layout)])
+        tensors = dict(layout.tensors)
+        if layout.video_token_id is not None:
+            tensors["mm_token_type_ids"] = 2 * (input_ids == layout.video_token_id).int()
+        output = self.model.generate(input_ids=input_ids, max_new_tokens=num_tokens, do_sample=False, **tensors, **more)
+        answer: list[int] = output[0, input_ids.shape[1] :].tolist()
         return answer
+
+    def prompt_ids(self, video: SampledVideo, prompt: str) -> list[int]:
+        """Token ids of the prompt."""
+        return self._prompt(prompt, self._layout(video))
 
     def text(self, token_ids: list[int]) -> str:
         """The answer as text."""
@@ -45,19 +69,95 @@ class Reference:
 
     def end_at(self, token_id: int) -> None:
         """Makes `token_id` the end-of-text token, of the checkpoint on disk as well."""
-        self._model.generation_config.eos_token_id = token_id
+        self.model.generation_config.eos_token_id = token_id
         path = self._folder / "generation_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": token_id}))
 
-    def _num_placeholders(self, pixels: torch.Tensor) -> int:
-        with torch.inference_mode():
-            return int(self._model.get_video_features(pixels).pooler_output.shape[1])
+    def _layout(self, video: SampledVideo) -> Layout:
+        return _LAYOUTS[self.model.config.model_type](self, video)
 
-    def _prompt(self, prompt: str, num_placeholders: int) -> list[int]:
+    def _prompt(self, prompt: str, layout: Layout) -> list[int]:
         content: Any = [{"type": "video"}, {"type": "text", "text": prompt}]
-        template = (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
+        template = layout.template or (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
         rendered = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], chat_template=template, tokenize=False, add_generation_prompt=True
         )
-        token_ids: list[int] = self._tokenizer(str(rendered).replace(_VIDEO, _VIDEO * num_placeholders))["input_ids"]
+        token_ids: list[int] = self._tokenizer(str(rendered).replace(layout.placeholder, layout.words))["input_ids"]
         return token_ids
+
+
+# -- one for each family ----------------------------------------------------------------------------------------------
+
+
+def _llava_onevision(reference: Reference, video: SampledVideo) -> Layout:
+    pixels = FramePreprocessor.from_config(reference.processor)(video.frames)[None]
+    with torch.inference_mode():
+        num_tokens = reference.model.get_video_features(pixels).pooler_output.shape[1]
+    return Layout("<video>", "<video>" * num_tokens, {"pixel_values_videos": pixels})
+
+
+def _internvl(reference: Reference, video: SampledVideo) -> Layout:
+    picture = f"<img>{'<IMG_CONTEXT>' * reference.model.config.image_seq_length}</img>"
+    words = "\n".join(f"Frame{number}: {picture}" for number in range(1, len(video.frames) + 1))
+    pixels = FramePreprocessor.from_config(reference.processor)(video.frames)
+    return Layout("<video>", words, {"pixel_values": pixels})
+
+
+def _qwen2_5_vl(reference: Reference, video: SampledVideo) -> Layout:
+    preprocess = PatchPreprocessor.from_config(reference.processor)
+    tensors, tokens_per_step = _patches(preprocess, video)
+    spacing_s = video.duration_s / len(video.frames)
+    tensors["second_per_grid_ts"] = torch.tensor([spacing_s * preprocess.temporal_patch_size])
+    words = "<|video_pad|>" * (tokens_per_step * int(tensors["video_grid_thw"][0, 0]))
+    return Layout("<|video_pad|>", words, tensors, reference.model.config.video_token_id)
+
+
+def _qwen3_vl(reference: Reference, video: SampledVideo) -> Layout:
+    tensors, tokens_per_step = _patches(PatchPreprocessor.from_config(reference.processor, QWEN3_PATCHES), video)
+    times_s = [*video.timestamps_s, *video.timestamps_s[-1:] * (len(video.frames) % 2)]
+    picture = f"<|vision_start|>{'<|video_pad|>' * tokens_per_step}<|vision_end|>"
+    words = [
+        f"<{(first + last) / 2:.1f} seconds>{picture}" for first, last in zip(times_s[::2], times_s[1::2], strict=True)
+    ]
+    return Layout(_QWEN_VIDEO, "".join(words), tensors, reference.model.config.video_token_id)
+
+
+def _llava_next_video(reference: Reference, video: SampledVideo) -> Layout:
+    pixels = FramePreprocessor.cropping(reference.processor)(video.frames)[None]
+    vision = reference.model.config.vision_config
+    num_tokens = len(video.frames) * ((vision.image_size // vision.patch_size) ** 2 // 4)
+    return Layout("<video>", "<video>" * num_tokens, {"pixel_values_videos": pixels})
+
+
+def _smolvlm(reference: Reference, video: SampledVideo) -> Layout:
+    config = reference.model.config
+    num_tokens = (config.vision_config.image_size // config.vision_config.patch_size) ** 2 // config.scale_factor**2
+    mark = "<fake_token_around_image>"
+    words = (
+        f"You are provided the following series of {number_words(len(video.frames))} frames from a"
+        f" {timedelta(seconds=int(video.duration_s))} [H:MM:SS] video.\n"
+    )
+    for time_s in video.timestamps_s:
+        words += f"\nFrame from 00:{int(time_s):02d}:{mark}<global-img>{'<image>' * num_tokens}{mark}"
+    pixels = FramePreprocessor.resizing_twice(reference.processor)(video.frames)[None]
+    return Layout("<video>", f"{words}\n\n", {"pixel_values": pixels}, template=SMOLVLM_TEMPLATE)
+
+
+def _patches(preprocess: PatchPreprocessor, video: SampledVideo) -> tuple[dict[str, Tensor], int]:
+    """The pictures for the model, and how many tokens two frames become."""
+    steps, rows, columns = preprocess.grid(*video.frames.shape[:3])
+    tensors = {
+        "pixel_values_videos": preprocess(video.frames),
+        "video_grid_thw": torch.tensor([[steps, rows, columns]]),
+    }
+    return tensors, rows * columns // preprocess.merge_size**2
+
+
+_LAYOUTS: Mapping[str, Callable[[Reference, SampledVideo], Layout]] = {
+    "internvl": _internvl,
+    "llava_next_video": _llava_next_video,
+    "llava_onevision": _llava_onevision,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "smolvlm": _smolvlm,
+}

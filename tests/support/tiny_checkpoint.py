@@ -9,8 +9,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GenerationConfig,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     PreTrainedModel,
@@ -18,8 +16,6 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
 )
 
@@ -36,7 +32,6 @@ QWEN_SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-INTERNVL_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 QWEN_PATCH_SIZE = 8
 QWEN_PROCESSOR = {
     "video_processor_type": "Qwen2VLVideoProcessor",
@@ -70,16 +65,7 @@ QWEN_CHAT_TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
-INTERNVL_CHAT_TEMPLATE = """\
-{% for message in messages %}<|im_start|>{{ message['role'] }}
-{% for part in message['content'] %}\
-{% if part['type'] == 'video' %}<video>
-{% else %}{{ part['text'] }}{% endif %}\
-{% endfor %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-_CORPUS = (
+CORPUS = (
     "Describe the video. A red square moves to the left while a blue circle stays in the middle of the frame.",
     "What is happening here? The small green triangle turns around, then it leaves; nothing else moves at all.",
     "Décris la vidéo : un carré rouge. 描述视频。 Опиши видео. 🎬🟥🔵",
@@ -96,7 +82,7 @@ def _train_tokenizer(vocab: int, special_tokens: tuple[str, ...]) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in special_tokens])
     return tokenizer.to_str()
 
@@ -242,112 +228,15 @@ def write_tiny_qwen(
         vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=False,
     )
-    return _write_qwen(path, Qwen2_5_VLForConditionalGeneration(config), seed, QWEN_PROCESSOR | (processor or {}))
+    return write_qwen(path, Qwen2_5_VLForConditionalGeneration(config), seed, QWEN_PROCESSOR | (processor or {}))
 
 
-def write_tiny_qwen3(
-    path: Path, *, seed: int, layers: int = 4, hidden: int = 48, max_context: int = 1024, num_deepstack: int = 2
-) -> Path:
-    """Write a Qwen3-VL checkpoint with random weights below `path`, which is returned.
-
-    A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower.
-    """
-    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
-    ids = tokenizer.get_vocab()
-    config = Qwen3VLConfig(
-        vision_config={
-            "depth": num_deepstack + 1,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "patch_size": QWEN_PATCH_SIZE,
-            "temporal_patch_size": 2,
-            "spatial_merge_size": 2,
-            "out_hidden_size": hidden,
-            "num_position_embeddings": 36,
-            "deepstack_visual_indexes": list(range(num_deepstack)),
-        },
-        text_config={
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": max_context,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=False,
-    )
-    sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
-    processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
-    return _write_qwen(path, Qwen3VLForConditionalGeneration(config), seed, processor)
+def write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
+    """A Qwen model with its processor's settings."""
+    return write_checkpoint(path, model, seed, tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), QWEN_CHAT_TEMPLATE, processor)
 
 
-def write_tiny_internvl(path: Path, *, seed: int, layers: int = 3, hidden: int = 32, text: str = "qwen3") -> Path:
-    """Write an InternVL checkpoint with random weights below `path`, which is returned. A frame has 4 tokens.
-
-    Args:
-        text: model type of the text model: qwen3 as of InternVL3.5, qwen2 as of InternVL3.
-    """
-    tokenizer = tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)
-    ids = tokenizer.get_vocab()
-    config = InternVLConfig(
-        vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": FRAME_SIZE,
-            "patch_size": PATCH_SIZE,
-        },
-        text_config={
-            "model_type": text,
-            "vocab_size": 320,
-            "hidden_size": hidden,
-            "intermediate_size": 2 * hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": hidden // 4,
-            "max_position_embeddings": 1024,
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        },
-        image_token_id=ids["<IMG_CONTEXT>"],
-        image_seq_length=TOKENS_PER_FRAME,
-        tie_word_embeddings=False,
-    )
-    processor = {
-        "video_processor_type": "InternVLVideoProcessor",
-        "size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
-        "resample": 3,
-        "image_mean": [0.485, 0.456, 0.406],
-        "image_std": [0.229, 0.224, 0.225],
-    }
-    model = InternVLForConditionalGeneration(config)
-    return _write(path, model, seed, tokenizer, INTERNVL_CHAT_TEMPLATE, processor)
-
-
-def _write_qwen(path: Path, model: PreTrainedModel, seed: int, processor: dict[str, Any]) -> Path:
-    return _write(path, model, seed, tiny_tokenizer(320, QWEN_SPECIAL_TOKENS), QWEN_CHAT_TEMPLATE, processor)
-
-
-def _write(
+def write_checkpoint(
     path: Path,
     model: PreTrainedModel,
     seed: int,
@@ -355,6 +244,7 @@ def _write(
     template: str,
     processor: dict[str, Any],
 ) -> Path:
+    """The model, with random weights, and what a checkpoint has beside it."""
     _randomise(model.eval(), seed)
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(path)

@@ -4,6 +4,7 @@ The target is the draft with more layers on top, whose contribution is damped: t
 the number of layers the speed ratio. So windows, deaths of the line and restarts all happen, as with trained models.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.tiny_checkpoint import write_tiny_llava
 
+WriteCheckpoint = Callable[..., Path]
+"""One of `tiny_checkpoint.write_tiny_*`."""
 _RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 
@@ -23,11 +26,17 @@ class TinyPair:
 
 
 def write_tiny_pair(
-    folder: Path, *, seed: int, draft_layers: int = 2, extra_layers: int = 16, damping: float = 0.03
+    folder: Path,
+    *,
+    seed: int,
+    draft_layers: int = 2,
+    extra_layers: int = 16,
+    damping: float = 0.03,
+    write: WriteCheckpoint = write_tiny_llava,
 ) -> TinyPair:
     """Writes both below `folder`. `damping` 0 makes them agree always, 1 never."""
-    draft = write_tiny_llava(folder / "draft", seed=seed, layers=draft_layers, max_context=4096)
-    target = write_tiny_llava(folder / "target", seed=seed, layers=draft_layers + extra_layers, max_context=4096)
+    draft = write(folder / "draft", seed=seed, layers=draft_layers, max_context=4096)
+    target = write(folder / "target", seed=seed, layers=draft_layers + extra_layers, max_context=4096)
     weights = load_file(target / "model.safetensors")
     for name in weights:
         if name.endswith(_RESIDUAL_OUTPUTS):

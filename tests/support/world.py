@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.stack.local import StackOptions
-from tests.support.clips import make_colour_clip, sample_frames
+from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
-from tests.support.tiny_pair import TinyPair, write_tiny_pair
+from tests.support.tiny_checkpoint import write_tiny_llava
+from tests.support.tiny_pair import TinyPair, WriteCheckpoint, write_tiny_pair
 
 PROMPT = "Describe the video."
 NUM_FRAMES = 12
@@ -34,7 +35,7 @@ class World:
         key = (clip, prompt, num_frames)
         known = self._answers.get(key, [])
         if len(known) < num_tokens:
-            known = self.reference.answer(sample_frames(self.clips[clip], num_frames), prompt, num_tokens)
+            known = self.reference.answer(sample_clip(self.clips[clip], num_frames), prompt, num_tokens)
             self._answers[key] = known
         return known[:num_tokens]
 
@@ -64,11 +65,15 @@ class World:
         )
 
 
+def make_endless_world(folder: Path, write: WriteCheckpoint = write_tiny_llava) -> World:
+    """Writes a pair and the clips; no answer is sure to end by itself."""
+    pair = write_tiny_pair(folder / "pair", seed=1, write=write)
+    return World(folder, pair, tuple(make_colour_clip(seed) for seed in range(3)), Reference(pair.target))
+
+
 def make_world(folder: Path) -> World:
     """Writes the pair and the clips, and picks the end-of-text token."""
-    pair = write_tiny_pair(folder / "pair", seed=1)
-    clips = tuple(make_colour_clip(seed) for seed in range(3))
-    world = World(folder, pair, clips, Reference(pair.target))
+    world = make_endless_world(folder)
     used = {*world.answer(0), *world.answer(1), *world.answer(2, STOP_AFTER)}
     world.reference.end_at(next(token for token in world.answer(2)[STOP_AFTER:] if token not in used))
     world.forget(2)

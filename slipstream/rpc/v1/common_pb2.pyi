@@ -45,7 +45,7 @@ class ModelInfo(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ...) -> None: ...
 
 class FrameSize(_message.Message):
-    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels")
+    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     MULTIPLE_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,9 @@ class FrameSize(_message.Message):
     MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     FRAME_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    SHORTEST_EDGE_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_EDGE_FIELD_NUMBER: _ClassVar[int]
+    LANCZOS_FIELD_NUMBER: _ClassVar[int]
     height: int
     width: int
     multiple: int
@@ -60,7 +63,10 @@ class FrameSize(_message.Message):
     max_pixels: int
     frames_per_step: int
     frame_pixels: int
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ...) -> None: ...
+    shortest_edge: int
+    longest_edge: int
+    lanczos: bool
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: _Optional[bool] = ...) -> None: ...
 
 class FramesHeader(_message.Message):
     __slots__ = ("num_frames", "width", "height", "seconds_per_frame", "times_s")

@@ -1,0 +1,96 @@
+"""Every family through the whole stack: captions are those of plain transformers, whatever the draft was shown."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from slipstream.pruning import PRUNERS
+from slipstream.rpc.calls import open_channel
+from slipstream.stack.local import Stack
+from tests.support import tiny_checkpoint, tiny_families
+from tests.support.gateway_client import Captioned, caption
+from tests.support.processes import check_logs
+from tests.support.tiny_pair import WriteCheckpoint
+from tests.support.world import PROMPT, World, make_endless_world
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+FAMILIES: dict[str, WriteCheckpoint] = {
+    "internvl": tiny_families.write_tiny_internvl,
+    "llava_next_video": tiny_families.write_tiny_llava_next_video,
+    "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
+    "qwen3_vl": tiny_families.write_tiny_qwen3,
+    "smolvlm": tiny_families.write_tiny_smolvlm,
+}
+NUM_FRAMES = 9
+"""An odd number: where two frames share their tokens, the last one is alone."""
+NUM_TOKENS = 24
+ALPHA = 0.7
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_endless_world(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def channel(family: World) -> AsyncIterator[grpc.aio.Channel]:
+    async with Stack(family.stack_options()) as running, open_channel(running.gateway_address) as opened:
+        yield opened
+        check_logs(running)
+
+
+async def check(channel: grpc.aio.Channel, family: World, clip: int = 0, **options: Any) -> Captioned:
+    """Captions the clip and compares ids and text with the reference."""
+    asked: dict[str, Any] = {"num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS} | options
+    captioned = await caption(channel, family.clips[clip], prompt=PROMPT, **asked)
+    expected = family.answer(clip, asked["max_new_tokens"], num_frames=asked["num_frames"])
+    assert captioned.token_ids == expected
+    assert captioned.text == captioned.summary.text == family.reference.text(expected)
+    assert captioned.summary.speculation.drafts_lost == 0
+    return captioned
+
+
+@pytest.mark.parametrize("clip", range(3))
+async def test_plain_decoding(channel: grpc.aio.Channel, family: World, clip: int) -> None:
+    captioned = await check(channel, family, clip, method="autoregressive", max_new_tokens=64)
+    assert captioned.summary.speculation.windows == 0
+
+
+@pytest.mark.parametrize("positions", ["original", "compact"])
+@pytest.mark.parametrize("pruner", PRUNERS)
+async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, pruner: str, positions: str) -> None:
+    captioned = await check(channel, family, pruner=pruner, positions=positions, alpha=ALPHA, gate=False)
+    speculation, num_tokens = captioned.summary.speculation, captioned.summary.video.video_tokens
+    assert speculation.windows > 0
+    if pruner == "none":
+        assert speculation.kept_tokens == num_tokens
+    else:
+        assert speculation.kept_tokens <= num_tokens * (1 - ALPHA) + num_tokens / NUM_FRAMES
+
+
+async def test_a_draft_that_sees_all_is_often_right(channel: grpc.aio.Channel, family: World) -> None:
+    """It would not be, were it shown other pictures, times or positions than the target."""
+    captioned = await check(channel, family, 1, pruner="none", gate=False, max_new_tokens=64)
+    speculation = captioned.summary.speculation
+    assert speculation.accepted > speculation.judged / 2
+
+
+@pytest.mark.parametrize("guidance", ["scores", "hidden_states"])
+async def test_guidance(channel: grpc.aio.Channel, family: World, guidance: str) -> None:
+    captioned = await check(channel, family, 2, guidance=guidance, alpha=ALPHA)
+    assert captioned.summary.speculation.guidance_bytes > 0
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 24])
+async def test_numbers_of_frames(channel: grpc.aio.Channel, family: World, num_frames: int) -> None:
+    await check(channel, family, num_frames=num_frames)
+
+
+@pytest.mark.parametrize("method", ["parallelvlm", "specvlm", "sd_tree", "onsd", "std"])
+async def test_other_methods(channel: grpc.aio.Channel, family: World, method: str) -> None:
+    captioned = await check(channel, family, 1, method=method)
+    assert captioned.summary.speculation.windows > 0

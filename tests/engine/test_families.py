@@ -1,0 +1,104 @@
+"""Every family in the engine against plain transformers: the prompt as upstream's processor writes it, the answer as
+upstream's `generate` gives it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
+from slipstream.video.messages import SampledVideo
+from tests.engine.test_qwen2_5_vl import greedy
+from tests.support import tiny_checkpoint, tiny_families
+from tests.support.clips import make_colour_clip, sample_clip
+from tests.support.reference import Reference
+
+FAMILIES = {
+    "internvl": tiny_families.write_tiny_internvl,
+    "llava_next_video": tiny_families.write_tiny_llava_next_video,
+    "llava_onevision": tiny_checkpoint.write_tiny_llava,
+    "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
+    "qwen3_vl": tiny_families.write_tiny_qwen3,
+    "smolvlm": tiny_families.write_tiny_smolvlm,
+}
+PROMPT = "Describe the video, Décris, 🎬\nthen stop."
+NUM_TOKENS = 16
+CLIPS = [sample_clip(make_colour_clip(seed), num_frames) for seed, num_frames in ((1, 1), (2, 5), (3, 12))]
+
+
+@dataclass
+class Family:
+    """One checkpoint, twice."""
+
+    ours: VideoLM
+    theirs: Reference
+
+    def plan(self, video: SampledVideo) -> PromptPlan:
+        return self.ours.plan_prompt(
+            PROMPT,
+            len(video.frames),
+            frame_size=video.frames.shape[1:3],
+            seconds_per_frame=video.duration_s / len(video.frames),
+            times_s=video.timestamps_s,
+        )
+
+    def prefill(self, video: SampledVideo, **options: Any) -> tuple[DecodeState, torch.Tensor]:
+        return self.ours.start_prefill(self.plan(video), self.ours.encode_frames(video.frames), **options).finish()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    path = FAMILIES[request.param](tmp_path_factory.mktemp(request.param), seed=5, max_context=2048)
+    family = Family(load_model(str(path)), Reference(path))
+    family.theirs.model.generation_config.eos_token_id = None
+    return family
+
+
+@pytest.mark.parametrize("video", CLIPS, ids=lambda video: f"{len(video.frames)} frames")
+def test_prompt_and_answer_are_those_of_transformers(family: Family, video: SampledVideo) -> None:
+    assert list(family.plan(video).token_ids) == family.theirs.prompt_ids(video, PROMPT)
+    assert greedy(family.ours, *family.prefill(video), NUM_TOKENS) == family.theirs.answer(video, PROMPT, NUM_TOKENS)
+
+
+def test_two_videos_interleaved_do_not_touch_each_other(family: Family) -> None:
+    references = [family.theirs.answer(video, PROMPT, NUM_TOKENS) for video in CLIPS[1:]]
+    sessions = [family.prefill(video) for video in CLIPS[1:]]
+    answers = [[int(logits.argmax())] for _, logits in sessions]
+    for _ in range(NUM_TOKENS - 1):
+        steps = family.ours.step([(state, answer[-1:]) for (state, _), answer in zip(sessions, answers, strict=True)])
+        for logits, answer in zip(steps, answers, strict=True):
+            answer.append(int(logits[-1].argmax()))
+    assert answers == references
+
+
+@pytest.mark.parametrize("scheme", ["original", "compact"])
+def test_what_is_pruned_is_not_there(family: Family, scheme: str) -> None:
+    """Upstream's text model with those rows left out."""
+    video = CLIPS[1]
+    plan, features = family.plan(video), family.ours.encode_frames(video.frames)
+    keep = torch.arange(0, plan.num_video_tokens, 3)
+    _, logits = family.prefill(video, keep=keep, positions=scheme)
+    is_kept = torch.ones(plan.num_tokens, dtype=torch.bool)
+    is_kept[plan.video_rows] = False
+    is_kept[plan.video_rows[keep]] = True
+    adapter, hidden_size = family.ours._adapter, family.ours.info.hidden_size
+    rows = is_kept.nonzero().squeeze(1)
+    with torch.inference_mode():
+        hidden = adapter.embed_prompt(plan, features[:, :hidden_size])[is_kept]
+        more: dict[str, Any] = {}
+        if features.shape[1] > hidden_size:
+            more["visual_pos_masks"] = torch.isin(rows, plan.video_rows)[None]
+            more["deepstack_visual_embeds"] = list(features[keep, hidden_size:].split(hidden_size, dim=1))
+        positions, _ = adapter.positions(plan, rows, scheme)
+        text_model = getattr(family.theirs.model.model, "language_model", None) or family.theirs.model.model.text_model
+        states = text_model(inputs_embeds=hidden[None], position_ids=positions[..., None, :], **more)
+        expected = family.theirs.model.lm_head(states.last_hidden_state)[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_streamed_text_is_upstreams(family: Family) -> None:
+    """Also where the random answer is made of bytes that are no text."""
+    answer = family.theirs.answer(CLIPS[1], PROMPT, 48)
+    stream = family.ours.text_stream()
+    assert "".join(stream.push(answer)) + stream.flush() == family.theirs.text(answer)

@@ -1,0 +1,263 @@
+"""Writes tiny checkpoints with random weights in the form of the younger families' repositories.
+
+Their tokenizers, templates and processors differ in what Slipstream has to know: see `tiny_checkpoint` for the others.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlamaTokenizerFast,
+    LlavaNextVideoConfig,
+    LlavaNextVideoForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
+
+from tests.support.tiny_checkpoint import (
+    CORPUS,
+    FRAME_SIZE,
+    PATCH_SIZE,
+    QWEN_PATCH_SIZE,
+    QWEN_PROCESSOR,
+    QWEN_SPECIAL_TOKENS,
+    TOKENS_PER_FRAME,
+    tiny_tokenizer,
+    write_checkpoint,
+    write_qwen,
+)
+
+INTERNVL_SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>")
+SMOLVLM_SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    "<end_of_utterance>",
+)
+"""None for a video: its template writes a word in the place of one."""
+
+INTERNVL_CHAT_TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% for part in message['content'] %}\
+{% if part['type'] == 'video' %}<video>
+{% else %}{{ part['text'] }}{% endif %}\
+{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+LLAVA_NEXT_CHAT_TEMPLATE = """\
+{% for message in messages %}{{ message['role'].upper() + ': ' }}\
+{% for part in message['content'] if part['type'] == 'video' %}{{ '<video>\\n' }}{% endfor %}\
+{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] + ' ' }}{% endfor %}\
+{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+
+
+def write_tiny_qwen3(
+    path: Path, *, seed: int, layers: int = 4, hidden: int = 48, max_context: int = 1024, num_deepstack: int = 2
+) -> Path:
+    """Write a Qwen3-VL checkpoint with random weights below `path`, which is returned.
+
+    A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower.
+    """
+    tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    config = Qwen3VLConfig(
+        vision_config={
+            "depth": num_deepstack + 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "patch_size": QWEN_PATCH_SIZE,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+            "out_hidden_size": hidden,
+            "num_position_embeddings": 36,
+            "deepstack_visual_indexes": list(range(num_deepstack)),
+        },
+        text_config={
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": max_context,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [4, 2, 2],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=False,
+    )
+    sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
+    processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
+    return write_qwen(path, Qwen3VLForConditionalGeneration(config), seed, processor)
+
+
+def write_tiny_internvl(
+    path: Path, *, seed: int, layers: int = 3, hidden: int = 32, max_context: int = 1024, text: str = "qwen3"
+) -> Path:
+    """Write an InternVL checkpoint with random weights below `path`, which is returned. A frame has 4 tokens.
+
+    Args:
+        text: model type of the text model: qwen3 as of InternVL3.5, qwen2 as of InternVL3.
+    """
+    tokenizer = tiny_tokenizer(320, INTERNVL_SPECIAL_TOKENS)
+    ids = tokenizer.get_vocab()
+    config = InternVLConfig(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": FRAME_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config={
+            "model_type": text,
+            "vocab_size": 320,
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": hidden // 4,
+            "max_position_embeddings": max_context,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=TOKENS_PER_FRAME,
+        tie_word_embeddings=False,
+    )
+    processor = {
+        "video_processor_type": "InternVLVideoProcessor",
+        "size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
+        "resample": 3,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    model = InternVLForConditionalGeneration(config)
+    return write_checkpoint(path, model, seed, tokenizer, INTERNVL_CHAT_TEMPLATE, processor)
+
+
+def write_tiny_llava_next_video(
+    path: Path, *, seed: int, layers: int = 3, hidden: int = 32, max_context: int = 1024
+) -> Path:
+    """Write a LLaVA-NeXT-Video checkpoint with random weights below `path`, which is returned. A frame has 4 tokens."""
+    tokenizer = tiny_llama_tokenizer()
+    ids = tokenizer.get_vocab()
+    config = LlavaNextVideoConfig(
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": FRAME_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config=_llama(hidden, layers, max_context, len(ids)),
+        image_token_index=ids["<image>"],
+        video_token_index=ids["<video>"],
+        image_grid_pinpoints=[[FRAME_SIZE, FRAME_SIZE]],
+        tie_word_embeddings=False,
+    )
+    processor = {
+        "image_processor_type": "LlavaNextVideoImageProcessor",
+        "do_center_crop": True,
+        "crop_size": {"height": FRAME_SIZE, "width": FRAME_SIZE},
+        "size": {"shortest_edge": FRAME_SIZE},
+        "resample": 3,
+    }
+    model = LlavaNextVideoForConditionalGeneration(config)
+    return write_checkpoint(path, model, seed, tokenizer, LLAVA_NEXT_CHAT_TEMPLATE, processor)
+
+
+def write_tiny_smolvlm(path: Path, *, seed: int, layers: int = 3, hidden: int = 32, max_context: int = 1024) -> Path:
+    """Write a SmolVLM2 checkpoint with random weights below `path`, which is returned. A frame has 4 tokens.
+
+    Its own chat template has no videos, like those of the hub: upstream takes another one for them.
+    """
+    tokenizer = tiny_tokenizer(320, SMOLVLM_SPECIAL_TOKENS)
+    config = SmolVLMConfig(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": FRAME_SIZE,
+            "patch_size": PATCH_SIZE,
+        },
+        text_config=_llama(hidden, layers, max_context, 320),
+        image_token_id=tokenizer.get_vocab()["<image>"],
+        scale_factor=2,
+        tie_word_embeddings=False,
+    )
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "size": {"longest_edge": 4 * FRAME_SIZE},
+        "max_image_size": {"longest_edge": FRAME_SIZE},
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": FRAME_SIZE}},
+        "resample": 1,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    return write_checkpoint(path, SmolVLMForConditionalGeneration(config), seed, tokenizer, "", processor)
+
+
+def tiny_llama_tokenizer() -> LlamaTokenizerFast:
+    """A tokenizer of Llama's kind: it begins with "<s>", puts a space before the first word, and spells what it does
+    not know byte by byte."""
+    vocab, merges = _train_llama_tokenizer()
+    tokenizer = LlamaTokenizerFast(vocab=dict(vocab), merges=list(merges), pad_token="<unk>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<video>"]})
+    return tokenizer
+
+
+@cache
+def _train_llama_tokenizer() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=120, limit_alphabet=60, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    trained = json.loads(tokenizer.to_str())["model"]
+    words = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], *trained["vocab"]]
+    return {word: index for index, word in enumerate(words)}, [tuple(merge) for merge in trained["merges"]]
+
+
+def _llama(hidden: int, layers: int, max_context: int, vocab: int) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_context,
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
