@@ -39,6 +39,11 @@ class FrameSize:
     def is_known(self) -> bool:
         return bool(self.height or self.multiple)
 
+    @property
+    def has_two_steps(self) -> bool:
+        """Whether frames get their size by way of another one."""
+        return self.shortest_edge > 0 or self.longest_edge > 0
+
     def most_pixels(self, num_frames: int) -> int:
         """No frame of so many that may be resized so has more; 0 where any size comes."""
         if not self.multiple:

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.video.resample import fit
+from slipstream.resample import fit
 
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -72,13 +72,14 @@ class PixelSettings:
         _, height, width, _ = frames.shape
         wanted = size.of(height, width, num_frames)
         if not self.do_resize or wanted == (height, width):
-            return self._rescale_and_normalize(_planes(frames))
-        if self.lanczos or size.on_the_way(height, width) != (height, width):
-            return self._rescale_and_normalize(_planes(np.stack([fit(frame, size, num_frames) for frame in frames])))
+            return self.normalized(_planes(frames))
+        if self.lanczos or size.has_two_steps:
+            return self.normalized(_planes(np.stack([fit(frame, size, num_frames) for frame in frames])))
         pixels = interpolate(_planes(frames), size=list(wanted), mode="bicubic", align_corners=False, antialias=True)
-        return self._rescale_and_normalize(pixels)
+        return self.normalized(pixels)
 
-    def _rescale_and_normalize(self, pixels: Tensor) -> Tensor:
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """uint8 values of any shape [..., 3, height, width] -> fp32."""
         if not self.do_normalize:
             return pixels * self.rescale_factor if self.do_rescale else pixels.float()
         scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
@@ -143,7 +144,7 @@ class FramePreprocessor:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
         _check_uncropped(config)
-        size = (config.get("video_sampling") or {}).get("video_size") or config.get("size") or {"longest_edge": 4 * 364}
+        size = config.get("size") or (config.get("video_sampling") or {}).get("video_size") or {"longest_edge": 4 * 364}
         side = int((config.get("max_image_size") or {}).get("longest_edge", 364))
         pixels = PixelSettings.from_config(config, _SMOLVLM_PIXELS)
         if set(size) != {"longest_edge"} or not pixels.do_resize:

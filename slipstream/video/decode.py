@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.resample import fit
 from slipstream.video.container import (
     DamageCount,
     DecodeCancelled,
@@ -38,7 +39,6 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.resample import fit
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 

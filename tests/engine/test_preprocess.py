@@ -16,6 +16,7 @@ from transformers.utils.import_utils import is_torchvision_available, is_vision_
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.resample import fit
 from tests.engine.conftest import random_frames
 
 CONFIGS: list[dict[str, Any]] = [
@@ -174,3 +175,88 @@ def test_a_frame_does_not_depend_on_its_neighbours() -> None:
 def test_steps_that_are_not_implemented_are_refused(config: dict[str, Any], problem: str) -> None:
     with pytest.raises(ModelNotUsable, match=problem):
         FramePreprocessor.from_config(config)
+
+
+# -- by way of another size -------------------------------------------------------------------------------------------
+
+CROPPED = {"do_center_crop": True, "crop_size": {"height": 56, "width": 48}, "size": {"shortest_edge": 56}}
+SMOLVLM = {
+    "size": {"longest_edge": 256},
+    "max_image_size": {"longest_edge": 64},
+    "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 72}},
+    "resample": 1,
+}
+WAYS = {
+    "LlavaNextVideoVideoProcessor": FramePreprocessor.cropping(CROPPED),
+    "SmolVLMVideoProcessor": FramePreprocessor.resizing_twice(SMOLVLM),
+}
+ODD_SIZES = [(240, 426), (426, 240), (333, 517), (56, 90), (48, 56), (20, 31), (72, 64), (100, 100), (9, 400)]
+
+
+@pytest.mark.skipif(not is_torchvision_available(), reason="the upstream processor needs torchvision")
+@pytest.mark.parametrize("size", ODD_SIZES)
+@pytest.mark.parametrize("name", WAYS)
+def test_two_steps_equal_those_of_the_upstream_processor(name: str, size: tuple[int, int]) -> None:
+    import transformers
+
+    frames = random_frames(3, 0, size)
+    upstream = getattr(transformers, name)(**(CROPPED if WAYS[name].shortest_edge else SMOLVLM))
+    made = upstream(list(frames), return_tensors="pt", input_data_format="channels_last")
+    expected = made["pixel_values_videos" if "pixel_values_videos" in made else "pixel_values"][0]
+    assert torch.equal(WAYS[name](frames), expected.float())
+
+
+@pytest.mark.parametrize("size", ODD_SIZES)
+@pytest.mark.parametrize("name", WAYS)
+def test_two_steps_by_torch_alone(name: str, size: tuple[int, int]) -> None:
+    """As upstream does them, with what its torchvision calls."""
+    preprocess, frames = WAYS[name], random_frames(3, 0, size)
+    pixels = torch.from_numpy(frames).permute(0, 3, 1, 2)
+    between = preprocess.frame_size.on_the_way(*size)
+    if preprocess.shortest_edge:
+        pixels = resized(pixels, between, "bicubic")
+        top, left = (between[0] - 56) // 2, (between[1] - 48) // 2
+        pixels = pixels[:, :, top : top + 56, left : left + 48]
+    else:
+        pixels = resized(resized(pixels, between, "lanczos"), (64, 64), "lanczos")
+    assert torch.equal(preprocess(frames), preprocess.pixels.normalized(pixels))
+
+
+def resized(pixels: torch.Tensor, size: tuple[int, int], mode: str) -> torch.Tensor:
+    try:
+        return torch.nn.functional.interpolate(pixels, size=list(size), mode=mode, antialias=True, align_corners=False)
+    except (NotImplementedError, ValueError) as error:
+        pytest.skip(f"this torch has no {mode}: {error}")
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("size", ODD_SIZES)
+def test_a_decoder_takes_the_same_way(name: str, size: tuple[int, int]) -> None:
+    """Frames that come from one have the right size, and are not touched again."""
+    preprocess, frames = WAYS[name], random_frames(3, 0, size)
+    fitted = np.stack([fit(frame, preprocess.frame_size, 3) for frame in frames])
+    assert fitted.shape[1:3] == (preprocess.height, preprocess.width)
+    assert torch.equal(preprocess(fitted), preprocess(frames))
+
+
+@pytest.mark.parametrize(
+    ("make", "config", "complaint"),
+    [
+        (FramePreprocessor.from_config, CROPPED, "do_center_crop"),
+        (FramePreprocessor.cropping, CROPPED | {"do_center_crop": False}, "cropped"),
+        (FramePreprocessor.cropping, CROPPED | {"crop_size": {"height": 57, "width": 48}}, "cropped"),
+        (FramePreprocessor.cropping, CROPPED | {"crop_size": {"shortest_edge": 48}}, "crop_size must have height"),
+        (FramePreprocessor.resizing_twice, {"size": {"height": 4, "width": 4}}, "longest_edge"),
+        (FramePreprocessor.resizing_twice, SMOLVLM | {"do_resize": False}, "longest_edge"),
+        (FramePreprocessor.from_config, {"resample": 2}, "resample 2"),
+        (PatchPreprocessor.from_config, CROPPED, "do_center_crop"),
+    ],
+)
+def test_other_steps_are_refused(make: Any, config: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ModelNotUsable, match=complaint):
+        make(config)
+
+
+def test_what_would_be_huge_on_the_way_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too narrow"):
+        FramePreprocessor.cropping(CROPPED)(random_frames(1, 0, (2, 900)))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
+from slipstream.resample import resample
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
-from slipstream.video.resample import resample
 from tests.support.media import ClipSpec, even_times_ms, make_clip, rotated_mp4
 
 SOURCES = {
