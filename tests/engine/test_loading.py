@@ -4,13 +4,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
 
 from slipstream.engine import load_model
+from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.forward import Decoder
+from slipstream.engine.loading import _check_attention
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
@@ -185,3 +190,22 @@ def test_the_processors_template_goes_before_the_tokenizers(tmp_path: Path) -> N
     assert checkpoint.chat_template() == "two"
     (tmp_path / "chat_template.jinja").write_text("one")
     assert checkpoint.chat_template() == "one"
+
+
+def test_a_text_model_that_took_another_attention_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prefill would be right, and every window would silently forget what was before it."""
+    load = AutoModelForImageTextToText.from_pretrained
+
+    def load_with_sdpa(*args: Any, **options: Any) -> Any:
+        return load(*args, **options | {"attn_implementation": "sdpa"})
+
+    monkeypatch.setattr(AutoModelForImageTextToText, "from_pretrained", load_with_sdpa)
+    with pytest.raises(ModelNotUsable, match="took attention 'sdpa', not ours"):
+        load_model(str(pair.path))
+
+
+def test_a_text_model_without_full_attention_in_every_layer_is_refused(pair: Pair) -> None:
+    config = SimpleNamespace(_attn_implementation=IMPLEMENTATION, layer_types=["full_attention", "sliding_attention"])
+    checkpoint = Checkpoint("ref", pair.path, {})
+    with pytest.raises(ModelNotUsable, match="not full_attention, sliding_attention"):
+        _check_attention(checkpoint, cast(Decoder, SimpleNamespace(config=config)))

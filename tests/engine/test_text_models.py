@@ -1,0 +1,63 @@
+"""The layer loop and its caches over the text models of many families, served or not, against upstream's own forward."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from slipstream.engine.attention import IMPLEMENTATION, SdpaKernel
+from slipstream.engine.forward import Decoder, Rows, Runner
+from slipstream.engine.loading import chunk_mlps
+
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+TEXT_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},  # LLaVA-NeXT-Video, SmolVLM2, Perception LM
+    "mistral": {"sliding_window": None},  # Mistral 3
+    "qwen2": {},  # LLaVA-OneVision, InternVL3, VideoLLaMA 3
+    "qwen3": {},  # InternVL3.5
+    "qwen2_5_vl_text": {"rope_parameters": MROPE},
+    "qwen3_vl_text": {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+    "qwen3_vl_moe_text": EXPERTS | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+    "glm4v_text": {"rope_parameters": MROPE | {"partial_rotary_factor": 1.0}},
+}
+FIRST, SECOND = 9, 4
+"""Rows of the two passes."""
+
+
+@pytest.fixture(params=TEXT_MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+    }
+    config = AutoConfig.for_model(request.param, **sizes | TEXT_MODELS[request.param])
+    torch.manual_seed(3)
+    return AutoModel.from_config(config, attn_implementation="sdpa").eval()
+
+
+def test_two_passes_equal_upstreams_one(model: Any) -> None:
+    num_rows, axes = FIRST + SECOND, 3 if "mrope_section" in (model.config.rope_parameters or {}) else 1
+    hidden = torch.randn(num_rows, 64)
+    positions = torch.randint(0, 40, (axes, num_rows)).sort().values
+    positions = positions if axes > 1 else positions[0]
+    with torch.inference_mode():
+        given = positions[:, None] if axes > 1 else positions[None]
+        expected = model(inputs_embeds=hidden[None], position_ids=given, attention_mask=torch.ones(1, num_rows))
+    model.set_attn_implementation(IMPLEMENTATION)
+    decoder = cast(Decoder, model)
+    chunk_mlps(decoder)
+    runner = Runner(decoder, torch.nn.Identity(), SdpaKernel())
+    cache = runner.new_cache(num_rows)
+    made = []
+    for rows in (slice(0, FIRST), slice(FIRST, num_rows)):
+        made += runner.start([Rows(cache, hidden[rows], positions[..., rows])]).finish()
+    torch.testing.assert_close(torch.cat(made), expected.last_hidden_state[0], rtol=1e-5, atol=1e-5)
