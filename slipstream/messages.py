@@ -2,7 +2,7 @@
 made from these by `slipstream.rpc`, and by nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +19,20 @@ PROTOCOL_VERSION = 2
 """What this release speaks with its peers. 2: sessions are named by the gateway and their guidance has a capability."""
 LEAST_PROTOCOL_VERSION = 2
 """The oldest peer that this release works with."""
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a checkpoint's own generation_config.json says of sampling; 0: nothing. See `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    repetition_penalty: float = 0.0
+
+    def given(self) -> dict[str, Any]:
+        """What it says, by name."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ class ModelInfo:
     """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
     frame_size: FrameSize = ANY_SIZE
     """What the checkpoint's own processor resizes frames to."""
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION

@@ -74,7 +74,7 @@ class ArchiveRunner:
         structlog.contextvars.bind_contextvars(request_id=request_id)
         plan = make_plan(job.merged_options(batch), self._config, request_id=request_id, owner=lease.owner)
         try:
-            await self._captioner.check(plan)
+            plan = self._captioner.settled(plan, await self._captioner.check(plan))
         except ServiceUnavailable:
             self._on_target_lost()
             raise
@@ -130,6 +130,7 @@ class ArchiveRunner:
         self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
     ) -> Outcome:
         target = await self._captioner.check(plan)  # the models may be others than before the wait
+        plan = self._captioner.settled(plan, target)
         await self._captioner.look_for_draft(plan)
         draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
         key = self._content_key(lease, video, plan)

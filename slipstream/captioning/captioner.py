@@ -79,6 +79,11 @@ class GatewayCaptioner:
             raise LimitExceeded(f"num_frames {num_frames} is more than the target's limit of {target.max_frames}")
         return target
 
+    def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
+        """The plan for this target, whose own sampling is taken where this gateway is told to. Raises
+        `InvalidRequest`."""
+        return plan.with_defaults(target.sampling_defaults) if self._config.generation_config == "model" else plan
+
     async def look_for_draft(self, plan: CaptionPlan) -> None:
         """Asks which draft there is now, for those who note it down."""
         if not plan.speculative:
@@ -140,7 +145,7 @@ class GatewayCaptioner:
     async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
         emit(StageChange("receive"))
-        await self.check(plan, wait_for_ready=True)
+        plan = self.settled(plan, await self.check(plan, wait_for_ready=True))
         with contextlib.ExitStack() as held:
             async with self.media.open(plan.path, upload) as source:
                 # The archive has slots of its own, and takes none of these.

@@ -172,6 +172,12 @@ class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
         check=between(0, 1),
     )
     max_frames: int = option("most frames of a request", default=256, check=between(1, 4096))
+    generation_config: str = option(
+        "what a request gets that says nothing of sampling: plain, the likeliest tokens; or model, what the target's"
+        " generation_config.json says, as transformers does",
+        default="plain",
+        check=one_of("plain", "model"),
+    )
     max_frame_pixels: int = option(
         "most pixels of a frame, for models that take frames of many sizes; more pixels are more video tokens",
         default=768 * 28 * 28,

@@ -3,12 +3,12 @@
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
-from slipstream.messages import DraftStart, TargetStart
+from slipstream.messages import DraftStart, SamplingDefaults, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.methods import (
@@ -43,6 +43,8 @@ class CaptionPlan:
     """With the parts that the request changes."""
     sampling: SamplingParams
     lossy: Lossy | None
+    asked: frozenset[str] = frozenset()
+    """Names of the options that the request itself gives."""
     owner: str = ""
     """Whose caption it is; what decodes its video has seen no other owner's."""
     delivered: tuple[int, ...] = ()
@@ -73,6 +75,14 @@ class CaptionPlan:
         """The draft's pruner ranks by the target's attention."""
         return self.speculative and self.options.pruner in ATTENTION_PRUNERS
 
+    def with_defaults(self, defaults: SamplingDefaults) -> "CaptionPlan":
+        """The same with a model's own sampling where the request says nothing. Raises `InvalidRequest`."""
+        taken = {name: value for name, value in defaults.given().items() if name not in self.asked}
+        options = CaptionOptions(**taken).over(self.options)
+        plan = replace(self, options=options, sampling=options.sampling)
+        _check_delivered(plan)
+        return plan
+
 
 def make_plan(
     asked: CaptionOptions,
@@ -98,6 +108,7 @@ def make_plan(
         method=method,
         sampling=options.sampling,
         lossy=_lossy(options, method),
+        asked=frozenset(asked.given()),
         owner=owner,
         delivered=tuple(delivered),
     )

@@ -17,13 +17,16 @@ from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
-from slipstream.messages import ModelInfo
+from slipstream.messages import ModelInfo, SamplingDefaults
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 
 AUTO = "auto"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES = (AUTO, *_DTYPES)
+
+_UPSTREAMS_TOP_K = 50
+"""What `generate` takes where a config that samples does not say."""
 
 _FAMILIES: Mapping[str, str] = {
     "internvl": "slipstream.families.internvl:InternVL",
@@ -172,6 +175,21 @@ def _describe(
         max_frames=room // adapter.tokens_per_step * adapter.frames_per_step,
         revision=revision,
         frame_size=adapter.frame_size,
+        sampling_defaults=_sampling_defaults(model),
+    )
+
+
+def _sampling_defaults(model: PreTrainedModel) -> SamplingDefaults:
+    """Of its generation config, with upstream's own defaults where it samples and leaves something out."""
+    config: Any = model.generation_config
+    penalty = config.repetition_penalty or 0.0
+    if not config.do_sample:
+        return SamplingDefaults(repetition_penalty=penalty)
+    return SamplingDefaults(
+        temperature=1.0 if config.temperature is None else config.temperature,
+        top_k=_UPSTREAMS_TOP_K if config.top_k is None else config.top_k,
+        top_p=config.top_p or 0.0,
+        repetition_penalty=penalty,
     )
 
 

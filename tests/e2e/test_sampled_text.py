@@ -1,13 +1,20 @@
 """Sampling through the running stack: a seed has one text, whoever drafts; penalties are upstream's; stops end it."""
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from slipstream.rpc.calls import open_channel
 from slipstream.speculation.protocol import FinishReason
+from slipstream.stack.local import Stack
 from tests.support.clips import sample_clip
 from tests.support.gateway_client import Captioned, caption
+from tests.support.reference import Reference
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -52,6 +59,20 @@ async def test_the_repetition_penalty_is_that_of_transformers(
     video = sample_clip(world.clips[0], NUM_FRAMES)
     expected = world.reference.answer(video, PROMPT, NUM_TOKENS, repetition_penalty=1.3)
     assert captioned.token_ids == expected != world.answer(0, NUM_TOKENS)
+
+
+async def test_a_checkpoints_own_sampling_can_be_taken(world: World, tmp_path: Path) -> None:
+    target = shutil.copytree(world.pair.target, tmp_path / "target")
+    path = target / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 1.3}))
+    options = replace(world.stack_options("--generation-config", "model"), target_model=target)
+    async with Stack(options) as stack, open_channel(stack.gateway_address) as gateway:
+        captioned = await run(gateway, world)
+        plain = await run(gateway, world, repetition_penalty=1.0)
+    reference = Reference(target)
+    assert captioned.token_ids == reference.answer(sample_clip(world.clips[0], NUM_FRAMES), PROMPT, NUM_TOKENS)
+    assert captioned.summary.options["repetition_penalty"] == 1.3
+    assert plain.token_ids == world.answer(0, NUM_TOKENS) != captioned.token_ids
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "slipstream"])

@@ -17,6 +17,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.loading import _check_attention
 from slipstream.errors import ModelNotUsable
+from slipstream.messages import SamplingDefaults
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 
@@ -209,3 +210,21 @@ def test_a_text_model_without_full_attention_in_every_layer_is_refused(pair: Pai
     checkpoint = Checkpoint("ref", pair.path, {})
     with pytest.raises(ModelNotUsable, match="not full_attention, sliding_attention"):
         _check_attention(checkpoint, cast(Decoder, SimpleNamespace(config=config)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "defaults"),
+    [
+        ({}, SamplingDefaults()),
+        ({"repetition_penalty": 1.05}, SamplingDefaults(repetition_penalty=1.05)),
+        ({"temperature": 0.7, "top_k": 20}, SamplingDefaults()),
+        ({"do_sample": True}, SamplingDefaults(1.0, 50)),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, SamplingDefaults(0.7, 20, 0.8)),
+    ],
+)
+def test_what_a_checkpoint_says_of_sampling(
+    pair: Pair, tmp_path: Path, changes: dict[str, Any], defaults: SamplingDefaults
+) -> None:
+    path = shutil.copytree(pair.path, tmp_path / "model")
+    edit_json(path / "generation_config.json", **changes)
+    assert load_model(str(path)).info.sampling_defaults == defaults

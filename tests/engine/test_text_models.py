@@ -1,4 +1,4 @@
-"""The layer loop and its caches over the text models of many families, served or not, against upstream's own forward."""
+"""The layer loop and its caches over the text models of many families, served or not, against upstream's forward."""
 
 from typing import Any, cast
 

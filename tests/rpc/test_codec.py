@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.frame_size import FrameSize
-from slipstream.messages import DraftStart, DraftTokens, Frames, ModelInfo, TargetStart
+from slipstream.messages import DraftStart, DraftTokens, Frames, ModelInfo, SamplingDefaults, TargetStart
 from slipstream.rpc import session_codec as codec
 from slipstream.rpc.codec import model_info_message, read_model_info
 from slipstream.rpc.grpc_options import CHUNK_BYTES, MAX_DRAFT_MESSAGE_BYTES
@@ -180,8 +180,8 @@ def test_guidance_of_no_kind(number: int) -> None:
 
 def test_what_a_model_service_serves() -> None:
     hints = {name: kind for name, kind in get_type_hints(ModelInfo).items() if name != "eos_token_ids"}
-    size = FrameSize(**{field.name: 7 for field in fields(FrameSize)})
-    values = {name: size if kind is FrameSize else kind("7") for name, kind in hints.items()}
+    nested = {kind: kind(**{field.name: 7 for field in fields(kind)}) for kind in (FrameSize, SamplingDefaults)}
+    values = {name: nested.get(kind) or kind("7") for name, kind in hints.items()}
     info = ModelInfo(**values, eos_token_ids=(1,))
     message = over_the_wire(model_info_message(info))
     assert {field.name for field, _ in message.ListFields()} == set(hints)

@@ -7,6 +7,7 @@ import pytest
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest
+from slipstream.messages import SamplingDefaults
 from slipstream.options import CaptionOptions
 from slipstream.sampling.params import SamplingParams
 from slipstream.speculation.methods import METHODS, Lossy
@@ -37,6 +38,20 @@ def test_everything_that_is_given_arrives() -> None:
     )
     assert plan.sampling == SamplingParams(0.5, 7, 0.25, 1.5, 2**63 - 1, "rejection", ("the end", "\n"))
     assert plan.options.seed == 2**63 - 1 and not plan.method.gate
+
+
+def test_a_models_own_sampling_is_taken_where_the_request_says_nothing() -> None:
+    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05)
+    settled = plan_of(top_k=3, seed=9).with_defaults(defaults)
+    assert settled.sampling == SamplingParams(0.7, 3, 0.8, 1.05, seed=9)
+    assert settled.options.top_p == 0.8 and settled.options.top_k == 3, "a receipt says what was done"
+    assert settled.with_defaults(SamplingDefaults(temperature=0.2)).sampling.temperature == 0.2, "another target's"
+    greedy = plan_of(temperature=0.0).with_defaults(defaults).sampling
+    assert greedy.greedy and greedy.repetition_penalty == 1.05
+    plain = plan_of()
+    assert plain.with_defaults(SamplingDefaults()) == plain
+    with pytest.raises(InvalidRequest, match="top_p"):
+        plan_of().with_defaults(SamplingDefaults(top_p=7.0))
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "autoregressive"])
