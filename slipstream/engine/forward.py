@@ -15,36 +15,38 @@ from slipstream.engine.segments import Observer, Segment
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
 
-MLP_CHUNK_BYTES = 256 * 2**20
-"""Of one of the three matrices that an MLP makes of its rows at once."""
+CHUNK_BYTES = 256 * 2**20
+"""Of one of the matrices that a part of a layer makes of its rows at once."""
 
 
-class ChunkedMlp(nn.Module):
-    """An MLP that takes the rows of a long prompt in chunks. Its inner width is several times the model's, so that it
-    alone would decide how much memory a prefill needs; rows do not depend on each other.
+class RowChunks(nn.Module):
+    """A part of a layer that takes the rows of a long prompt in chunks, as they do not depend on each other.
+
+    An MLP's inner width is several times the model's, and a norm works in fp32: each alone would decide how much memory
+    a prefill needs.
 
     Args:
         max_rows: of a chunk.
     """
 
-    def __init__(self, mlp: nn.Module, max_rows: int) -> None:
+    def __init__(self, part: nn.Module, max_rows: int) -> None:
         super().__init__()
-        self.mlp = mlp
+        self.part = part
         self.max_rows = max_rows
 
     @classmethod
-    def around(cls, mlp: nn.Module, inner_width: int, dtype: torch.dtype) -> "ChunkedMlp":
-        """In chunks of `MLP_CHUNK_BYTES`."""
-        return cls(mlp, max(1, MLP_CHUNK_BYTES // (inner_width * dtype.itemsize)))
+    def around(cls, part: nn.Module, inner_width: int, dtype: torch.dtype) -> "RowChunks":
+        """In chunks of `CHUNK_BYTES`."""
+        return cls(part, max(1, CHUNK_BYTES // (inner_width * dtype.itemsize)))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[1, n, hidden] -> [1, n, hidden]."""
         if hidden.shape[1] <= self.max_rows:
-            return cast(Tensor, self.mlp(hidden))
+            return cast(Tensor, self.part(hidden))
         made = torch.empty_like(hidden)
         for first in range(0, hidden.shape[1], self.max_rows):
             rows = slice(first, first + self.max_rows)
-            made[:, rows] = self.mlp(hidden[:, rows])
+            made[:, rows] = self.part(hidden[:, rows])
         return made
 
 

@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.forward import ChunkedMlp, Decoder, Runner
+from slipstream.engine.forward import Decoder, RowChunks, Runner
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
@@ -71,7 +71,7 @@ def load_model(
         except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
-    chunk_mlps(adapter.decoder)
+    chunk_rows(adapter.decoder)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
     runner = Runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
@@ -144,10 +144,15 @@ def _check_attention(checkpoint: Checkpoint, decoder: Decoder) -> None:
         raise ModelNotUsable(f"{checkpoint.ref}: only full attention is supported, not {', '.join(sorted(kinds))}")
 
 
-def chunk_mlps(decoder: Decoder) -> None:
-    """Bounds the memory of a long prefill; see `ChunkedMlp`."""
-    for layer in cast(Any, decoder.layers):
-        layer.mlp = ChunkedMlp.around(layer.mlp, decoder.config.intermediate_size, decoder.embed_tokens.weight.dtype)
+def chunk_rows(decoder: Decoder) -> None:
+    """Bounds the memory of a long prefill: all parts of a layer but attention take rows in chunks."""
+    config, dtype = decoder.config, decoder.embed_tokens.weight.dtype
+    for layer in decoder.layers:
+        for name, part in list(layer.named_children()):
+            if name == "mlp":
+                layer.mlp = RowChunks.around(part, config.intermediate_size, dtype)
+            elif name != "self_attn":
+                setattr(layer, name, RowChunks.around(part, config.hidden_size, torch.float32))
 
 
 def _describe(

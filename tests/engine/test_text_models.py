@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel
 
 from slipstream.engine.attention import IMPLEMENTATION, SdpaKernel
 from slipstream.engine.forward import Decoder, Rows, Runner
-from slipstream.engine.loading import chunk_mlps
+from slipstream.engine.loading import chunk_rows
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -54,7 +54,7 @@ def test_two_passes_equal_upstreams_one(model: Any) -> None:
         expected = model(inputs_embeds=hidden[None], position_ids=given, attention_mask=torch.ones(1, num_rows))
     model.set_attn_implementation(IMPLEMENTATION)
     decoder = cast(Decoder, model)
-    chunk_mlps(decoder)
+    chunk_rows(decoder)
     runner = Runner(decoder, torch.nn.Identity(), SdpaKernel())
     cache = runner.new_cache(num_rows)
     made = []

@@ -180,7 +180,7 @@ def test_guidance_of_no_kind(number: int) -> None:
 
 def test_what_a_model_service_serves() -> None:
     hints = {name: kind for name, kind in get_type_hints(ModelInfo).items() if name != "eos_token_ids"}
-    nested = {kind: kind(**{field.name: 7 for field in fields(kind)}) for kind in (FrameSize, SamplingDefaults)}
+    nested = {kind: kind(**{field.name: 1 for field in fields(kind)}) for kind in (FrameSize, SamplingDefaults)}
     values = {name: nested.get(kind) or kind("7") for name, kind in hints.items()}
     info = ModelInfo(**values, eos_token_ids=(1,))
     message = over_the_wire(model_info_message(info))
