@@ -1,17 +1,22 @@
 """Every family through the whole stack: captions are those of plain transformers, whatever the draft was shown."""
 
+import io
 from collections.abc import AsyncIterator
 from typing import Any
 
+import av
 import grpc
+import numpy as np
 import pytest
 import pytest_asyncio
 
 from slipstream.pruning import PRUNERS
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
+from slipstream.video.messages import SampledVideo
 from tests.support import tiny_checkpoint, tiny_families
 from tests.support.gateway_client import Captioned, caption
+from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import check_logs
 from tests.support.tiny_pair import WriteCheckpoint
 from tests.support.world import PROMPT, World, make_endless_world
@@ -88,6 +93,17 @@ async def test_guidance(channel: grpc.aio.Channel, family: World, guidance: str)
 @pytest.mark.parametrize("num_frames", [1, 2, 24])
 async def test_numbers_of_frames(channel: grpc.aio.Channel, family: World, num_frames: int) -> None:
     await check(channel, family, num_frames=num_frames)
+
+
+async def test_a_large_video_that_is_decoded_elsewhere(channel: grpc.aio.Channel, family: World) -> None:
+    """Its frames are resized once, at the gateway, to what upstream's processor makes of them."""
+    clip = make_clip(ClipSpec(even_times_ms(NUM_FRAMES, 250), width=426, height=238))
+    with av.open(io.BytesIO(clip)) as opened:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)])
+    times_s = tuple(0.25 * index for index in range(NUM_FRAMES))
+    video = SampledVideo(frames, times_s, 0.25 * NUM_FRAMES, 426, 238, "h264", rotation=0, warnings=())
+    captioned = await caption(channel, clip, prompt=PROMPT, num_frames=NUM_FRAMES, max_new_tokens=NUM_TOKENS)
+    assert captioned.token_ids == family.reference.answer(video, PROMPT, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("method", ["parallelvlm", "specvlm", "sd_tree", "onsd", "std"])

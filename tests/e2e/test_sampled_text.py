@@ -71,7 +71,6 @@ async def test_a_checkpoints_own_sampling_can_be_taken(world: World, tmp_path: P
         plain = await run(gateway, world, repetition_penalty=1.0)
     reference = Reference(target)
     assert captioned.token_ids == reference.answer(sample_clip(world.clips[0], NUM_FRAMES), PROMPT, NUM_TOKENS)
-    assert captioned.summary.options["repetition_penalty"] == 1.3
     assert plain.token_ids == world.answer(0, NUM_TOKENS) != captioned.token_ids
 
 

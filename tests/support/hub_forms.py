@@ -77,6 +77,17 @@ def shard(path: Path, num_shards: int = 3) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def pad_vocabulary(path: Path, width: int, scale: float = 0.0) -> None:
+    """More rows of logits than the tokenizer has tokens, random ones of that scale."""
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(width)
+    for name in [name for name in weights if name.endswith(("lm_head.weight", "embed_tokens.weight"))]:
+        rows, hidden = weights[name].shape
+        weights[name] = torch.cat([weights[name], scale * torch.randn(width - rows, hidden, generator=generator)])
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    edit(path / "config.json", lambda config: config["text_config"].update(vocab_size=width))
+
+
 def flatten_config(path: Path) -> None:
     """The text model's settings beside all others, as in Qwen2.5-VL's repositories, with the names of their time."""
 
