@@ -16,7 +16,7 @@ from bench.gpu.random_model import GEOMETRIES, Geometry, count_parameters, make_
 from bench.output import finish
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import Decoder, Rows, Runner
-from slipstream.engine.loading import chunk_rows
+from slipstream.engine.row_chunks import chunk_rows
 from tests.support.live_memory import LiveBytes
 
 NUM_VIDEO_TOKENS = 25_088

@@ -135,7 +135,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             self._targets.check(request.guidance_address)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
         num_frames, height, width = session_codec.frames_shape(announced, max_frames)
-        session = self.engine.open(request, join, num_frames, (height, width))
+        session = await self.engine.open(request, join, num_frames, (height, width))
         get_logger().info("session.opened", num_frames=num_frames, num_committed=len(join.committed))
         try:
             await self.engine.admit(session)

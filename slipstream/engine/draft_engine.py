@@ -241,7 +241,7 @@ class DraftEngine:
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
         self._writer = LineWriter(model, thread)
 
-    def open(
+    async def open(
         self, request: DraftStart, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> DraftSession:
         """Gives a session a place; its frames may come after `admit`. Raises for unknown names, a prompt that does not
@@ -249,7 +249,8 @@ class DraftEngine:
         get_pruner(request.pruner)
         check_positions(request.positions)
         num_kept(1, request.alpha)
-        plan = self.model.plan_prompt(
+        plan = await asyncio.to_thread(  # positions of a long video take tens of milliseconds
+            self.model.plan_prompt,
             request.prompt,
             num_frames,
             frame_size=frame_size,

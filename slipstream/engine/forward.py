@@ -15,40 +15,6 @@ from slipstream.engine.segments import Observer, Segment
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
 
-CHUNK_BYTES = 256 * 2**20
-"""Of one of the matrices that a part of a layer makes of its rows at once."""
-
-
-class RowChunks(nn.Module):
-    """A part of a layer that takes the rows of a long prompt in chunks, as they do not depend on each other.
-
-    An MLP's inner width is several times the model's, and a norm works in fp32: each alone would decide how much memory
-    a prefill needs.
-
-    Args:
-        max_rows: of a chunk.
-    """
-
-    def __init__(self, part: nn.Module, max_rows: int) -> None:
-        super().__init__()
-        self.part = part
-        self.max_rows = max_rows
-
-    @classmethod
-    def around(cls, part: nn.Module, inner_width: int, dtype: torch.dtype) -> "RowChunks":
-        """In chunks of `CHUNK_BYTES`."""
-        return cls(part, max(1, CHUNK_BYTES // (inner_width * dtype.itemsize)))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[1, n, hidden] -> [1, n, hidden]."""
-        if hidden.shape[1] <= self.max_rows:
-            return cast(Tensor, self.part(hidden))
-        made = torch.empty_like(hidden)
-        for first in range(0, hidden.shape[1], self.max_rows):
-            rows = slice(first, first + self.max_rows)
-            made[:, rows] = self.part(hidden[:, rows])
-        return made
-
 
 class Decoder(Protocol):
     """What the loop needs of an upstream text model: Qwen2, Qwen2.5-VL's and Llama's have it."""

@@ -12,7 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.forward import Decoder, RowChunks, Runner
+from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.row_chunks import chunk_rows
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
@@ -142,17 +143,6 @@ def _check_attention(checkpoint: Checkpoint, decoder: Decoder) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise ModelNotUsable(f"{checkpoint.ref}: only full attention is supported, not {', '.join(sorted(kinds))}")
-
-
-def chunk_rows(decoder: Decoder) -> None:
-    """Bounds the memory of a long prefill: all parts of a layer but attention take rows in chunks."""
-    config, dtype = decoder.config, decoder.embed_tokens.weight.dtype
-    for layer in decoder.layers:
-        for name, part in list(layer.named_children()):
-            if name == "mlp":
-                layer.mlp = RowChunks.around(part, config.intermediate_size, dtype)
-            elif name != "self_attn":
-                setattr(layer, name, RowChunks.around(part, config.hidden_size, torch.float32))
 
 
 def _describe(

@@ -85,16 +85,17 @@ class TargetEngine:
     ) -> TargetSession:
         """Gives a session a place, which `admit` waits for. Raises for a prompt that does not fit the context or the
         memory, an id in use, or when there is no room in the queue either."""
-        if request.session_id in self._sessions:
-            raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         info = self.model.info
-        plan = self.model.plan_prompt(
+        plan = await asyncio.to_thread(  # positions of a long video take tens of milliseconds
+            self.model.plan_prompt,
             request.prompt,
             num_frames,
             frame_size=frame_size,
             seconds_per_frame=request.seconds_per_frame,
             times_s=request.times_s,
         )
+        if request.session_id in self._sessions:
+            raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         if plan.num_tokens + request.max_new_tokens > info.max_context:
             raise LimitExceeded(
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "

@@ -5,7 +5,7 @@ import torch
 
 from bench.gpu.random_model import GEOMETRIES
 from bench.model_memory import GB, memory_of, prefill_bytes
-from slipstream.engine.forward import RowChunks
+from slipstream.engine.row_chunks import RowChunks
 
 MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 

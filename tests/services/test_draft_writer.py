@@ -40,7 +40,7 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
         await asyncio.to_thread(thread.close)
 
 
-def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START) -> DraftSession:
+async def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START) -> DraftSession:
     request = DraftStart(
         session_id="s",
         prompt="Describe the video.",
@@ -51,11 +51,11 @@ def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_STAR
         guidance_address="",
         seed=0,
     )
-    return engine.open(request, join, num_frames)
+    return await engine.open(request, join, num_frames)
 
 
 async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
-    return await prepared(engine, opened(engine, len(frames)), frames)
+    return await prepared(engine, await opened(engine, len(frames)), frames)
 
 
 async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
@@ -70,7 +70,7 @@ async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -
 async def test_a_session_that_has_ended_is_gone_without_a_collection(model: VideoLM, how: str) -> None:
     async with running(model) as engine:
         with no_collection():
-            session = opened(engine, 4)
+            session = await opened(engine, 4)
             left = weakref.ref(session)
             if how == "in encoding":
                 session.work.frames = some_frames(4, 1)
@@ -167,7 +167,7 @@ async def test_the_end_of_a_session_ends_its_line_and_frees_its_place(model: Vid
 async def test_a_draft_that_joins_late_holds_what_was_counted_for_it(model: VideoLM) -> None:
     async with running(model) as engine:
         committed = tuple(5 + index % 200 for index in range(HEADROOM_TOKENS))
-        session = opened(engine, 2, join=JoinPoint(1, committed, HEADROOM_TOKENS + NUM_TOKENS, 1))
+        session = await opened(engine, 2, join=JoinPoint(1, committed, HEADROOM_TOKENS + NUM_TOKENS, 1))
         await prepared(engine, session, some_frames())
         await line(engine, session, NUM_TOKENS)
         assert session.work.state.kv_bytes == engine.admission.used_bytes
@@ -193,13 +193,13 @@ async def test_a_long_line_is_charged_pass_by_pass(model: VideoLM, monkeypatch: 
 
 async def test_no_room_is_said_at_once(model: VideoLM) -> None:
     async with running(model, max_sessions=1) as engine:
-        opened(engine, 2)
+        await opened(engine, 2)
         with pytest.raises(Overloaded, match="the draft has no room: 1 of at most 1 captions") as refused:
-            opened(engine, 2)
+            await opened(engine, 2)
         assert refused.value.retry_after_s
     async with running(model, kv_budget_bytes=1000) as engine:
         with pytest.raises(LimitExceeded, match="the draft has 0 MiB"):
-            opened(engine, 2)
+            await opened(engine, 2)
 
 
 async def test_embeddings_of_a_known_video_are_not_computed_again(
