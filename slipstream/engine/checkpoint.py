@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ _HUB_TIMEOUT_S = 10.0
 _SHA256_NAME = re.compile("[0-9a-f]{64}")
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r".*-\d+-of-\d+\.safetensors")
+_MAX_HEADER_BYTES = 100_000_000
+"""Of a file of safetensors, as its own library has it."""
 _POINTER = b"version https://git-lfs"
 """How a file begins that Git LFS has not fetched yet."""
 _FETCH = "fetch what is missing with `hf download`, or check the network and HF_HUB_OFFLINE"
@@ -84,6 +87,10 @@ class Checkpoint:
             return nested
         return self.read_json("video_preprocessor_config.json") or self.read_json("preprocessor_config.json")
 
+    def num_weights(self) -> int:
+        """Numbers in all files of weights, by their headers."""
+        return sum(_num_weights(file) for file in self.path.glob("*.safetensors"))
+
     def revision(self) -> str:
         """SHA-256 over the names and digests of all files that the model is made from.
 
@@ -96,6 +103,17 @@ class Checkpoint:
                 f"{path.name} {digest}\n" for path, digest in zip(paths, threads.map(_file_digest, paths), strict=True)
             ]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _num_weights(file: Path) -> int:
+    """0 where the header cannot be read, as then loading says why."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(min(size, _MAX_HEADER_BYTES)))
+            return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return 0
 
 
 def _file_digest(path: Path) -> str:

@@ -61,6 +61,7 @@ def load_model(
     kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
     checkpoint = Checkpoint.open(ref)
     make_adapter = _family(checkpoint)
+    _check_room(checkpoint, torch_dtype, torch_device)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
         revision = digesting.submit(checkpoint.revision)
         try:
@@ -111,6 +112,26 @@ def _family(checkpoint: Checkpoint) -> AdapterFactory:
         raise ModelNotUsable(f"{checkpoint.ref}: unknown architecture {checkpoint.model_type!r}; known: {known}")
     module_name, _, attribute = _FAMILIES[checkpoint.model_type].partition(":")
     return cast(AdapterFactory, getattr(import_module(module_name), attribute))
+
+
+def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+    """That a GPU has room for the weights, before any is read."""
+    needed, free = checkpoint.num_weights() * dtype.itemsize, _free_bytes(device)
+    if free is None or needed <= free:
+        return
+    if dtype.itemsize > 2:
+        advice = "take --dtype bfloat16"
+    else:
+        advice = "take a smaller checkpoint of the family, or end what else uses the GPU"
+    raise ModelNotUsable(
+        f"{checkpoint.ref}: its weights take {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device}"
+        f" has {free / 1e9:.1f} GB free: {(needed - free) / 1e9:.1f} GB are missing; {advice}"
+    )
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """None where weights are mapped from their files, and need not all be in memory."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -228,3 +228,16 @@ def test_what_a_checkpoint_says_of_sampling(
     path = shutil.copytree(pair.path, tmp_path / "model")
     edit_json(path / "generation_config.json", **changes)
     assert load_model(str(path)).info.sampling_defaults == defaults
+
+
+@pytest.mark.parametrize(("dtype", "advice"), [("float32", "--dtype bfloat16"), ("bfloat16", "smaller checkpoint")])
+def test_too_little_memory_says_how_much_and_what_helps(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, dtype: str, advice: str
+) -> None:
+    num_weights = Checkpoint.open(str(pair.path)).num_weights()
+    assert num_weights == sum(weight.numel() for weight in load_file(pair.path / "model.safetensors").values())
+    monkeypatch.setattr("slipstream.engine.loading._free_bytes", lambda device: 2 * num_weights - 1)
+    with pytest.raises(ModelNotUsable, match=rf"take 0\.0 GB as {dtype}, and cpu has .* missing; .*{advice}"):
+        load_model(str(pair.path), dtype=dtype)
+    monkeypatch.setattr("slipstream.engine.loading._free_bytes", lambda device: 4 * num_weights)
+    load_model(str(pair.path), dtype=dtype)

@@ -1,6 +1,7 @@
 """What the target engine does without a model pass."""
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -98,3 +99,17 @@ async def test_sessions_that_do_not_fit() -> None:
     engine.close(second)
     assert [num_ahead async for num_ahead in third.place.wait()] == [0]
     assert engine.admission.num_admitted == 2
+
+
+async def test_a_prompt_is_planned_beside_the_event_loop() -> None:
+    """Positions of a long video take tens of milliseconds, which other captions would wait."""
+    engine = make_engine()
+    plan, threads = engine.model.plan_prompt, []
+
+    def planned(*args: Any, **facts: Any) -> Any:
+        threads.append(threading.current_thread())
+        return plan(*args, **facts)
+
+    engine.model.plan_prompt = planned  # type: ignore[method-assign]
+    await engine.open(TargetStart("a", "?", 9, with_guidance=False), 1)
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
