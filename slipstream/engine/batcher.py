@@ -165,14 +165,17 @@ def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterato
         return _preprocessing.submit(model.preprocess, work.received_frames[block], num_frames)
 
     ahead = prepare(blocks[0])
-    for following in (*blocks[1:], None):
-        started = time.perf_counter()
-        pixels = ahead.result()
-        if following is not None:
-            ahead = prepare(following)
-        embeddings = model.encode(pixels)
-        del pixels
-        yield embeddings, time.perf_counter() - started
+    try:
+        for following in (*blocks[1:], None):
+            started = time.perf_counter()
+            pixels = ahead.result()
+            if following is not None:
+                ahead = prepare(following)
+            embeddings = model.encode(pixels)
+            del pixels
+            yield embeddings, time.perf_counter() - started
+    finally:
+        ahead.cancel()  # what waits in that thread's queue knows the frames
 
 
 # -- batcher ----------------------------------------------------------------------------------------------------------

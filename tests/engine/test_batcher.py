@@ -2,14 +2,17 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from slipstream.engine import DecodeState
-from slipstream.engine.batcher import Step, StepBatcher, step_each
+from slipstream.engine import batcher as batcher_module
+from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encode_blocks, step_each
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
 from tests.engine.conftest import Pair, random_frames
@@ -225,3 +228,25 @@ def test_outcomes_keep_their_order(pair: Pair, sessions: list[Session]) -> None:
     too_long = [5] * pair.ours.info.max_context
     batch = [(sessions[0].state, [5]), (sessions[1].state, too_long), (sessions[2].state, [6])]
     assert [type(outcome) for outcome in step_each(pair.ours, batch)] == [torch.Tensor, LimitExceeded, torch.Tensor]
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_abandoned_video_keeps_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next block would wait, with the frames, until the thread that makes pixels has time."""
+    asked: list[Future[Any]] = []
+
+    def submit(preprocess: Callable[..., Any], frames: Any, num_frames: int) -> Future[Any]:
+        asked.append(Future())
+        if len(asked) == 1:
+            asked[0].set_result(len(frames))
+        return asked[-1]
+
+    monkeypatch.setattr(batcher_module, "_preprocessing", SimpleNamespace(submit=submit))
+    model: Any = SimpleNamespace(preprocess=None, encode=lambda num_frames: num_frames)
+    work: Any = SimpleNamespace(received_frames=random_frames(40, 0, (8, 8)))
+    blocks = encode_blocks(model, work, 40)
+    assert next(blocks)[0] == FRAMES_PER_BLOCK
+    blocks.close()  # type: ignore[attr-defined]
+    assert [future.cancelled() for future in asked] == [False, True]
