@@ -35,6 +35,7 @@ _FAMILIES: Mapping[str, str] = {
     "llava_onevision": "slipstream.families.llava_onevision:LlavaOnevision",
     "qwen2_5_vl": "slipstream.families.qwen2_5_vl:Qwen2_5VL",
     "qwen3_vl": "slipstream.families.qwen3_vl:Qwen3VL",
+    "qwen3_vl_moe": "slipstream.families.qwen3_vl:Qwen3VL",
     "smolvlm": "slipstream.families.smolvlm:SmolVLM",
 }
 """Model type -> its adapter, imported when first used."""
@@ -161,9 +162,15 @@ def _check_attention(checkpoint: Checkpoint, decoder: Decoder) -> None:
             f"{checkpoint.ref}: its text model took attention {config._attn_implementation!r}, not ours; this"
             " version of transformers loads it in another way than Slipstream knows, please report it"
         )
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    kinds = set(getattr(config, "layer_types", None) or [_usual_layer(config)])
     if kinds != {"full_attention"}:
         raise ModelNotUsable(f"{checkpoint.ref}: only full attention is supported, not {', '.join(sorted(kinds))}")
+
+
+def _usual_layer(config: Any) -> str:
+    """The kind of all layers where a config does not list them, such as Mistral's."""
+    window = getattr(config, "sliding_window", None)
+    return "sliding_attention" if window and window < config.max_position_embeddings else "full_attention"
 
 
 def _describe(

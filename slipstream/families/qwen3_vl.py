@@ -17,7 +17,7 @@ _DEFAULT_FRAMES_PER_S = 24.0
 
 
 class Qwen3VL(Qwen2_5VL):
-    """Adapter of `Qwen3VLForConditionalGeneration`.
+    """Adapter of `Qwen3VLForConditionalGeneration`, and of its mixtures of experts.
 
     The prompt is: template, and for each step "<1.5 seconds>", vision start, rows * columns placeholders, vision end;
     then text. A step is two frames, and its time is the mean of theirs. Positions are upstream's (`get_rope_index`): in

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import av
@@ -28,6 +29,7 @@ FAMILIES: dict[str, WriteCheckpoint] = {
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen3_vl": tiny_families.write_tiny_qwen3,
+    "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,
 }
 NUM_FRAMES = 9

@@ -2,6 +2,7 @@
 upstream's `generate` gives it."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ FAMILIES = {
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,
     "qwen3_vl": tiny_families.write_tiny_qwen3,
+    "qwen3_vl_moe": partial(tiny_families.write_tiny_qwen3, num_experts=4),
     "smolvlm": tiny_families.write_tiny_smolvlm,
 }
 PROMPT = "Describe the video, Décris, 🎬\nthen stop."

@@ -1,5 +1,6 @@
 """Loading: what a model says of itself, and clear words for every checkpoint that cannot be used."""
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -205,11 +206,23 @@ def test_a_text_model_that_took_another_attention_is_refused(pair: Pair, monkeyp
         load_model(str(pair.path))
 
 
-def test_a_text_model_without_full_attention_in_every_layer_is_refused(pair: Pair) -> None:
-    config = SimpleNamespace(_attn_implementation=IMPLEMENTATION, layer_types=["full_attention", "sliding_attention"])
-    checkpoint = Checkpoint("ref", pair.path, {})
-    with pytest.raises(ModelNotUsable, match="not full_attention, sliding_attention"):
-        _check_attention(checkpoint, cast(Decoder, SimpleNamespace(config=config)))
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "not full_attention, sliding_attention"),
+        ({"layer_types": None, "sliding_window": 4096}, "not sliding_attention"),
+        ({"sliding_window": 32768}, ""),
+        ({"sliding_window": None}, ""),
+        ({"layer_types": ["full_attention"], "sliding_window": 4096}, ""),
+    ],
+)
+def test_a_text_model_without_full_attention_in_every_layer_is_refused(
+    pair: Pair, settings: dict[str, Any], refused: str
+) -> None:
+    config = SimpleNamespace(_attn_implementation=IMPLEMENTATION, max_position_embeddings=32768, **settings)
+    expected = pytest.raises(ModelNotUsable, match=refused) if refused else contextlib.nullcontext()
+    with expected:
+        _check_attention(Checkpoint("ref", pair.path, {}), cast(Decoder, SimpleNamespace(config=config)))
 
 
 @pytest.mark.parametrize(

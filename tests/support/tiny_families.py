@@ -17,6 +17,8 @@ from transformers import (
     LlavaNextVideoForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
@@ -63,15 +65,24 @@ LLAVA_NEXT_CHAT_TEMPLATE = """\
 
 
 def write_tiny_qwen3(
-    path: Path, *, seed: int, layers: int = 4, hidden: int = 48, max_context: int = 1024, num_deepstack: int = 2
+    path: Path,
+    *,
+    seed: int,
+    layers: int = 4,
+    hidden: int = 48,
+    max_context: int = 1024,
+    num_deepstack: int = 2,
+    num_experts: int = 0,
 ) -> Path:
     """Write a Qwen3-VL checkpoint with random weights below `path`, which is returned.
 
-    A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower.
+    A token is 16 x 16 pixels of two frames. Layers 0 to `num_deepstack` - 1 add features of the vision tower. With
+    experts, it is a mixture of them, two for a token.
     """
+    mixture = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
     tokenizer = tiny_tokenizer(320, QWEN_SPECIAL_TOKENS)
     ids = tokenizer.get_vocab()
-    config = Qwen3VLConfig(
+    config = (Qwen3VLMoeConfig if num_experts else Qwen3VLConfig)(
         vision_config={
             "depth": num_deepstack + 1,
             "hidden_size": 32,
@@ -102,7 +113,8 @@ def write_tiny_qwen3(
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
-        },
+        }
+        | (mixture if num_experts else {}),
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -111,7 +123,8 @@ def write_tiny_qwen3(
     )
     sizes = {"shortest_edge": 4 * 24 * 24, "longest_edge": 10 * 48 * 64}
     processor = QWEN_PROCESSOR | {"video_processor_type": "Qwen3VLVideoProcessor", "size": sizes}
-    return write_qwen(path, Qwen3VLForConditionalGeneration(config), seed, processor)
+    model = (Qwen3VLMoeForConditionalGeneration if num_experts else Qwen3VLForConditionalGeneration)(config)
+    return write_qwen(path, model, seed, processor)
 
 
 def write_tiny_internvl(
