@@ -16,7 +16,8 @@ from tests.support.clips import make_colour_clip, sample_clip
 from tests.support.reference import Reference
 
 FAMILIES = {
-    "internvl": tiny_families.write_tiny_internvl,
+    "internvl 3": partial(tiny_families.write_tiny_internvl, text="qwen2"),
+    "internvl 3.5": tiny_families.write_tiny_internvl,
     "llava_next_video": tiny_families.write_tiny_llava_next_video,
     "llava_onevision": tiny_checkpoint.write_tiny_llava,
     "qwen2_5_vl": tiny_checkpoint.write_tiny_qwen,

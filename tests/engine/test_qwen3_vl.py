@@ -68,45 +68,6 @@ def test_greedy_answers_equal_those_of_transformers(pair: Qwen3Pair, frames: Any
     assert greedy(pair.ours, *pair.prefill(frames), 24) == pair.generate(frames, 24)
 
 
-def test_two_videos_interleaved_do_not_touch_each_other(pair: Qwen3Pair) -> None:
-    videos = VIDEOS[1:3]
-    references = [pair.generate(video, 16) for video in videos]
-    sessions = [pair.prefill(video) for video in videos]
-    answers = [[int(logits.argmax())] for _, logits in sessions]
-    for _ in range(15):
-        steps = pair.ours.step([(state, answer[-1:]) for (state, _), answer in zip(sessions, answers, strict=True)])
-        for logits, answer in zip(steps, answers, strict=True):
-            answer.append(int(logits[-1].argmax()))
-    assert answers == references
-
-
-@pytest.mark.parametrize("positions", ["original", "compact"])
-def test_a_pruned_prompt_equals_a_mask(pair: Qwen3Pair, positions: str) -> None:
-    """What is pruned is not there, neither its embedding nor its features: upstream with those rows left out."""
-    frames = VIDEOS[2]
-    plan, embeddings = pair.plan(frames), pair.ours.encode_frames(frames)
-    keep = torch.tensor([0, 2, 3, plan.num_video_tokens - 1])
-    prefill = pair.ours.start_prefill(plan, embeddings, keep=keep, positions=positions)
-    state, logits = prefill.finish()
-    hidden = pair.ours.info.hidden_size
-    rows = sorted({*range(plan.num_tokens)} - {*plan.video_rows.tolist()} | {*plan.video_rows[keep].tolist()})
-    visual = torch.isin(torch.tensor(rows), plan.video_rows)
-    model = pair.theirs.model.language_model
-    inputs = model.embed_tokens(torch.tensor([plan.token_ids]))[:, rows].clone()
-    inputs[0, visual] = embeddings[keep, :hidden]
-    place, _ = pair.ours._adapter.positions(plan, torch.tensor(rows), positions)
-    with torch.inference_mode():
-        states = model(
-            inputs_embeds=inputs,
-            position_ids=place[:, None],
-            visual_pos_masks=visual[None],
-            deepstack_visual_embeds=list(embeddings[keep, hidden:].split(hidden, dim=1)),
-        ).last_hidden_state
-        expected = pair.theirs.lm_head(states)[0, -1]
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    assert state.num_tokens == len(rows)
-
-
 def test_compact_positions_have_no_gaps(pair: Qwen3Pair) -> None:
     plan = pair.plan(VIDEOS[2])
     everything = torch.arange(plan.num_tokens)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from slipstream.families.adapter import TextDecoder, TextStream
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import tiny_tokenizer
+from tests.support.tiny_families import tiny_llama_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 DECODER = TextDecoder(TOKENIZER.backend_tokenizer)
@@ -25,8 +26,8 @@ def ids_of_bytes(data: bytes) -> list[int]:
     return [alphabet[character[byte]] for byte in data]
 
 
-def stream(token_ids: Sequence[int], cuts: Sequence[int] = ()) -> tuple[list[str], str]:
-    text_stream = TextStream(DECODER)
+def stream(token_ids: Sequence[int], cuts: Sequence[int] = (), decoder: TextDecoder = DECODER) -> tuple[list[str], str]:
+    text_stream = TextStream(decoder)
     pieces: list[str] = []
     bounds = [0, *sorted(min(cut, len(token_ids)) for cut in cuts), len(token_ids)]
     for first, last in pairwise(bounds):
@@ -92,3 +93,25 @@ def test_the_model_hands_out_streams_and_text(pair: Pair, text: str) -> None:
     token_ids = TOKENIZER.backend_tokenizer.encode(text).ids
     text_stream = pair.ours.text_stream()
     assert "".join(text_stream.push(token_ids)) + text_stream.flush() == text == pair.ours.decode(token_ids)
+
+
+# -- tokenizers that spell byte by byte -------------------------------------------------------------------------------
+
+LLAMA = tiny_llama_tokenizer()
+LLAMA_DECODER = TextDecoder(LLAMA.backend_tokenizer)
+
+
+@given(st.lists(st.integers(0, len(LLAMA) + 9), max_size=40), st.lists(st.integers(0, 40), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_pieces_add_up_where_characters_are_spelled(token_ids: list[int], cuts: list[int]) -> None:
+    """Such a tokenizer reads a run of bytes as a whole: one that is wrong spoils all of it."""
+    pieces, rest = stream(token_ids, cuts, LLAMA_DECODER)
+    known = [token_id for token_id in token_ids if token_id < len(LLAMA)]
+    assert "".join(pieces) + rest == LLAMA.decode(known, skip_special_tokens=True) == LLAMA_DECODER.decode(token_ids)
+
+
+@pytest.mark.parametrize("text", ["Describe the video.", "two  spaces", "描述视频。 🎬🟥 then", "é\nü", ""])
+def test_spelled_characters_come_whole(text: str) -> None:
+    pieces, rest = stream(LLAMA.backend_tokenizer.encode(text).ids, decoder=LLAMA_DECODER)
+    assert "".join(pieces) + rest == text
+    assert "\ufffd" not in "".join(pieces) + rest
