@@ -14,7 +14,7 @@ from tests.support.tiny_checkpoint import write_tiny_llava
 
 WriteCheckpoint = Callable[..., Path]
 """One of `tiny_checkpoint.write_tiny_*`."""
-_RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
+_RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 
 @dataclass(frozen=True)
