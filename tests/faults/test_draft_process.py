@@ -28,7 +28,10 @@ async def test_killed_and_started_again(fragile: FragileStack) -> None:
     """Once, as `python -m bench draft-faults` kills many drafts at random moments."""
     strike_at, draft = 30, fragile.process("draft")
     starts = draft.starts
-    kill = Strike(lambda c: len(c.token_ids) >= strike_at, lambda: os.kill(draft.pid, signal.SIGKILL))
+    kill = Strike(
+        lambda c: len(c.token_ids) >= strike_at and "draft_ready" in c.stage_names,
+        lambda: os.kill(draft.pid, signal.SIGKILL),
+    )
 
     def on_event(captioned: Captioned) -> bool:
         kill(captioned)
@@ -94,7 +97,7 @@ async def test_losses_are_counted(fragile: FragileStack) -> None:
     draft = fragile.process("draft")
     stop = Strike(lambda c: "draft_ready" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGSTOP))
     try:
-        captioned = await fragile.caption(stop, max_new_tokens=500)
+        captioned = await fragile.caption(lambda c: stop(c) or "draft_lost" in c.stage_names)
     finally:
         os.kill(draft.pid, signal.SIGCONT)
     assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost") >= 1
