@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from slipstream.rpc.calls import open_channel
-from slipstream.stack.local import Stack
+from slipstream.stack.local import Stack, gateway_address
 from tests.support.gateway_client import caption, has_draft
-from tests.support.ports import free_port
 from tests.support.processes import all_running, logged, model_flags, running
 from tests.support.world import PROMPT, World
 
@@ -19,7 +18,7 @@ MOST_CAPTIONS = 40
 
 
 async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack, world: World, tmp_path: Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in (free_port(), free_port())]
+    addresses = [gateway_address(None), gateway_address(None)]
     starts = (
         running(
             "target", tmp_path / str(number), *model_flags(world.pair.target, "--advertise", address), listen=address
