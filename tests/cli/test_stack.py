@@ -316,7 +316,7 @@ def test_what_a_killed_stack_left_is_swept_by_the_next(options: StackOptions) ->
 async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_path: Path) -> None:
     with Up(options) as up:
         async with connect_async(up.address) as captioner:
-            events = captioner.events(hanging_video(tmp_path / "hang.mp4"))
+            events = captioner.events(hanging_video(tmp_path / "hang.mp4"), resume_wait_s=0)
             await anext(events)
             up.process.send_signal(signal.SIGINT)
             with pytest.raises(ServiceUnavailable, match="is stopping and has ended the call"):
