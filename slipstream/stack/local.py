@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -160,6 +161,11 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     return flags
 
 
+UNASSIGNED_PORTS = range(20_000, 30_000)
+"""Linux gives none of these to a connection, or to whoever asks for any port."""
+PORT_TRIES = 50
+
+
 def gateway_address(listen: str | None) -> str:
     """The address that the gateway will have. Raises when it cannot be had."""
     if listen is None:
@@ -173,16 +179,18 @@ def gateway_address(listen: str | None) -> str:
 
 
 def _free_port(host: str, port: int) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
-            raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}") from None
-        free_port: int = probe.getsockname()[1]
-        return free_port
+    """The port itself; for 0 one that is likely to be free still when the gateway has started."""
+    family, reason = socket.AF_INET6 if ":" in host else socket.AF_INET, ""
+    for candidate in [port] if port else random.sample(UNASSIGNED_PORTS, PORT_TRIES):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, candidate))
+            except OSError as error:
+                reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+            else:
+                return candidate
+    raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}")
 
 
 def _free_socket_path(listen: str) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, BinaryIO, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from slipstream import metrics
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable
@@ -30,6 +30,7 @@ DEFAULT_FILE_TIMEOUT_S = 30.0
 FILE_THREADS = 4
 
 
+@runtime_checkable
 class Closable(Protocol):
     """An open file, or what holds one."""
 
@@ -61,7 +62,7 @@ class FileThreads:
                 except BaseException:
                     self._places.release()
                     raise
-                return await result
+                return await self._awaited(result)
         except TimeoutError:
             get_logger().error("files.hung", call=getattr(call, "__name__", "?"), timeout_s=self._timeout_s)
             raise ServiceUnavailable(
@@ -73,6 +74,15 @@ class FileThreads:
         """Closes a file that is not needed any more, and does not wait for it."""
         _start_thread(_close, file)
 
+    async def _awaited(self, result: "asyncio.Future[ResultT]") -> ResultT:
+        """The result, which may come just as whoever waits for it is cancelled."""
+        try:
+            return await result
+        except asyncio.CancelledError:
+            if not result.cancelled() and result.exception() is None:
+                self._give_up(result.result())
+            raise
+
     def _call(
         self, result: "asyncio.Future[ResultT]", call: Callable[..., ResultT], arguments: tuple[Any, ...]
     ) -> None:
@@ -82,7 +92,8 @@ class FileThreads:
         except Exception as error:  # without this frame, which would keep the arguments alive
             hand_over(None, error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         else:
-            hand_over(given, None)
+            if not hand_over(given, None) and isinstance(given, Closable):
+                _close(given)
 
     def _hand_over(self, result: "asyncio.Future[Any]", given: Any, error: Exception | None) -> None:
         self._places.release()
@@ -90,7 +101,12 @@ class FileThreads:
             result.set_exception(error)
         elif not result.done():
             result.set_result(given)
-        elif hasattr(given, "close"):
+        else:
+            self._give_up(given)
+
+    def _give_up(self, given: Any) -> None:
+        """Nobody waits for it any more."""
+        if isinstance(given, Closable):
             self.close(given)
 
 
@@ -98,9 +114,12 @@ def _start_thread(call: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=call, args=arguments, name="files", daemon=True).start()
 
 
-def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
-    with suppress(RuntimeError):  # the loop has ended
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> bool:
+    """Whether the loop has not ended."""
+    with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *arguments)
+        return True
+    return False
 
 
 def _close(file: Closable) -> None:

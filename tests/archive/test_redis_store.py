@@ -271,6 +271,7 @@ async def test_callers_that_hold_all_connections_hinder_no_worker(
     try:
         await queue.open_batch(BatchSpec("batch"))
         await queue.submit("batch", specs("a", "b"))
+        monkeypatch.setattr(redis_queue, "CALL_S", 60.0)
         await asyncio.gather(*(queue.list_batches() for _ in range(500)))
         assert all(queue._store._clients[use].connection_pool.max_connections <= 4 for use in queue._store._clients)
         pool = queue._store._clients[""].connection_pool

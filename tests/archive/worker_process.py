@@ -12,7 +12,7 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.logs import configure_logs, log_all_output
 
-POLICY = QueuePolicy(lease_s=2.0)
+POLICY = QueuePolicy(lease_s=4.0)
 
 
 async def handle(lease: Lease, progress: Callable[[str], None]) -> Outcome:

@@ -40,7 +40,7 @@ async def _setup(server: grpc.aio.Server, config: FakeConfig, lifecycle: Lifecyc
     if config.behaviour == "hang":
         await asyncio.sleep(3600)
     if config.behaviour == "crash":
-        asyncio.get_running_loop().call_later(0.3, os._exit, 9)
+        asyncio.get_running_loop().call_later(1.0, os._exit, 9)
     if config.behaviour == "deaf":
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)

@@ -26,6 +26,7 @@ from slipstream.stack.local import Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.run_folder import RunFolder
 from tests.cli.fake_gateway import TEXT, good_video, hanging_video
+from tests.support.processes import our_children
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
@@ -47,14 +48,9 @@ def options(tmp_path: Path) -> StackOptions:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    before = our_children()
+    before = our_children()  # such as a server that other tests share
     yield
     assert our_children() <= before
-
-
-def our_children() -> set[str]:
-    """The processes that this one started and that still exist: here also a server that other tests share."""
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
 
 
 def behave(options: StackOptions, **behaviours: str) -> StackOptions:
@@ -133,10 +129,11 @@ async def test_a_service_may_stay_dead_on_request(options: StackOptions) -> None
         assert draft.starts == 1
 
 
-async def test_a_crash_loop_ends_the_stack(options: StackOptions) -> None:
+async def test_a_crash_loop_ends_the_stack(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "STABLE_S", 60.0)  # however late this process hears that it serves
     async with Stack(behave(options, draft="crash")) as stack:
         with pytest.raises(ServiceUnavailable, match=r"^draft ended with exit status 9.*3 times in a row"):
-            await asyncio.wait_for(stack.wait_failed(), 60)
+            await asyncio.wait_for(stack.wait_failed(), 240)
 
 
 async def test_a_failed_start_tells_the_last_error_of_the_log(options: StackOptions) -> None:
@@ -323,7 +320,7 @@ def test_what_a_killed_stack_left_is_swept_by_the_next(options: StackOptions) ->
 async def test_up_ends_while_it_captions_and_says_so(options: StackOptions, tmp_path: Path) -> None:
     with Up(options) as up:
         async with connect_async(up.address) as captioner:
-            events = captioner.events(hanging_video(tmp_path / "hang.mp4"))
+            events = captioner.events(hanging_video(tmp_path / "hang.mp4"), resume_wait_s=0)
             await anext(events)
             up.process.send_signal(signal.SIGINT)
             with pytest.raises(ServiceUnavailable, match="is stopping and has ended the call"):

@@ -29,6 +29,7 @@ from slipstream.errors import (
 from slipstream.options import OPTIONS
 from tests.cli.fake_gateway import DETAILS, PIECES, TEXT, FakeGateway, good_video, hanging_video, refused_video
 from tests.client.conftest import Proxy
+from tests.support.processes import eventually
 
 HANG = b"hang"
 
@@ -171,8 +172,11 @@ async def test_the_end_of_an_asynchronous_stream_ends_the_caption(gateway: FakeG
 
 async def test_a_cancelled_task_ends_its_caption(gateway: FakeGateway) -> None:
     async with slipstream.connect_async(gateway.address) as captioner:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(captioner.caption(HANG), 0.3)
+        captioning = asyncio.create_task(captioner.caption(HANG))
+        await eventually(lambda: gateway.received == HANG)
+        captioning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await captioning
         assert await asyncio.to_thread(gateway.cancelled.wait, 60)
 
 

@@ -15,6 +15,7 @@ from slipstream.client import async_captioner
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.stack.local import StackOptions
 from tests.cli.fake_gateway import TEXT
+from tests.support.processes import our_children
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys(("target", "draft", "gateway"), "tests.cli.fake_service")
@@ -47,8 +48,7 @@ def _environment() -> dict[str, str]:
 
 def _children() -> set[int]:
     """Those that the test started."""
-    lists = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
-    return {int(pid) for pids in lists for pid in pids} - _others
+    return our_children() - _others
 
 
 def _wait_until_gone(folder: Path, timeout_s: float = 60) -> None:

@@ -25,8 +25,8 @@ from bench.faults.batches import archive_of, list_jobs, submit
 from slipstream import AsyncCaptioner, connect_async
 from slipstream.archive.messages import BatchItem, JobCounts
 from slipstream.errors import SlipstreamError
+from slipstream.stack.local import gateway_address
 from tests.support.fuzzing import report_findings
-from tests.support.ports import free_port
 
 PROJECT, SERVICES, MOUNT = "slipstream-check", ("redis", "target", "draft", "gateway"), "/videos"
 START_S, RETURN_S, BUILD_S, BATCH_S = 300.0, 180.0, 1800.0, 600.0
@@ -61,7 +61,7 @@ class Compose:
     """The containers of one compose project. Nothing runs before `up`."""
 
     def __init__(self, videos: Path) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = gateway_address(None)
         own = {"VIDEOS": str(videos), "PORT": self.address.partition(":")[2], "IMAGE": PROJECT, "THREADS": "1"}
         password = videos.parent / "redis_password"
         password.write_text(secrets.token_hex(16))

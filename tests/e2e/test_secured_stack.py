@@ -13,7 +13,7 @@ import pytest
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.process import ServiceProcess
 from tests.rpc.secured import make_certificates
-from tests.support.gateway_client import caption, options_message, send
+from tests.support.gateway_client import caption, has_draft, options_message, send, until
 from tests.support.processes import STOP_S, eventually, logged, model_flags, new_process, read_log
 from tests.support.world import World
 
@@ -63,7 +63,8 @@ async def test_mtls_from_end_to_end_tells_nobody_what_is_captioned(world: World,
         gateway = await stack.enter_async_context(started("gateway", tmp_path / "gateway", *peers, *both))
         channel = await stack.enter_async_context(open_channel(gateway[1], certificates.peer("somebody")))
         prompt, stop = f"Where is {CANARY}?", [f"{CANARY}!"]
-        answer = await caption(channel, path=str(clip), prompt=prompt, num_frames=4, max_new_tokens=24, stop=stop)
+        asked: dict[str, Any] = {"prompt": prompt, "num_frames": 4, "max_new_tokens": 24, "stop": stop}
+        answer = await until(has_draft, lambda: caption(channel, path=str(clip), **asked))
         assert answer.summary.num_tokens == 24 and answer.summary.speculation.guidance_bytes > 0
         refusals = [await refused(channel, wrong) for wrong in wrong_options(tmp_path)]
         pages = [await shown(address) for _, _, address in (gateway, target, draft)]

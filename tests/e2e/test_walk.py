@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.walk import CAPTION, JOB, STARTING, Note, Walk, count, measure
 
+pytestmark = pytest.mark.timeout(900)
+
 MOST_FOR_A_CAPTION = 65
 MOST_FOR_A_ROUND = 30
 MOST_MORE_FOR_A_JOB = 17

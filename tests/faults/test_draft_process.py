@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tests.faults.conftest import FragileStack, Strike
-from tests.support.gateway_client import Captioned
+from tests.support.gateway_client import Captioned, has_draft, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -28,7 +28,10 @@ async def test_killed_and_started_again(fragile: FragileStack) -> None:
     """Once, as `python -m bench draft-faults` kills many drafts at random moments."""
     strike_at, draft = 30, fragile.process("draft")
     starts = draft.starts
-    kill = Strike(lambda c: len(c.token_ids) >= strike_at, lambda: os.kill(draft.pid, signal.SIGKILL))
+    kill = Strike(
+        lambda c: len(c.token_ids) >= strike_at and has_draft(c),
+        lambda: os.kill(draft.pid, signal.SIGKILL),
+    )
 
     def on_event(captioned: Captioned) -> bool:
         kill(captioned)
@@ -62,7 +65,7 @@ async def test_killed_while_it_joins(fragile: FragileStack) -> None:
 async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int) -> None:
     draft = fragile.process("draft")
     freeze = Strike(
-        lambda c: len(c.token_ids) >= strike_at and "draft_ready" in c.stage_names,
+        lambda c: len(c.token_ids) >= strike_at and has_draft(c),
         lambda: os.kill(draft.pid, signal.SIGSTOP),
     )
     thaw = Strike(lambda c: "draft_lost" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGCONT))
@@ -92,10 +95,14 @@ async def test_frozen_before_a_caption_begins(fragile: FragileStack) -> None:
 
 async def test_losses_are_counted(fragile: FragileStack) -> None:
     draft = fragile.process("draft")
-    stop = Strike(lambda c: "draft_ready" in c.stage_names, lambda: os.kill(draft.pid, signal.SIGSTOP))
-    try:
-        captioned = await fragile.caption(stop, max_new_tokens=500)
-    finally:
-        os.kill(draft.pid, signal.SIGCONT)
-    assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost") >= 1
+
+    async def frozen() -> Captioned:
+        stop = Strike(has_draft, lambda: os.kill(draft.pid, signal.SIGSTOP))
+        try:
+            return await fragile.caption(stop, max_new_tokens=500)
+        finally:
+            os.kill(draft.pid, signal.SIGCONT)
+
+    captioned = await until(lambda one: one.summary.speculation.drafts_lost, frozen)
+    assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost")
     await fragile.check(captioned)

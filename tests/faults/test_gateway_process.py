@@ -26,7 +26,14 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 async def lose(fragile: FragileStack, *names: str, **options: Any) -> tuple[list[CommittedText], Caption, list[str]]:
-    """The text, the caption and the stages of a caption in the middle of which these processes are killed."""
+    """The text, the caption and the stages of a caption in the middle of which these processes are killed. It may be
+    all said before this process hears of the middle: then once more."""
+    while not (outcome := await _strike(fragile, *names, **options))[1].timings.resumptions:
+        await fragile.all_serving()
+    return outcome
+
+
+async def _strike(fragile: FragileStack, *names: str, **options: Any) -> tuple[list[CommittedText], Caption, list[str]]:
     texts: list[CommittedText] = []
     stages: list[str] = []
     killed = False

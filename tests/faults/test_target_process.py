@@ -16,7 +16,7 @@ from slipstream.captioning.resumption import MAX_RESUMPTIONS
 from slipstream.errors import ServiceUnavailable
 from slipstream.rpc.calls import open_channel
 from tests.faults.conftest import FragileStack, Strike
-from tests.support.gateway_client import Captioned, caption
+from tests.support.gateway_client import Captioned, caption, until
 from tests.support.processes import eventually, logged, running
 from tests.support.world import NUM_FRAMES, PROMPT
 
@@ -52,9 +52,12 @@ async def lost_once(fragile: FragileStack, lose: Callable[[], None], options: di
     """The target is lost after some tokens, and the caption is that of an undisturbed stack."""
     options = options | {"max_new_tokens": NUM_TOKENS}
     undisturbed = await fragile.caption(**options)
-    strike = Strike(lambda c: len(c.token_ids) >= 20, lose)
-    captioned = await fragile.caption(strike, **options)
-    assert strike.num_tokens is not None and strike.num_tokens < NUM_TOKENS
+
+    async def struck() -> Captioned:
+        await fragile.all_serving()
+        return await fragile.caption(Strike(lambda c: len(c.token_ids) >= 20, lose), **options)
+
+    captioned = await until(lambda one: one.summary.timings.resumptions, struck)
     assert outcome(captioned) == outcome(undisturbed)
     assert captioned.summary.timings.resumptions == 1 and captioned.summary.timings.resume_s > 0
     assert [stage.stage for stage in captioned.stages if stage.stage.startswith("resume")] == ["resume", "resumed"]

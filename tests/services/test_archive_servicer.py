@@ -229,14 +229,17 @@ async def test_a_store_that_is_away_is_said_at_once(served: Served, monkeypatch:
 
 async def test_a_watch_tells_changes_only_and_ends(served: Served) -> None:
     await served.archive.submit(ITEMS, key="k")
-    watching = asyncio.create_task(served.archive.watch("k"))
-    await asyncio.sleep(0.2)
+    call = served.stub.WatchBatch(archive_pb2.WatchBatchRequest(batch="k"), timeout=120)
+    seen = [await call.read()]
+    await asyncio.sleep(0.2)  # nothing changes, so nothing is said
     leases = await served.queue.take("tester", 2)
+    seen.append(await call.read())
     await asyncio.sleep(0.2)
     for lease in leases:
         await served.queue.finish(lease, Outcome(JobState.FAILED, error="no"))
     await served.end_all()
-    seen = await watching
+    while (change := await call.read()) is not grpc.aio.EOF:
+        seen.append(change)
     assert len({change.SerializeToString(deterministic=True) for change in seen}) == len(seen) <= 5
     assert seen[0].counts.queued == 5 and seen[1].counts.running == 2
     last = seen[-1]

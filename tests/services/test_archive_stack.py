@@ -80,7 +80,6 @@ async def test_every_item_has_its_end(
         assert captions[name].text == alone.text and captions[name].num_tokens == len(alone.tokens)
         _check_receipt(jobs[name], clip)
     assert sorted(_receipt(jobs[name]).reused for name in ("0", "same")) == [False, True]
-    assert any(made.speculation.kept_digest for made in captions.values())
     assert ended.totals.tokens == sum(captions[name].num_tokens for name in names[:3]) and ended.totals.reused == 1
     assert ended.totals.video_s == pytest.approx(9.0) and ended.totals.plain_generate_s > 0
     async with open_channel(stack.processes["target"].address) as channel:
@@ -101,7 +100,7 @@ async def test_every_item_has_its_end(
 
 async def test_a_cancelled_batch_keeps_what_it_has(door: grpc.aio.Channel, videos: Path) -> None:
     path = str(videos / "0.mp4")
-    items = [BatchItem(str(seed), path, {"prompt": f"{PROMPT} {seed}"}) for seed in range(12)]
+    items = [BatchItem(str(seed), path, {"prompt": f"{PROMPT} {seed}"}) for seed in range(60)]
     archive = archive_at(door)
     batch = await archive.submit(items, num_frames=6, max_new_tokens=1500, method="autoregressive")
     async with aclosing(batch.watch()) as snapshots:
@@ -111,7 +110,7 @@ async def test_a_cancelled_batch_keeps_what_it_has(door: grpc.aio.Channel, video
     await batch.cancel()
     ended = await batch.wait()
     assert ended.state is BatchState.CANCELLED
-    assert ended.counts.cancelled and ended.counts.cancelled + ended.counts.done == 12
+    assert ended.counts.cancelled and ended.counts.cancelled + ended.counts.done == 60
     assert len(await jobs_of(batch, [JobState.CANCELLED])) == ended.counts.cancelled
 
 

@@ -16,7 +16,7 @@ import trustme
 from slipstream.captioning.fetch import Address, Fetcher, Url, is_public, parse_url
 from slipstream.captioning.media import VideoBuffer
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, VideoNotFound
-from tests.support.ports import free_port
+from slipstream.stack.local import gateway_address
 
 NAME = "videos.example"
 VIDEO = bytes(range(256)) * 4000
@@ -96,7 +96,7 @@ async def site() -> AsyncIterator[Site]:
     site = Site(trustme.CA(), addresses=[[PUBLIC]])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     site.authority.issue_cert(NAME, "other.example").configure_cert(context)
-    site.port = free_port(PUBLIC, INNER)
+    site.port = int(gateway_address(f"{PUBLIC}:0").rpartition(":")[2])
     servers = [await asyncio.start_server(site.serve, host, site.port, ssl=context) for host in (PUBLIC, INNER)]
     site.answers[b"/clip.mp4"] = ok(VIDEO)
     yield site

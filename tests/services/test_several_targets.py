@@ -1,13 +1,13 @@
 """One address that leads to several targets: calls are spread, and each draft pulls guidance where its session is."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slipstream.rpc.calls import open_channel
-from slipstream.stack.local import Stack
-from tests.support.gateway_client import caption
-from tests.support.ports import free_port
+from slipstream.stack.local import Stack, gateway_address
+from tests.support.gateway_client import caption, has_draft
 from tests.support.processes import all_running, logged, model_flags, running
 from tests.support.world import PROMPT, World
 
@@ -18,7 +18,7 @@ MOST_CAPTIONS = 40
 
 
 async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack, world: World, tmp_path: Path) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in (free_port(), free_port())]
+    addresses = [gateway_address(None), gateway_address(None)]
     starts = (
         running(
             "target", tmp_path / str(number), *model_flags(world.pair.target, "--advertise", address), listen=address
@@ -32,10 +32,9 @@ async def test_guidance_comes_from_the_target_that_has_the_session(stack: Stack,
         open_channel(gateway.address) as channel,
     ):
         sessions = [0, 0]
+        asked: dict[str, Any] = {"num_frames": 4, "max_new_tokens": 1000, "pruner": "uv", "gate": False}
         while min(sessions) == 0 and sum(sessions) < MOST_CAPTIONS:
-            captioned = await caption(
-                channel, world.clips[0], prompt=PROMPT, num_frames=4, max_new_tokens=48, pruner="uv", gate=False
-            )
+            captioned = await caption(channel, world.clips[0], prompt=PROMPT, on_event=has_draft, **asked)
             assert "draft_ready" in captioned.stage_names, captioned.stages
             sessions = [len(logged(target.log_path, "session.opened")) for target in targets]
     assert min(sessions) > 0

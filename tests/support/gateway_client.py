@@ -1,6 +1,7 @@
 """A client of the gateway for tests: one call captions one video and keeps every event."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,20 @@ async def caption(
                 break
     finally:
         await events.aclose()
+    return captioned
+
+
+def has_draft(captioned: Captioned) -> bool:
+    """A draft has joined."""
+    return "draft_ready" in captioned.stage_names
+
+
+async def until(holds: Callable[[Captioned], object], ask: Callable[[], Awaitable[Captioned]]) -> Captioned:
+    """The first caption of which that holds: nobody waits for a draft, and on a busy machine a short text may be over
+    before one was heard."""
+    async with asyncio.timeout(2 * TIMEOUT_S):
+        while not holds(captioned := await ask()):
+            pass
     return captioned
 
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -63,7 +64,8 @@ def model_flags(checkpoint: Path, *more: str) -> tuple[str, ...]:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The log's lines, each of which must be a JSON object."""
-    lines = path.read_text().splitlines()
+    text = path.read_text()
+    lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
     entries = [_parse(line) for line in lines]
     assert None not in entries, f"not JSON: {lines[entries.index(None)]}"
     return [entry for entry in entries if entry is not None]
@@ -80,6 +82,20 @@ def check_logs(stack: Stack) -> None:
     for process in stack.processes.values():
         failures = [entry for entry in read_log(process.log_path) if entry["level"] in ("error", "critical")]
         assert not failures, failures[0]
+
+
+def our_children() -> set[int]:
+    """Ids of the processes that this one started and that still exist. Threads may end while it looks."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.update(map(int, path.read_text().split()))
+    return found
+
+
+async def file_threads_rest() -> None:
+    """Returns when no thread opens, reads or closes a file."""
+    await eventually(lambda: not any(thread.name == "files" for thread in threading.enumerate()))
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -6,6 +6,7 @@ Sound files must be decoded as before afterwards, and no process, descriptor or 
 
 import asyncio
 import collections
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -21,6 +22,7 @@ from slipstream.video.messages import DecodeLimits
 from slipstream.video.pool import DecodePool
 from tests.support.fuzzing import fuzzing, report_findings
 from tests.support.media import ClipSpec, even_times_ms, make_clip
+from tests.support.processes import eventually, file_threads_rest, our_children
 
 WORKERS = 2
 FRAMES = 6
@@ -103,6 +105,7 @@ def test_damaged_files_give_frames_or_a_documented_error() -> None:
         runner.run(_prepare(pool))
         try:
             at_first = [runner.run(_frames_digest(pool, data)) for data in sound * WORKERS]
+            runner.run(file_threads_rest())
             before = _held()
 
             @fuzzing(usual_examples=60)
@@ -112,12 +115,12 @@ def test_damaged_files_give_frames_or_a_documented_error() -> None:
 
             decode()
             assert [runner.run(_frames_digest(pool, data)) for data in sound * WORKERS] == at_first
-            runner.run(asyncio.sleep(0.5))
+            with contextlib.suppress(TimeoutError):
+                runner.run(eventually(lambda: not any(_left(before, _held()).values())))
             after = _held()
         finally:
             runner.run(_close(pool))
-    left = {name: after[name] - before[name] for name in ("processes", "descriptors", "mappings")}
-    assert not any(left.values()), left
+    assert not any(_left(before, after).values()), _left(before, after)
     grown_bytes = after["rss_bytes"] - before["rss_bytes"]
     assert grown_bytes < MAX_GROWTH_BYTES
     found = {"files": outcomes.total(), "outcomes": dict(outcomes), "parent_growth_mb": round(grown_bytes / 1e6, 1)}
@@ -163,12 +166,16 @@ def _kind(error: SlipstreamError) -> str:
     return type(error).__name__
 
 
+def _left(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - before[name] for name in ("processes", "descriptors", "mappings")}
+
+
 def _held() -> dict[str, int]:
     """What this process holds."""
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "rss_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
-        "processes": sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children")),
+        "processes": len(our_children()),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "mappings": Path("/proc/self/maps").read_text().count("memfd:"),
     }

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from tests.support.archive_faults.history import Act, JobEvent, Kind, finished_captions, read_events
+from tests.support.archive_faults.history import ENDS, Act, JobEvent, Kind, finished_captions, read_events
 from tests.support.cluster import Cluster
 
 FREEZE_S = 20.0
@@ -108,10 +108,12 @@ class FaultInjector:
         try:
             await cluster.wait_serving("redis", starts + 1)
             self._remember("kill", "redis", began)
-            await self._wait_taken_over(victim)
+            held = self._in_hand()[victim]
+            await self._wait_taken_over(held)
         finally:
             cluster.thaw(victim)
         self._remember("freeze", victim, froze)
+        await self._wait_noticed(victim, held)
 
     async def _wait_uncommitted(self) -> str:
         """The gateway with most captions that are done and not committed, of which there is one then."""
@@ -123,8 +125,15 @@ class FaultInjector:
         uncommitted = self._uncommitted()
         return max(uncommitted, key=lambda name: uncommitted[name])
 
-    async def _wait_taken_over(self, victim: str) -> None:
-        left = self._in_hand()[victim]
+    async def _wait_noticed(self, victim: str, held: set[tuple[str, int]]) -> None:
+        """Until who woke up has said how its jobs ended, which may be after the batch has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_OVER_S):
+                while held:
+                    await asyncio.sleep(POLL_S)
+                    held -= {(e.job_id, e.epoch) for e in self.events() if e.process == victim and e.kind in ENDS}
+
+    async def _wait_taken_over(self, left: set[tuple[str, int]]) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_OVER_LEASES * self._cluster.options.lease_s + TAKEN_OVER_S):
                 while left:
