@@ -52,6 +52,7 @@ DOCUMENTED = {
     "RESOURCE_EXHAUSTED",
     "UNAVAILABLE",
     "UNIMPLEMENTED",
+    "ABORTED",  # what was delivered is no beginning of the text; a pause was too long
 }
 GIVEN_UP = {"CANCELLED", "DEADLINE_EXCEEDED"}
 PROCESSES = {"gateway": "gateway-0", "target": "target", "draft": "draft"}
