@@ -16,8 +16,8 @@ from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
+from slipstream.logs import heard
 from slipstream.messages import Frames
-from slipstream.tasks import heard
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
