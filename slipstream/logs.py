@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr, with a bound request id."""
+"""Structured logs: one JSON object a line on stderr, with a bound request id; and what is kept out of them."""
 
 import asyncio
 import io
@@ -114,7 +114,7 @@ class LineBudget:
         return left_out
 
 
-# -- tasks ------------------------------------------------------------------------------------------------------------
+# -- unheard failures -------------------------------------------------------------------------------------------------
 
 FutureT = TypeVar("FutureT", bound="asyncio.Future[Any]")
 
