@@ -1,12 +1,13 @@
-"""Structured logs: one JSON object a line on stderr, with a bound request id."""
+"""Structured logs: one JSON object a line on stderr, with a bound request id; and what is kept out of them."""
 
+import asyncio
 import io
 import logging
 import sys
 import threading
 import time
 from collections import Counter
-from typing import TextIO
+from typing import Any, TextIO, TypeVar
 
 import structlog
 
@@ -111,3 +112,15 @@ class LineBudget:
         self._lines[caller] += 1
         left_out, self._left_out = self._left_out, 0
         return left_out
+
+
+# -- unheard failures -------------------------------------------------------------------------------------------------
+
+FutureT = TypeVar("FutureT", bound="asyncio.Future[Any]")
+
+
+def heard(task: FutureT) -> FutureT:
+    """`task`, whose failure counts as heard. Whoever waits for it may be cancelled just as it fails, and the event loop
+    would log a failure that concerns nobody any more as an error."""
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

@@ -22,7 +22,7 @@ from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from tests.faults.fake_draft import LIES, FakeDraft
 from tests.support.processes import running
 
-ROUNDS, MORE_ROUNDS = 3, 15
+ROUNDS, MORE_ROUNDS = 5, 15
 MAX_SLOWDOWN = 1.1
 METHODS = ("slipstream", "autoregressive")
 """The caption that the draft lies to, and the one beside it."""

@@ -13,7 +13,7 @@ import torch
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
-from slipstream.logs import bound_request_id, get_logger
+from slipstream.logs import bound_request_id, get_logger, heard
 from slipstream.messages import DraftReady, DraftStart
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
@@ -24,7 +24,6 @@ from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
 from slipstream.speculation.protocol import AdvanceLine, RestartLine
-from slipstream.tasks import heard
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 

@@ -25,8 +25,7 @@ from slipstream.errors import (
     SlipstreamError,
     VideoNotFound,
 )
-from slipstream.logs import get_logger
-from slipstream.tasks import heard
+from slipstream.logs import get_logger, heard
 
 # -- one run ----------------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
+from slipstream.logs import heard
 from slipstream.messages import Frames
-from slipstream.tasks import heard
 
 # -- work -------------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from slipstream.errors import (
     SlipstreamError,
     VersionMismatch,
 )
-from slipstream.logs import get_logger
+from slipstream.logs import get_logger, heard
 from slipstream.messages import DraftEvent, DraftStart, ModelInfo, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import as_slipstream_error, is_too_large, open_channel, request_metadata
@@ -32,7 +32,6 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2,
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.lines import Standing
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
-from slipstream.tasks import heard
 
 ASK_TIMEOUT_S = 2.0
 RETRY_S = 0.2

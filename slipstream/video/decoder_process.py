@@ -19,8 +19,7 @@ import numpy as np
 
 import slipstream
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
-from slipstream.logs import get_logger
-from slipstream.tasks import heard
+from slipstream.logs import get_logger, heard
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     BadAnswer,

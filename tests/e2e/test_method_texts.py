@@ -33,6 +33,7 @@ async def test_methods(gateway: grpc.aio.Channel, world: World, method: str, alp
     )
     assert captioned.summary.options["method"] == method
     if method != "autoregressive":
+        assert captioned.summary.speculation.judged > 0
         assert captioned.summary.speculation.draft_pass_s > 0
 
 

@@ -104,5 +104,5 @@ async def test_losses_are_counted(fragile: FragileStack) -> None:
             os.kill(draft.pid, signal.SIGCONT)
 
     captioned = await until(lambda one: one.summary.speculation.drafts_lost, frozen)
-    assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost")
+    assert captioned.summary.speculation.drafts_lost == captioned.stage_names.count("draft_lost") >= 1
     await fragile.check(captioned)

@@ -11,7 +11,7 @@ import slipstream
 from slipstream import Caption, CommittedText, StageChange
 from slipstream.rpc.v1 import gateway_pb2
 from tests.faults.conftest import FragileStack
-from tests.support.gateway_client import options_message, refusal, send, upload_messages
+from tests.support.gateway_client import MOST_TRIES, options_message, refusal, send, upload_messages
 from tests.support.world import NUM_FRAMES, PROMPT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,9 +28,12 @@ KINDS: dict[str, dict[str, Any]] = {
 async def lose(fragile: FragileStack, *names: str, **options: Any) -> tuple[list[CommittedText], Caption, list[str]]:
     """The text, the caption and the stages of a caption in the middle of which these processes are killed. It may be
     all said before this process hears of the middle: then once more."""
-    while not (outcome := await _strike(fragile, *names, **options))[1].timings.resumptions:
+    for _ in range(MOST_TRIES):
+        texts, caption, stages = await _strike(fragile, *names, **options)
+        if caption.timings.resumptions:
+            break
         await fragile.all_serving()
-    return outcome
+    return texts, caption, stages
 
 
 async def _strike(fragile: FragileStack, *names: str, **options: Any) -> tuple[list[CommittedText], Caption, list[str]]:

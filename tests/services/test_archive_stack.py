@@ -80,6 +80,7 @@ async def test_every_item_has_its_end(
         assert captions[name].text == alone.text and captions[name].num_tokens == len(alone.tokens)
         _check_receipt(jobs[name], clip)
     assert sorted(_receipt(jobs[name]).reused for name in ("0", "same")) == [False, True]
+    assert any(made.speculation.kept_digest for made in captions.values())
     assert ended.totals.tokens == sum(captions[name].num_tokens for name in names[:3]) and ended.totals.reused == 1
     assert ended.totals.video_s == pytest.approx(9.0) and ended.totals.plain_generate_s > 0
     async with open_channel(stack.processes["target"].address) as channel:

@@ -64,17 +64,20 @@ def model_flags(checkpoint: Path, *more: str) -> tuple[str, ...]:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The log's lines, each of which must be a JSON object."""
-    text = path.read_text()
-    lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be half written
+    return _entries(path.read_text())
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    lines = text.splitlines()
     entries = [_parse(line) for line in lines]
     assert None not in entries, f"not JSON: {lines[entries.index(None)]}"
     return [entry for entry in entries if entry is not None]
 
 
 def logged(path: Path, event: str, **fields: object) -> list[Mapping[str, Any]]:
-    """The entries of that event that have these fields."""
-    wanted = {"event": event} | fields
-    return [entry for entry in read_log(path) if wanted.items() <= entry.items()]
+    """The entries of that event that have these fields, as far as they are written: a service may be at the next."""
+    wanted, text = {"event": event} | fields, path.read_text()
+    return [entry for entry in _entries(text[: text.rfind("\n") + 1]) if wanted.items() <= entry.items()]
 
 
 def check_logs(stack: Stack) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.logs import heard
 from slipstream.rpc.peers import DraftCall
-from slipstream.tasks import heard
 
 
 async def unheard(fail: Callable[[asyncio.Event], asyncio.Task[Any]]) -> list[dict[str, Any]]:
