@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.target_engine import TargetEngine
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent

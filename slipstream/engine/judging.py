@@ -9,7 +9,7 @@ import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest

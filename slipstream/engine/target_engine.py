@@ -15,8 +15,7 @@ from slipstream.engine.batcher import SessionWork, frames_bytes
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
-from slipstream.engine.target_prefill import PromptPass, schedule_of
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import PromptPass, TargetSession, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM

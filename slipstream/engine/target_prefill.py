@@ -1,27 +1,72 @@
-"""The target's prefill, block by block on the model's thread: from the frames, or from a prefix that is at hand.
+"""One caption at the target: what it holds, and its prefill, block by block on the model's thread.
 
-The lossy baselines are here too: they drop video tokens while it runs.
+The prefill starts from the frames, or from a prefix that is at hand. The lossy baselines are here too: they drop video
+tokens while it runs.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from slipstream.engine.batcher import encode_blocks
+from slipstream.budget import Reservation
+from slipstream.engine.batcher import SessionWork, encode_blocks
 from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.local_drafter import LocalDrafter
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
-from slipstream.engine.target_session import TargetSession
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.errors import InvalidRequest
+from slipstream.families.adapter import StoppingText
 from slipstream.messages import Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
 from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
 from slipstream.pruning.unguided import keep_changed_tokens
+from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.methods import GuidanceKind, Rank
+from slipstream.speculation.protocol import StopRule
+
+# -- session ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class TargetSession:
+    """One caption at the target. `committed` ends with the one token that is not in the cache yet."""
+
+    request: TargetStart
+    plan: PromptPlan
+    rule: StopRule
+    sampler: TargetSampler
+    text: StoppingText
+    guidance: asyncio.Future[Guidance]
+    """Done when layer L has run."""
+    attention: TextAttention | None
+    """The text's to the video, where somebody asked for it."""
+    drafter_type: type[LocalDrafter] | None
+    """Of a session that may draft for itself."""
+    lossy: Schedule | None
+    """What the prefill drops of the video, where the session is a lossy baseline."""
+    prefilled: asyncio.Future[None]
+    place: Reservation
+    work: SessionWork
+    committed: list[int] = field(default_factory=list)
+    """Touched on the model's thread only, once the prefill is done."""
+    first_logits: torch.Tensor | None = None
+    """[vocab], after the prefill."""
+    drafter: LocalDrafter | None = None
+    """Made when drafting is first asked for."""
+    num_pulls: int = 0
+    """How often its guidance was asked for."""
+
+    @property
+    def has_place(self) -> bool:
+        """It is served, and its frames may come; else it waits."""
+        return self.place.admitted_at is not None and self.work.may_have_frames
+
 
 # -- prefill ----------------------------------------------------------------------------------------------------------
 

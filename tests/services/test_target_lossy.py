@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest, SlipstreamError
 from slipstream.messages import JudgeRequest, Prefilled, TargetStart

@@ -13,7 +13,7 @@ import torch
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.sparse_drafter import SparseDrafter
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, TargetStart

@@ -14,7 +14,7 @@ import torch
 
 from slipstream.engine import Prefill, VideoLM, load_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
-from slipstream.engine.target_session import TargetSession
+from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
 from slipstream.messages import Frames, JudgeRequest, Prefilled, StageProgress, TargetStart
