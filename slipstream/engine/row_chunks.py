@@ -9,6 +9,8 @@ from slipstream.engine.forward import Decoder
 
 CHUNK_BYTES = 256 * 2**20
 """Of one of the matrices that a part of a layer makes of its rows at once."""
+_OF_CHUNKS, _OF_ALL_ROWS = 3, 5
+"""Matrices that are alive at once, at most: those that a part makes of a chunk, and those as wide as the model."""
 
 
 class RowChunks(nn.Module):
@@ -51,3 +53,12 @@ def chunk_rows(decoder: Decoder) -> None:
                 layer.mlp = RowChunks.around(part, config.intermediate_size, dtype)
             elif name != "self_attn":
                 setattr(layer, name, RowChunks.around(part, config.hidden_size, torch.float32))
+
+
+def prefill_bytes(decoder: Decoder, num_tokens: int) -> int:
+    """Most bytes that a dense layer's pass over so many tokens needs at once, keys and values apart: no less than
+    `python -m bench models` finds on torch's device `meta`, and at most a third more."""
+    config, itemsize = decoder.config, decoder.embed_tokens.weight.element_size()
+    widest = max(config.intermediate_size * itemsize, config.hidden_size * torch.float32.itemsize)
+    chunk = min(CHUNK_BYTES, num_tokens * widest)
+    return _OF_CHUNKS * chunk + _OF_ALL_ROWS * num_tokens * int(config.hidden_size) * itemsize

@@ -60,7 +60,8 @@ class ModelServiceConfig(WireOptions):
         return self.threads or len(os.sched_getaffinity(0))
 
     def budgets(self, model: VideoLM, share: float, cache_mb: int, cache_ratio: float) -> tuple[int, int]:
-        """Bytes for keys and values of captions, and for a cache of what is kept of earlier ones.
+        """Bytes for keys and values of captions, and for a cache of what is kept of earlier ones. Where nobody said how
+        many, a caption that takes all of them leaves room for the pass that computes them.
 
         Args:
             share: of what is available on the model's device, where nobody said how much.
@@ -75,7 +76,10 @@ class ModelServiceConfig(WireOptions):
             kv_bytes = int(share * available / (1 + cache_ratio))
         else:
             kv_bytes = int(share * max(0, available - told_bytes))
-        return kv_bytes, told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
+        cache_bytes = told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
+        if not self.kv_budget_mb:
+            kv_bytes = max(0, min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes)))
+        return kv_bytes, cache_bytes
 
     @property
     def frames_budget_bytes(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner, kept_rows
 from slipstream.engine.kv_cache import KVCache, round_up
+from slipstream.engine.row_chunks import prefill_bytes
 from slipstream.engine.segments import Observer
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -131,6 +132,10 @@ class VideoLM:
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
         return self._runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
+
+    def prefill_bytes(self, kv_bytes: int) -> int:
+        """Bytes that the prefill of so many keys and values needs beside them at its peak."""
+        return prefill_bytes(self._runner.decoder, kv_bytes // self._runner.kv_bytes_per_token)
 
     def start_prefill(
         self,

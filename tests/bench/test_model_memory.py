@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from bench.gpu.random_model import GEOMETRIES
-from bench.model_memory import GB, memory_of, prefill_bytes
+from bench.gpu.random_model import GEOMETRIES, plan_of
+from bench.model_memory import GB, memory_of, prefill_bytes, runner_of
 from slipstream.engine.row_chunks import RowChunks
+from slipstream.engine.row_chunks import prefill_bytes as bound
 
 MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 
@@ -13,6 +14,13 @@ MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 @pytest.mark.parametrize(("name", "most_gb"), MOST_GB.items())
 def test_a_prefill_needs_no_more_than_that(name: str, most_gb: float) -> None:
     assert prefill_bytes(GEOMETRIES[name]) <= most_gb * GB
+
+
+@pytest.mark.parametrize("num_tokens", [1000, 10_000, 100_000])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_budgets_count_on_a_little_more(name: str, num_tokens: int) -> None:
+    measured, decoder = prefill_bytes(GEOMETRIES[name], num_tokens), runner_of(GEOMETRIES[name], 1).decoder
+    assert measured <= bound(decoder, plan_of(num_tokens).num_tokens) <= 4 / 3 * measured
 
 
 def test_no_matrix_of_tokens_by_tokens_is_made() -> None:

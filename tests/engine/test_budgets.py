@@ -1,0 +1,49 @@
+"""What a model service takes of the memory that is left: keys and values, a cache, and room for the largest prefill."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipstream.budget import MIB
+from slipstream.engine import startup
+from slipstream.engine.startup import ModelServiceConfig
+
+AVAILABLE = 64 * 1024 * MIB
+
+
+def model(prefill: float) -> Any:
+    """One whose prefills need so many bytes to one of keys and values."""
+    return SimpleNamespace(
+        info=SimpleNamespace(device="cpu"), prefill_bytes=lambda kv_bytes: int(prefill * kv_bytes) + MIB
+    )
+
+
+def config(**options: Any) -> ModelServiceConfig:
+    return ModelServiceConfig(model="any", listen="127.0.0.1:0", **options)
+
+
+@pytest.fixture(autouse=True)
+def available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "available_bytes", lambda: AVAILABLE)
+
+
+def test_a_share_of_what_is_left() -> None:
+    assert config().budgets(model(0.6), 0.5, -1, 0.5) == (AVAILABLE // 6 * 2, AVAILABLE // 6)
+    assert config().budgets(model(0.6), 0.5, 1024, 0.5) == ((AVAILABLE - 1024 * MIB) // 2, 1024 * MIB)
+    assert config().budgets(model(0.6), 0.5, 0, 0.5) == (AVAILABLE // 2, 0)
+
+
+@pytest.mark.parametrize("prefill", [1.5, 2.0])
+def test_room_for_the_pass_that_fills_the_budget(prefill: float) -> None:
+    kv_bytes, cache_bytes = config().budgets(model(prefill), 0.5, -1, 0.5)
+    assert 0 < kv_bytes < AVAILABLE // 3
+    assert kv_bytes + cache_bytes + model(prefill).prefill_bytes(kv_bytes) <= AVAILABLE
+
+
+def test_where_there_is_no_room_nothing_is_promised() -> None:
+    assert config().budgets(model(10.0), 0.5, -1, 0.5)[0] == 0
+
+
+def test_what_somebody_said_is_taken() -> None:
+    assert config(kv_budget_mb=7).budgets(model(99.0), 0.5, -1, 0.5) == (7 * MIB, 3.5 * MIB)
