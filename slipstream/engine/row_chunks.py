@@ -9,8 +9,9 @@ from slipstream.engine.forward import Decoder
 
 CHUNK_BYTES = 256 * 2**20
 """Of one of the matrices that a part of a layer makes of its rows at once."""
-_OF_CHUNKS, _OF_ALL_ROWS = 3, 5
-"""Matrices that are alive at once, at most: those that a part makes of a chunk, and those as wide as the model."""
+_IN_CHUNKS, _BESIDE_CHUNKS, _IN_ATTENTION = 3, 4.25, 6.25
+"""Matrices that are alive at once, at most: those that a part makes of a chunk; those of all rows beside them, as wide
+as the model; and those of all rows in attention, which is not cut."""
 
 
 class RowChunks(nn.Module):
@@ -61,4 +62,5 @@ def prefill_bytes(decoder: Decoder, num_tokens: int) -> int:
     config, itemsize = decoder.config, decoder.embed_tokens.weight.element_size()
     widest = max(config.intermediate_size * itemsize, config.hidden_size * torch.float32.itemsize)
     chunk = min(CHUNK_BYTES, num_tokens * widest)
-    return _OF_CHUNKS * chunk + _OF_ALL_ROWS * num_tokens * int(config.hidden_size) * itemsize
+    matrix = num_tokens * config.hidden_size * itemsize
+    return int(max(_IN_CHUNKS * chunk + _BESIDE_CHUNKS * matrix, _IN_ATTENTION * matrix))

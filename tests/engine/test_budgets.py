@@ -9,7 +9,7 @@ from slipstream.budget import MIB
 from slipstream.engine import startup
 from slipstream.engine.startup import ModelServiceConfig
 
-AVAILABLE = 64 * 1024 * MIB
+AVAILABLE = 60 * 1024 * MIB
 
 
 def model(prefill: float) -> Any:
