@@ -16,7 +16,6 @@ from bench.gpu.random_model import GEOMETRIES, Geometry, count_parameters, make_
 from bench.output import finish
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import Decoder, Rows, Runner
-from slipstream.engine.row_chunks import chunk_rows
 from tests.support.live_memory import LiveBytes
 
 NUM_VIDEO_TOKENS = 25_088
@@ -59,7 +58,6 @@ def runner_of(geometry: Geometry, num_layers: int) -> Runner:
         replace(geometry, text={**geometry.text, "num_hidden_layers": num_layers}), META, DTYPE
     )
     decoder = cast(Decoder, upstream.model.language_model)
-    chunk_rows(decoder)
     return Runner(decoder, upstream.lm_head, SdpaKernel())
 
 

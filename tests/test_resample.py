@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, PatchPreprocessor
-from slipstream.frame_size import MAX_ASPECT_RATIO, FrameSize
-from slipstream.resample import fit, resample
+from slipstream.frame_size import MAX_ASPECT_RATIO, FrameSize, fit, resample
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import DecodeLimits
 from tests.support.media import ClipSpec, even_times_ms, make_clip, rotated_mp4

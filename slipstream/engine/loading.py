@@ -13,7 +13,6 @@ from transformers.utils import logging as transformers_logging
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
-from slipstream.engine.row_chunks import chunk_rows
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
@@ -74,7 +73,6 @@ def load_model(
         except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
-    chunk_rows(adapter.decoder)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
     runner = Runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)

@@ -1,11 +1,11 @@
 """Bounds on the memory of a long prefill: all parts of a layer but attention take its rows in chunks."""
 
-from typing import cast
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-
-from slipstream.engine.forward import Decoder
 
 CHUNK_BYTES = 256 * 2**20
 """Of one of the matrices that a part of a layer makes of its rows at once."""
@@ -17,9 +17,6 @@ as the model; and those of all rows in attention, which is not cut."""
 class RowChunks(nn.Module):
     """A part of a layer that takes the rows of a long prompt in chunks, as they do not depend on each other.
 
-    An MLP's inner width is several times the model's, and a norm works in fp32: each alone would decide how much memory
-    a prefill needs.
-
     Args:
         max_rows: of a chunk.
     """
@@ -29,15 +26,8 @@ class RowChunks(nn.Module):
         self.part = part
         self.max_rows = max_rows
 
-    @classmethod
-    def around(cls, part: nn.Module, inner_width: int, dtype: torch.dtype) -> "RowChunks":
-        """In chunks of `CHUNK_BYTES`."""
-        return cls(part, max(1, CHUNK_BYTES // (inner_width * dtype.itemsize)))
-
     def forward(self, hidden: Tensor) -> Tensor:
         """[1, n, hidden] -> [1, n, hidden]."""
-        if hidden.shape[1] <= self.max_rows:
-            return cast(Tensor, self.part(hidden))
         made = torch.empty_like(hidden)
         for first in range(0, hidden.shape[1], self.max_rows):
             rows = slice(first, first + self.max_rows)
@@ -45,22 +35,39 @@ class RowChunks(nn.Module):
         return made
 
 
-def chunk_rows(decoder: Decoder) -> None:
-    """Puts `RowChunks` around those parts of each layer."""
-    config, dtype = decoder.config, decoder.embed_tokens.weight.dtype
-    for layer in decoder.layers:
-        for name, part in list(layer.named_children()):
-            if name == "mlp":
-                layer.mlp = RowChunks.around(part, config.intermediate_size, dtype)
-            elif name != "self_attn":
-                setattr(layer, name, RowChunks.around(part, config.hidden_size, torch.float32))
+class Layers:
+    """The layers of a text model, and twins of them for passes of many rows: the same weights, in `RowChunks`.
+
+    An MLP's inner width is several times the model's, and a norm works in fp32: each alone would decide how much memory
+    a prefill needs. The steps of decoding, which are short, pay nothing for that.
+    """
+
+    def __init__(self, layers: nn.ModuleList, config: Any, dtype: torch.dtype) -> None:
+        self.max_rows = max(1, CHUNK_BYTES // _widest_row(config, dtype.itemsize))
+        """Of a pass that needs no chunks."""
+        self._layers = layers
+        self._twins = [_twin(layer, self.max_rows) for layer in layers]
+
+    def of(self, num_rows: int) -> Sequence[nn.Module]:
+        """For a pass of so many rows."""
+        return cast(Sequence[nn.Module], self._layers) if num_rows <= self.max_rows else self._twins
 
 
-def prefill_bytes(decoder: Decoder, num_tokens: int) -> int:
+def _twin(layer: nn.Module, max_rows: int) -> nn.Module:
+    twin = copy(layer)
+    parts = layer.named_children()
+    twin._modules = {name: part if name == "self_attn" else RowChunks(part, max_rows) for name, part in parts}
+    return twin
+
+
+def _widest_row(config: Any, itemsize: int) -> int:
+    """Bytes of a row of the widest matrix that a part of a layer makes."""
+    return max(int(config.intermediate_size) * itemsize, int(config.hidden_size) * torch.float32.itemsize)
+
+
+def prefill_bytes(config: Any, itemsize: int, num_tokens: int) -> int:
     """Most bytes that a dense layer's pass over so many tokens needs at once, keys and values apart: no less than
     `python -m bench models` finds on torch's device `meta`, and at most a third more."""
-    config, itemsize = decoder.config, decoder.embed_tokens.weight.element_size()
-    widest = max(config.intermediate_size * itemsize, config.hidden_size * torch.float32.itemsize)
-    chunk = min(CHUNK_BYTES, num_tokens * widest)
+    chunk = min(CHUNK_BYTES, num_tokens * _widest_row(config, itemsize))
     matrix = num_tokens * config.hidden_size * itemsize
     return int(max(_IN_CHUNKS * chunk + _BESIDE_CHUNKS * matrix, _IN_ATTENTION * matrix))

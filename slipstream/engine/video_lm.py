@@ -10,7 +10,6 @@ from torch import Tensor
 
 from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner, kept_rows
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.row_chunks import prefill_bytes
 from slipstream.engine.segments import Observer
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -135,7 +134,7 @@ class VideoLM:
 
     def prefill_bytes(self, kv_bytes: int) -> int:
         """Bytes that the prefill of so many keys and values needs beside them at its peak."""
-        return prefill_bytes(self._runner.decoder, kv_bytes // self._runner.kv_bytes_per_token)
+        return self._runner.prefill_bytes(kv_bytes // self._runner.kv_bytes_per_token)
 
     def start_prefill(
         self,

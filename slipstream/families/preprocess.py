@@ -16,8 +16,7 @@ from torch.nn.functional import interpolate
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import InvalidRequest, ModelNotUsable
-from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.resample import fit
+from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

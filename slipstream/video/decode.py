@@ -17,8 +17,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.resample import fit
+from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.video.container import (
     DamageCount,
     DecodeCancelled,

@@ -1,12 +1,13 @@
 """Memory of models at their full size, on a device that stores nothing: weights, keys and values, a prefill's peak."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from bench.gpu.random_model import GEOMETRIES, plan_of
 from bench.model_memory import GB, memory_of, prefill_bytes, runner_of
-from slipstream.engine.row_chunks import RowChunks
-from slipstream.engine.row_chunks import prefill_bytes as bound
+from slipstream.engine.row_chunks import Layers
 
 MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 
@@ -19,8 +20,8 @@ def test_a_prefill_needs_no_more_than_that(name: str, most_gb: float) -> None:
 @pytest.mark.parametrize("num_tokens", [1000, 10_000, 100_000])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_budgets_count_on_a_little_more(name: str, num_tokens: int) -> None:
-    measured, decoder = prefill_bytes(GEOMETRIES[name], num_tokens), runner_of(GEOMETRIES[name], 1).decoder
-    assert measured <= bound(decoder, plan_of(num_tokens).num_tokens) <= 4 / 3 * measured
+    measured, runner = prefill_bytes(GEOMETRIES[name], num_tokens), runner_of(GEOMETRIES[name], 1)
+    assert measured <= runner.prefill_bytes(plan_of(num_tokens).num_tokens) <= 4 / 3 * measured
 
 
 def test_no_matrix_of_tokens_by_tokens_is_made() -> None:
@@ -37,12 +38,6 @@ def test_what_is_computed_is_what_is_published() -> None:
     assert memory_of(GEOMETRIES["llava-onevision-qwen2-0.5b"]).fits == "24 GB"
 
 
-def test_chunks_are_what_the_whole_is() -> None:
-    mlp = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.SiLU(), torch.nn.Linear(32, 8)).double()
-    rows = torch.randn(1, 23, 8, dtype=torch.float64)
-    for max_rows in (1, 5, 22, 23, 100):
-        torch.testing.assert_close(RowChunks(mlp, max_rows)(rows), mlp(rows), rtol=1e-12, atol=1e-12)
-
-
 def test_pocket_models_are_never_cut() -> None:
-    assert RowChunks.around(torch.nn.Identity(), 2048, torch.float32).max_rows > 32_000
+    config = SimpleNamespace(intermediate_size=2048, hidden_size=512)
+    assert Layers(torch.nn.ModuleList(), config, torch.float32).max_rows > 32_000

@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_torchvision_available, is_vision_
 
 from slipstream.errors import InvalidRequest, ModelNotUsable
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
-from slipstream.resample import fit
+from slipstream.frame_size import fit
 from tests.engine.conftest import random_frames
 
 CONFIGS: list[dict[str, Any]] = [

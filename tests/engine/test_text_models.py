@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from slipstream.engine import row_chunks
 from slipstream.engine.attention import IMPLEMENTATION, SdpaKernel
 from slipstream.engine.forward import Decoder, Rows, Runner
-from slipstream.engine.row_chunks import chunk_rows
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -24,6 +24,8 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
 }
 FIRST, SECOND = 9, 4
 """Rows of the two passes."""
+WIDEST_ROW = 4 * 96
+"""Bytes: of the MLP, in fp32."""
 
 
 @pytest.fixture(params=TEXT_MODELS)
@@ -44,7 +46,9 @@ def model(request: pytest.FixtureRequest) -> Any:
     return AutoModel.from_config(config, attn_implementation="sdpa").eval()
 
 
-def test_two_passes_equal_upstreams_one(model: Any) -> None:
+@pytest.mark.parametrize("max_rows", [1, 4, FIRST - 1, 100])
+def test_two_passes_equal_upstreams_one(model: Any, max_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_chunks, "CHUNK_BYTES", max_rows * WIDEST_ROW)
     num_rows, axes = FIRST + SECOND, 3 if "mrope_section" in (model.config.rope_parameters or {}) else 1
     hidden = torch.randn(num_rows, 64)
     positions = torch.randint(0, 40, (axes, num_rows)).sort().values
@@ -53,9 +57,8 @@ def test_two_passes_equal_upstreams_one(model: Any) -> None:
         given = positions[:, None] if axes > 1 else positions[None]
         expected = model(inputs_embeds=hidden[None], position_ids=given, attention_mask=torch.ones(1, num_rows))
     model.set_attn_implementation(IMPLEMENTATION)
-    decoder = cast(Decoder, model)
-    chunk_rows(decoder)
-    runner = Runner(decoder, torch.nn.Identity(), SdpaKernel())
+    runner = Runner(cast(Decoder, model), torch.nn.Identity(), SdpaKernel())
+    assert runner.layers.max_rows == max_rows
     cache = runner.new_cache(num_rows)
     made = []
     for rows in (slice(0, FIRST), slice(FIRST, num_rows)):
