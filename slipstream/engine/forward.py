@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from slipstream.engine.attention import Kernel
 from slipstream.engine.kv_cache import KVCache
-from slipstream.engine.row_chunks import Layers, prefill_bytes
+from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
 from slipstream.engine.segments import Observer, Segment
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
@@ -95,7 +95,7 @@ class ForwardPass:
         """Run layers up to, not including, `until_layer`; does nothing for those already run."""
         runner = self._runner
         with torch.inference_mode():
-            for layer in runner.layers.of(self._hidden.shape[1])[self._next_layer : until_layer]:
+            for layer in runner.layers(self._hidden.shape[1])[self._next_layer : until_layer]:
                 self._hidden = layer(
                     self._hidden,
                     attention_mask=None,
@@ -164,7 +164,9 @@ class Runner:
         self.kernel = kernel
         self.fixed_shapes = fixed_shapes
         self.num_layers = len(decoder.layers)
-        self.layers = Layers(decoder.layers, decoder.config, decoder.embed_tokens.weight.dtype)
+        self.whole_rows = whole_rows(decoder.config, decoder.embed_tokens.weight.element_size())
+        self._layers = list(decoder.layers)
+        self._in_chunks = [in_chunks(layer, self.whole_rows) for layer in self._layers]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -172,6 +174,10 @@ class Runner:
         attentions = [cast(Any, layer).self_attn for layer in self.decoder.layers]
         width = sum(attention.k_proj.weight.shape[0] + attention.v_proj.weight.shape[0] for attention in attentions)
         return int(width) * self.decoder.embed_tokens.weight.element_size()
+
+    def layers(self, num_rows: int) -> Sequence[nn.Module]:
+        """For a pass of so many rows: more than `whole_rows` go through their parts in chunks."""
+        return self._layers if num_rows <= self.whole_rows else self._in_chunks
 
     def prefill_bytes(self, num_tokens: int) -> int:
         """Bytes that the pass over a prompt of so many tokens needs at its peak, keys and values apart."""

@@ -1,8 +1,7 @@
 """Bounds on the memory of a long prefill: all parts of a layer but attention take its rows in chunks."""
 
-from collections.abc import Sequence
 from copy import copy
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,27 +34,18 @@ class RowChunks(nn.Module):
         return made
 
 
-class Layers:
-    """The layers of a text model, and twins of them for passes of many rows: the same weights, in `RowChunks`.
+def whole_rows(config: Any, itemsize: int) -> int:
+    """Of a pass that needs no chunks, at most."""
+    return max(1, CHUNK_BYTES // _widest_row(config, itemsize))
+
+
+def in_chunks(layer: nn.Module, max_rows: int) -> nn.Module:
+    """A twin of a decoder layer, with the same weights, whose parts take so many rows at a time.
 
     An MLP's inner width is several times the model's, and a norm works in fp32: each alone would decide how much memory
-    a prefill needs. The steps of decoding, which are short, pay nothing for that.
+    a prefill needs. The layer itself stays as it is: steps of decoding, which are short, pay nothing for that.
     """
-
-    def __init__(self, layers: nn.ModuleList, config: Any, dtype: torch.dtype) -> None:
-        self.max_rows = max(1, CHUNK_BYTES // _widest_row(config, dtype.itemsize))
-        """Of a pass that needs no chunks."""
-        self._layers = layers
-        self._twins = [_twin(layer, self.max_rows) for layer in layers]
-
-    def of(self, num_rows: int) -> Sequence[nn.Module]:
-        """For a pass of so many rows."""
-        return cast(Sequence[nn.Module], self._layers) if num_rows <= self.max_rows else self._twins
-
-
-def _twin(layer: nn.Module, max_rows: int) -> nn.Module:
-    twin = copy(layer)
-    parts = layer.named_children()
+    twin, parts = copy(layer), layer.named_children()
     twin._modules = {name: part if name == "self_attn" else RowChunks(part, max_rows) for name, part in parts}
     return twin
 

@@ -7,7 +7,7 @@ import torch
 
 from bench.gpu.random_model import GEOMETRIES, plan_of
 from bench.model_memory import GB, memory_of, prefill_bytes, runner_of
-from slipstream.engine.row_chunks import Layers
+from slipstream.engine.row_chunks import whole_rows
 
 MOST_GB = {"Qwen2.5-VL-72B": 2.5, "Qwen2.5-VL-32B": 2.0, "Qwen2.5-VL-7B": 1.6}
 
@@ -40,4 +40,4 @@ def test_what_is_computed_is_what_is_published() -> None:
 
 def test_pocket_models_are_never_cut() -> None:
     config = SimpleNamespace(intermediate_size=2048, hidden_size=512)
-    assert Layers(torch.nn.ModuleList(), config, torch.float32).max_rows > 32_000
+    assert whole_rows(config, torch.float32.itemsize) > 32_000

@@ -58,7 +58,7 @@ def test_two_passes_equal_upstreams_one(model: Any, max_rows: int, monkeypatch: 
         expected = model(inputs_embeds=hidden[None], position_ids=given, attention_mask=torch.ones(1, num_rows))
     model.set_attn_implementation(IMPLEMENTATION)
     runner = Runner(cast(Decoder, model), torch.nn.Identity(), SdpaKernel())
-    assert runner.layers.max_rows == max_rows
+    assert runner.whole_rows == max_rows
     cache = runner.new_cache(num_rows)
     made = []
     for rows in (slice(0, FIRST), slice(FIRST, num_rows)):
