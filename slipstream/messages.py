@@ -2,37 +2,21 @@
 made from these by `slipstream.rpc`, and by nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
+from slipstream.sampling.params import GREEDY, NO_DEFAULTS, Proposal, SamplingDefaults, SamplingParams
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""
-PROTOCOL_VERSION = 2
-"""What this release speaks with its peers. 2: sessions are named by the gateway and their guidance has a capability."""
-LEAST_PROTOCOL_VERSION = 2
-"""The oldest peer that this release works with."""
-
-
-@dataclass(frozen=True)
-class SamplingDefaults:
-    """What a checkpoint's own generation_config.json says of sampling; 0: nothing. See `SamplingParams`."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 0.0
-    repetition_penalty: float = 0.0
-
-    def given(self) -> dict[str, Any]:
-        """What it says, by name."""
-        return {name: value for name, value in asdict(self).items() if value}
+PROTOCOL_VERSION = LEAST_PROTOCOL_VERSION = 2
+"""What this release speaks with its peers, and the oldest that it works with. 2: sessions have capabilities."""
 
 
 @dataclass(frozen=True)
@@ -63,29 +47,39 @@ class ModelInfo:
     """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
     frame_size: FrameSize = ANY_SIZE
     """What the checkpoint's own processor resizes frames to."""
-    sampling_defaults: SamplingDefaults = SamplingDefaults()
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION
 
 
-# -- gateway and target -----------------------------------------------------------------------------------------------
+# -- gateway and models -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class TargetStart:
-    """What a caption asks of the target before any token."""
+class SessionStart:
+    """What a caption asks of either model before any token."""
 
     session_id: str
-    """Random: who knows a request's id knows no session's."""
+    """Random: who knows a request's id knows no session's. The same at both."""
     prompt: str
+    sampling: SamplingParams = field(default=GREEDY, kw_only=True)
+    seconds_per_frame: float | None = field(default=None, kw_only=True)
+    """None: not known."""
+    times_s: tuple[float, ...] = field(default=(), kw_only=True)
+    """When each frame is shown; none: not known."""
+    guidance_capability: bytes = field(default=b"", kw_only=True, repr=False)
+    """Who shows it may pull the target's guidance."""
+    request_id: str = field(default="", kw_only=True)
+    """Names the caption in the logs; travels as metadata."""
+
+
+@dataclass(frozen=True)
+class TargetStart(SessionStart):
+    """What a caption asks of the target."""
+
     max_new_tokens: int
     with_guidance: bool
-    sampling: SamplingParams = GREEDY
-    seconds_per_frame: float | None = None
-    """None: not known."""
-    times_s: tuple[float, ...] = ()
-    """When each frame is shown; none: not known."""
     with_attention: bool = False
     """Record the attention of the text to the video."""
     lossy: Lossy | None = None
@@ -93,10 +87,6 @@ class TargetStart:
     """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
-    guidance_capability: bytes = field(default=b"", repr=False)
-    """Who shows it may pull this session's guidance."""
-    request_id: str = ""
-    """Names the caption in the logs; travels as metadata."""
 
 
 @dataclass(frozen=True)
@@ -165,32 +155,21 @@ class Judgement:
 
 TargetEvent = StageProgress | Prefilled | Judgement
 
-# -- gateway and draft ------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
-class DraftStart:
-    """What a caption asks of the draft before any token."""
+class DraftStart(SessionStart):
+    """What a caption asks of the draft."""
 
-    session_id: str
-    prompt: str
     pruner: str
     alpha: float
     positions: str
     guidance: GuidanceKind
     guidance_address: str
     seed: int
-    sampling: SamplingParams = GREEDY
-    seconds_per_frame: float | None = None
-    times_s: tuple[float, ...] = ()
     tree: bool = False
     """Every line is one tree of candidates."""
-    guidance_capability: bytes = field(default=b"", repr=False)
-    """As of `TargetStart`, whose session this one's is named like."""
     vocab_size: int = 0
-    """Width of the target's logits, where no token beyond may be written; 0: the draft's own. Models of one family are
-    padded to different widths."""
-    request_id: str = ""
+    """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
 
 
 @dataclass(frozen=True)
@@ -230,8 +209,8 @@ DraftEvent = DraftReady | DraftTokens
 @dataclass(frozen=True)
 class StageChange:
     """A step of the work began or moved on: "receive", "decode", "queued", "encode", "prefill", "generate"; of the
-    draft "draft_ready", "draft_lost", "draft_missing"; "resume" when the target or the gateway was lost, "resumed" when
-    the tokens that were delivered before were found again."""
+    draft "draft_ready", "draft_lost", "draft_missing"; "resume" when target or gateway was lost, "resumed" when the
+    text goes on."""
 
     stage: str
     done: int = 0

@@ -24,15 +24,13 @@ def pytest_configure() -> None:
     settings.load_profile("same")
 
 
-WITH_SERVICES = ("archive", "cli", "client", "e2e", "examples", "services")
-"""Folders whose tests run services."""
-ALONE = "faults"
-"""The folder whose tests harm them."""
+FOLDERS_OF_ONE = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
+"""Folders whose tests run services, which they share, and the one whose tests harm them."""
 
 
 class OneForServices(LoadScopeScheduling):
-    """Gives all tests that run services to one worker, where they share stacks, those that harm services to another,
-    and the files of all others to whoever has time.
+    """Gives all tests of a folder that runs services to one worker, where they share stacks, and the files of all
+    others to whoever has time.
 
     Groups by mark (`--dist loadgroup`) would say the same, but xdist 3.8 does not see them under pytest 9.2.
     """
@@ -40,7 +38,7 @@ class OneForServices(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         folder = path.split("/")[1]
-        return folder if folder == ALONE else "services" if folder in WITH_SERVICES else path
+        return folder if folder in FOLDERS_OF_ONE else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -8,9 +8,9 @@ from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
-from slipstream.messages import DraftStart, SamplingDefaults, TargetStart
+from slipstream.messages import DraftStart, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
     SPARSE_GAMMA,
@@ -43,7 +43,7 @@ class CaptionPlan:
     """With the parts that the request changes."""
     sampling: SamplingParams
     lossy: Lossy | None
-    asked: frozenset[str] = frozenset()
+    asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the options that the request itself gives."""
     owner: str = ""
     """Whose caption it is; what decodes its video has seen no other owner's."""

@@ -260,8 +260,7 @@ class StepBatcher:
         started = time.perf_counter()
         outcomes = step_each(self._model, [(step.state, step.window) for step in steps])
         ended = time.perf_counter()
-        for error in (outcome for outcome in outcomes if isinstance(outcome, Exception)):
-            self._thread.note(error)
+        self._note_errors(outcomes)
         returning = {
             step.work for step, outcome in zip(steps, outcomes, strict=True) if _tell(step, outcome, ended - started)
         }
@@ -269,6 +268,11 @@ class StepBatcher:
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
             self._expect_until = ended + min(GATHER_SHARE * (ended - started), MAX_GATHER_S)
+
+    def _note_errors(self, outcomes: Sequence[StepOutcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                self._thread.note(outcome)
 
 
 def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> list[StepOutcome]:

@@ -17,7 +17,8 @@ from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
-from slipstream.messages import ModelInfo, SamplingDefaults
+from slipstream.messages import ModelInfo
+from slipstream.sampling.params import SamplingDefaults
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 

@@ -3,7 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from slipstream.errors import ModelNotUsable
 
 _DECISIVE = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 
@@ -20,6 +23,16 @@ def tokenizer_digest(content: Mapping[str, Any]) -> str:
     if isinstance(model := decisive["model"], dict):
         decisive["model"] = _canonical_model(model)
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def folders_tokenizer_digest(folder: Path) -> str | None:
+    """As `tokenizer_digest`; None of a folder without a tokenizer.json. Raises `ModelNotUsable` for a damaged one."""
+    try:
+        return tokenizer_digest(json.loads((folder / "tokenizer.json").read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError):
+        raise ModelNotUsable(f"{folder / 'tokenizer.json'} is damaged: no JSON object") from None
 
 
 def _canonical_model(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Between plain frozen types and wire messages: by field names where they agree, and captions as in gateway.proto."""
+"""Between plain frozen types and wire messages: by field names where they agree; captions as in gateway.proto;
+what both models are told of sampling."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,7 @@ from slipstream.messages import (
 )
 from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.v1 import common_pb2, gateway_pb2, target_pb2
+from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.speculation.protocol import FinishReason
 
 # -- by field names ---------------------------------------------------------------------------------------------------
@@ -218,3 +220,30 @@ def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
 def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
     """What a model service serves."""
     return from_message(message, ModelInfo)
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def read_sampling(message: common_pb2.Sampling) -> SamplingParams:
+    """How tokens are to be chosen; an empty message is greedy. Raises `InvalidRequest` for values out of range."""
+    return from_message(
+        message,
+        SamplingParams,
+        top_p=message.top_p or 1.0,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        rule=message.rule or SamplingParams.rule,
+    ).check()
+
+
+def proposal_messages(proposals: Iterable[Proposal]) -> list[common_pb2.Proposal]:
+    """What draft tokens were drawn from."""
+    return [
+        common_pb2.Proposal(token_ids=proposal.token_ids, probabilities=proposal.probabilities)
+        for proposal in proposals
+    ]
+
+
+def read_proposals(messages: Sequence[common_pb2.Proposal]) -> tuple[Proposal, ...]:
+    """What draft tokens were drawn from, unjudged: a proposal without sense is the sampler's business."""
+    return tuple(Proposal(tuple(message.token_ids), tuple(message.probabilities)) for message in messages)

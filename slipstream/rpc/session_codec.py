@@ -23,10 +23,18 @@ from slipstream.messages import (
     TargetEvent,
     TargetStart,
 )
-from slipstream.rpc.codec import finish_reason_number, from_message, read_finish_reason, to_message
+from slipstream.rpc.codec import (
+    finish_reason_number,
+    from_message,
+    proposal_messages,
+    read_finish_reason,
+    read_proposals,
+    read_sampling,
+    to_message,
+)
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.params import Proposal
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine, TokenTree, Verdict
 
@@ -44,38 +52,6 @@ _GUIDANCE: dict[GuidanceKind, Any] = {
     kind: target_pb2.GuidanceKind.Value(f"GUIDANCE_KIND_{kind.name}") for kind in GuidanceKind
 }
 _GUIDANCE_NAMES = {number: name for name, number in _GUIDANCE.items()}
-
-# -- sampling ---------------------------------------------------------------------------------------------------------
-
-
-def sampling_message(params: SamplingParams) -> common_pb2.Sampling:
-    """How tokens are chosen, for target and draft."""
-    return to_message(params, common_pb2.Sampling)
-
-
-def read_sampling(message: common_pb2.Sampling) -> SamplingParams:
-    """How tokens are to be chosen; an empty message is greedy. Raises `InvalidRequest` for values out of range."""
-    return from_message(
-        message,
-        SamplingParams,
-        top_p=message.top_p or 1.0,
-        repetition_penalty=message.repetition_penalty or 1.0,
-        rule=message.rule or SamplingParams.rule,
-    ).check()
-
-
-def proposal_messages(proposals: Iterable[Proposal]) -> list[common_pb2.Proposal]:
-    """What draft tokens were drawn from."""
-    return [
-        common_pb2.Proposal(token_ids=proposal.token_ids, probabilities=proposal.probabilities)
-        for proposal in proposals
-    ]
-
-
-def read_proposals(messages: Sequence[common_pb2.Proposal]) -> tuple[Proposal, ...]:
-    """What draft tokens were drawn from, unjudged: a proposal without sense is the sampler's business."""
-    return tuple(Proposal(tuple(message.token_ids), tuple(message.probabilities)) for message in messages)
-
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 

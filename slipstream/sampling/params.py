@@ -1,7 +1,8 @@
 """What a request may ask of sampling, checked; and what a draft says of a token it drew. Imports no torch."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from slipstream.errors import InvalidRequest
 
@@ -64,6 +65,23 @@ class SamplingParams:
 
 
 GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a checkpoint's own generation_config.json says of sampling; 0: nothing. See `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    repetition_penalty: float = 0.0
+
+    def given(self) -> dict[str, Any]:
+        """What it says, by name."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+NO_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import itertools
-import json
 import os
 import random
 import socket
@@ -15,12 +14,11 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable, SlipstreamError
-from slipstream.families.checkpoints import is_hub_id, tokenizer_digest
+from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
 from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.rpc.server import PARENT_PID_VARIABLE
-from slipstream.stack.process import ServiceProcess
+from slipstream.stack.process import LONGEST_SOCKET_PATH, RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer
-from slipstream.stack.run_folder import LONGEST_SOCKET_PATH, RunFolder, bound_log
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
@@ -227,21 +225,11 @@ def _check_models(models: Sequence[Path | str]) -> None:
     """Raises what the folders tell of models that cannot be loaded or do not fit each other; whether those of the hub
     fit, the gateway finds out."""
     folders = [folder for folder in map(_folder_of, models) if folder is not None]
-    digests = {_tokenizer_digest(folder) for folder in folders} - {None}
+    digests = {folders_tokenizer_digest(folder) for folder in folders} - {None}
     if len(digests) == 2:
         raise ModelNotUsable(f"{models[0]} and {models[1]} have different tokenizers; a draft must share its target's")
     if len(folders) < len(models) and any(folder.is_relative_to(POCKET_DIR) for folder in folders):
         raise ModelNotUsable("the pocket models fit no others: give --target and --draft")
-
-
-def _tokenizer_digest(folder: Path) -> str | None:
-    """None without a tokenizer.json."""
-    try:
-        return tokenizer_digest(json.loads((folder / "tokenizer.json").read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, AttributeError):
-        raise ModelNotUsable(f"{folder / 'tokenizer.json'} is damaged: no JSON object") from None
 
 
 # -- stack ------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
-from slipstream.stack.process import ended_by
-from slipstream.stack.run_folder import RunFolder
+from slipstream.stack.process import RunFolder, ended_by
 
 # -- embedded ---------------------------------------------------------------------------------------------------------
 

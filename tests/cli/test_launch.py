@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.errors import InvalidConfig, ModelNotUsable
 from slipstream.stack.local import POCKET_DIR, StackOptions, check_options, gateway_address, service_argv
-from slipstream.stack.run_folder import RunFolder
+from slipstream.stack.process import RunFolder
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
 
@@ -95,13 +95,13 @@ def test_flags_of_the_services(tmp_path: Path) -> None:
         "--listen": "unix:/t",
         "--model": "T",
         "--device": "cuda:0",
-        "--dtype": "float32",
+        "--dtype": "auto",
     }
     assert flags(options, "draft") == {
         "--listen": "unix:/d",
         "--model": "D",
         "--device": "cuda:1",
-        "--dtype": "float32",
+        "--dtype": "auto",
     }
     assert flags(replace(options, extra_flags={"gateway": ["--max-frames", "9"]}), "gateway") == {
         "--listen": "127.0.0.1:5",

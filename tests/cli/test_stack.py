@@ -21,10 +21,9 @@ from slipstream.cli.app import run
 from slipstream.client.async_captioner import connect_async
 from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable
 from slipstream.rpc.server import ANSWER_S
-from slipstream.stack import local, run_folder
+from slipstream.stack import local, process
 from slipstream.stack.local import Stack, StackOptions
-from slipstream.stack.process import ServiceProcess
-from slipstream.stack.run_folder import RunFolder
+from slipstream.stack.process import RunFolder, ServiceProcess
 from tests.cli.fake_gateway import TEXT, good_video, hanging_video
 from tests.support.processes import our_children
 
@@ -156,14 +155,14 @@ async def test_a_failed_start_leaves_the_log_that_it_points_to(
     assert sorted(path.name for path in stack.run_dir.iterdir()) == ["gateway.log", "lock"]
     async with Stack(options):
         assert stack.run_dir.exists(), "who was told of it may still read it"
-    monkeypatch.setattr(run_folder, "KEPT_S", 0.0)
+    monkeypatch.setattr(process, "KEPT_S", 0.0)
     async with Stack(options):
         assert not stack.run_dir.exists()
     assert os.listdir(temporary) == []
 
 
 async def test_logs_are_bounded(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(process, "MAX_LOG_BYTES", 100)
     monkeypatch.setattr(local, "LOG_CHECK_S", 0.01)
     async with Stack(options) as stack:
         target = stack.processes["target"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.families.number_words import number_words
+from slipstream.families.smolvlm import number_words
 
 STORED = {
     0: "zero",

@@ -15,9 +15,15 @@ from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.frame_size import FrameSize
 from slipstream.messages import DraftStart, DraftTokens, Frames, ModelInfo, SamplingDefaults, TargetStart
 from slipstream.rpc import session_codec as codec
-from slipstream.rpc.codec import model_info_message, read_model_info
+from slipstream.rpc.codec import (
+    model_info_message,
+    proposal_messages,
+    read_model_info,
+    read_proposals,
+    read_sampling,
+    to_message,
+)
 from slipstream.rpc.grpc_options import CHUNK_BYTES, MAX_DRAFT_MESSAGE_BYTES
-from slipstream.rpc.session_codec import proposal_messages, read_proposals, read_sampling, sampling_message
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import RULES, Proposal, SamplingParams
 from slipstream.speculation.methods import LOSSY_METHODS, GuidanceKind, Lossy
@@ -219,7 +225,7 @@ def test_sampling_out_of_range(fields: dict[str, Any], complaint: str) -> None:
 
 @given(sampling)
 def test_sampling(params: SamplingParams) -> None:
-    assert read_sampling(over_the_wire(sampling_message(params))) == params
+    assert read_sampling(over_the_wire(to_message(params, common_pb2.Sampling))) == params
 
 
 @given(proposals)

@@ -61,6 +61,9 @@ class FakeCaptioner:
     async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
         return await self.target.ask()
 
+    def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
+        return plan
+
     async def look_for_draft(self, plan: CaptionPlan) -> None:
         pass
 

@@ -7,9 +7,8 @@ import pytest
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest
-from slipstream.messages import SamplingDefaults
 from slipstream.options import CaptionOptions
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.speculation.methods import METHODS, Lossy
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")

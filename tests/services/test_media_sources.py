@@ -133,7 +133,7 @@ async def test_sampling_runs_ahead_of_whatever_else_is_done(media: Media) -> Non
 
 async def test_frames_wait_for_room_until_the_caption_before_has_ended(tmp_path: Path) -> None:
     (tmp_path / "clip.mp4").write_bytes(CLIP)
-    config = GatewayConfig(listen="", target="t:1", video_roots=str(tmp_path), decode_workers=1, frames_budget_mb=1)
+    config = GatewayConfig(listen="", target="t:1", video_roots=str(tmp_path), decode_workers=1, frames_budget_mb=2)
     media = Media(config)
     queued: asyncio.Queue[int] = asyncio.Queue()
 
@@ -142,11 +142,11 @@ async def test_frames_wait_for_room_until_the_caption_before_has_ended(tmp_path:
             return await media.sample(file, num_frames, ignore, on_queued=queued.put_nowait)
 
     try:
-        with pytest.raises(LimitExceeded, match="2 MiB of frames, but the gateway has 1 MiB in all"):
+        with pytest.raises(LimitExceeded, match="4 MiB of frames, but the gateway has 2 MiB in all"):
             await sample(2)
         with await sample(1) as first:
-            assert media.frames.used_bytes == first.frames.nbytes < 2**20
-            fills = media.frames.reserve(2**20 - first.frames.nbytes)
+            assert media.frames.used_bytes == first.frames.nbytes < 2**21
+            fills = media.frames.reserve(2**21 - first.frames.nbytes)
             second = asyncio.create_task(sample(1))
             assert await queued.get() == 0
         assert not len(first.frames)

@@ -82,7 +82,7 @@ async def test_the_model_services(tmp_path: Path, world: World) -> None:
     cases: list[tuple[str, str, tuple[str, ...], dict[str, str]]] = [
         ("target", "/nowhere/at/all", ("--model", "/nowhere/at/all"), {}),
         ("target", "has no config.json", ("--model", str(empty)), {}),
-        ("target", "unknown architecture 'gpt2'; known: llava_onevision", ("--model", str(broken)), {}),
+        ("target", "unknown architecture 'gpt2'; known: internvl, llava", ("--model", str(broken)), {}),
         ("target", "the model has 2 layers", ("--model", model, "--guidance-layer", "9"), {}),
         ("target", "SLIPSTREAM_TARGET_SPEED is no option", ("--model", model), {"SLIPSTREAM_TARGET_SPEED": "9"}),
         ("draft", "device 'abacus' is not usable", ("--model", model, "--device", "abacus"), {}),

@@ -21,9 +21,8 @@ from slipstream import AsyncCaptioner, connect_async
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.server import PARENT_PID_VARIABLE
-from slipstream.stack.process import POLL_S, ServiceProcess
+from slipstream.stack.process import POLL_S, RunFolder, ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
-from slipstream.stack.run_folder import RunFolder
 
 START_TIMEOUT_S = 240.0
 STOP_GRACE_S = 10.0

@@ -16,8 +16,8 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE as SMOLVLM_TEMPLATE
 
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.families.number_words import number_words
 from slipstream.families.preprocess import QWEN3_PATCHES, FramePreprocessor, PatchPreprocessor
+from slipstream.families.smolvlm import number_words
 from slipstream.video.messages import SampledVideo
 
 _QWEN_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"

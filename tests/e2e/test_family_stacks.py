@@ -1,5 +1,6 @@
 """Every family through the whole stack: captions are those of plain transformers, whatever the draft was shown."""
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from functools import partial
@@ -61,22 +62,25 @@ async def check(channel: grpc.aio.Channel, family: World, clip: int = 0, **optio
     return captioned
 
 
-@pytest.mark.parametrize("clip", range(3))
-async def test_plain_decoding(channel: grpc.aio.Channel, family: World, clip: int) -> None:
-    captioned = await check(channel, family, clip, method="autoregressive", max_new_tokens=64)
-    assert captioned.summary.speculation.windows == 0
+async def test_plain_decoding_of_several_videos_at_once(channel: grpc.aio.Channel, family: World) -> None:
+    asked = {"method": "autoregressive", "max_new_tokens": 64}
+    for captioned in await asyncio.gather(*(check(channel, family, clip, **asked) for clip in range(3))):
+        assert captioned.summary.speculation.windows == 0
 
 
-@pytest.mark.parametrize("positions", ["original", "compact"])
 @pytest.mark.parametrize("pruner", PRUNERS)
-async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, pruner: str, positions: str) -> None:
-    captioned = await check(channel, family, pruner=pruner, positions=positions, alpha=ALPHA, gate=False)
-    speculation, num_tokens = captioned.summary.speculation, captioned.summary.video.video_tokens
-    assert speculation.judged > 0
-    if pruner == "none":
-        assert speculation.kept_tokens == num_tokens
-    else:
-        assert speculation.kept_tokens <= num_tokens * (1 - ALPHA) + num_tokens / NUM_FRAMES
+async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, pruner: str) -> None:
+    """Both kinds of positions, of two videos at once."""
+    asked: dict[str, Any] = {"pruner": pruner, "alpha": ALPHA, "gate": False}
+    for captioned in await asyncio.gather(
+        *(check(channel, family, clip, positions=kind, **asked) for clip, kind in enumerate(("original", "compact")))
+    ):
+        speculation, num_tokens = captioned.summary.speculation, captioned.summary.video.video_tokens
+        assert speculation.judged > 0
+        if pruner == "none":
+            assert speculation.kept_tokens == num_tokens
+        else:
+            assert speculation.kept_tokens <= num_tokens * (1 - ALPHA) + num_tokens / NUM_FRAMES
 
 
 async def test_a_draft_that_sees_all_is_often_right(channel: grpc.aio.Channel, family: World) -> None:
