@@ -37,11 +37,14 @@ NUM_FRAMES = 9
 """An odd number: where two frames share their tokens, the last one is alone."""
 NUM_TOKENS = 24
 ALPHA = 0.7
+EXTRA_LAYERS = 5
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> World:
-    return make_endless_world(tmp_path_factory.mktemp(request.param), FAMILIES[request.param])
+    return make_endless_world(
+        tmp_path_factory.mktemp(request.param), FAMILIES[request.param], extra_layers=EXTRA_LAYERS
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slipstream.stack.local import StackOptions
 from tests.support.clips import make_colour_clip, sample_clip
@@ -65,9 +66,9 @@ class World:
         )
 
 
-def make_endless_world(folder: Path, write: WriteCheckpoint = write_tiny_llava) -> World:
+def make_endless_world(folder: Path, write: WriteCheckpoint = write_tiny_llava, **pair_options: Any) -> World:
     """Writes a pair and the clips; no answer is sure to end by itself."""
-    pair = write_tiny_pair(folder / "pair", seed=1, write=write)
+    pair = write_tiny_pair(folder / "pair", seed=1, write=write, **pair_options)
     return World(folder, pair, tuple(make_colour_clip(seed) for seed in range(3)), Reference(pair.target))
 
 
