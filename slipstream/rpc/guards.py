@@ -182,7 +182,7 @@ class Surrounded(grpc.aio.ServerInterceptor):
 
 
 def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) -> Any:
-    async def answer(messages: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+    async def answer(messages: Any, context: grpc.aio.ServicerContext) -> None:
         requests = _Requests(messages, arrivals)
         async with surrounded(context):
             responses = behaviour(await _only(requests) if reads else requests, context)
@@ -191,7 +191,7 @@ def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) ->
                 return
             async with contextlib.aclosing(responses):
                 async for response in responses:
-                    yield response
+                    await context.write(response)  # here, and not in gRPC: what ends a call may find it writing
 
     return answer
 

@@ -70,6 +70,35 @@ async def test_calls_that_are_ended_are_told_why() -> None:
     await server.stop(0)
 
 
+class Talkative(Slow):
+    """Says so much that a caller who does not read makes it wait."""
+
+    num_said = 0
+
+    async def Session(self, requests: Any, context: grpc.aio.ServicerContext) -> Any:
+        while True:
+            self.num_said += 1
+            yield target_pb2.TargetEvent(verdict=target_pb2.Verdict(pieces=["a" * 100_000]))
+
+
+async def test_a_call_that_is_ended_while_it_writes_is_told_why() -> None:
+    calls, servicer = AnswerErrors(), Talkative()
+    server = grpc.aio.server(interceptors=[calls])
+    target_pb2_grpc.add_TargetServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with open_channel(address) as channel:
+        session = target_pb2_grpc.TargetStub(channel).Session()
+        num_said = -1
+        while num_said != servicer.num_said:
+            num_said = servicer.num_said
+            await asyncio.sleep(0.5)
+        calls.end_calls()
+        await calls.wait_idle()
+        assert await status(session) == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    await server.stop(0)
+
+
 @pytest.mark.parametrize("method", ["GetModel", "PullGuidance", "Session"])
 async def test_bytes_that_are_no_message(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     async with served(Slow()) as address, open_channel(address) as channel:
