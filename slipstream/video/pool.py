@@ -166,7 +166,8 @@ class DecodePool:
         """One from the first change of owners on, which hides the start of the next decoder."""
         self._on_confined = on_confined
         self._confined: tuple[str, ...] | None = None
-        self._reaping: set[asyncio.Task[None]] = set()
+        self._reaping: dict[asyncio.Task[None], Decoder] = {}
+        """Those that were replaced and are not known to have ended."""
         self._is_closed = False
 
     @property
@@ -216,7 +217,7 @@ class DecodePool:
         self._is_closed = True
         for decoder in self._idle:
             decoder.kill()
-        for decoder in self._decoders:
+        for decoder in (*self._decoders, *self._reaping.values()):
             decoder.process.kill()
             decoder.reap()
         self._idle.clear()
@@ -313,8 +314,8 @@ class DecodePool:
         decoder.kill()
         self._decoders.discard(decoder)
         task = asyncio.create_task(_reap(decoder))
-        self._reaping.add(task)
-        task.add_done_callback(self._reaping.discard)
+        self._reaping[task] = decoder
+        task.add_done_callback(self._reaping.pop)
 
 
 async def _reap(decoder: Decoder) -> None:

@@ -330,6 +330,22 @@ async def test_a_file_system_that_hangs_stops_only_those_who_ask_it() -> None:
     assert await hung.run(lambda: "again") == "again"
 
 
+async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[Decoder] = []
+
+    async def not_yet(decoder: Decoder) -> None:
+        replaced.append(decoder)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("slipstream.video.pool._reap", not_yet)
+    pool = make_pool(max_jobs=1)
+    with pytest.raises(InvalidRequest):
+        await sample(pool, b"refuse")
+    await eventually(lambda: replaced)
+    pool.close()
+    assert [decoder.process.returncode for decoder in replaced] == [-signal.SIGKILL]
+
+
 async def test_what_a_file_system_gives_too_late_is_closed(tmp_path: Path) -> None:
     (tmp_path / "clip").write_bytes(CLIP)
     healed, opened = threading.Event(), []
