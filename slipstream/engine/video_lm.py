@@ -133,8 +133,9 @@ class VideoLM:
         return self._runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
 
     def prefill_bytes(self, kv_bytes: int) -> int:
-        """Bytes that the prefill of so many keys and values needs beside them at its peak."""
-        return self._runner.prefill_bytes(kv_bytes // self._runner.kv_bytes_per_token)
+        """Bytes that the longest prefill whose keys and values take no more than that needs beside them at its peak."""
+        num_tokens = min(kv_bytes // self._runner.kv_bytes_per_token, self.info.max_context)
+        return self._runner.prefill_bytes(num_tokens)
 
     def start_prefill(
         self,
