@@ -51,6 +51,11 @@ class ClipResult:
         return self.autoregressive.text == self.speculative.text and ids == speculative_ids
 
     @property
+    def drafted(self) -> bool:
+        """Whether the draft took part; the text is the same without it, only slower."""
+        return self.speculative.speculation.accepted > 0
+
+    @property
     def decode_speedup(self) -> float:
         """Tokens a second after the first token, against plain decoding."""
         return _ratio(self.speculative.decoding_rate, self.autoregressive.decoding_rate)
@@ -253,7 +258,12 @@ def demo_command(
             terminal.print(archived.table())
     document = demo_document(results, frames) | {"archive": None if archived is None else archived.document()}
     typer.echo(json.dumps(document))
-    if not document["identical"] or (archived is not None and not archived.identical):
+    undrafted = [result.name for result in results if not result.drafted]
+    if undrafted:
+        console.print(
+            f"the draft took no part in {', '.join(undrafted)}: the log of `slipstream up` says why", style="red"
+        )
+    if undrafted or not document["identical"] or (archived is not None and not archived.identical):
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from slipstream.cli import demo
 from slipstream.cli.app import run
 from slipstream.cli.demo import ArchiveResult, ClipResult, demo_document, demo_table
-from slipstream.messages import Caption, CommittedToken
+from slipstream.messages import Caption, CommittedToken, Speculation
 from slipstream.rpc.archive_codec import read_batch, read_job
 from slipstream.rpc.codec import read_summary
 from slipstream.rpc.v1 import archive_pb2 as pb
@@ -83,6 +83,10 @@ def test_the_last_line_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["clips"] == 1
     results[0] = result(plain_ids=(1, 3))
     assert run(["demo"]) == 1
+    undrafted = replace(result().speculative, speculation=Speculation())
+    results[0] = replace(result(), speculative=undrafted)
+    assert run(["demo"]) == 1
+    assert "the draft took no part in clip-1" in " ".join(capsys.readouterr().err.split())
     results[0] = result()
     assert archived is not None
     archived.direct["clip-1"] = "Another text."

@@ -8,6 +8,7 @@ import pytest
 from slipstream.budget import MIB
 from slipstream.engine import startup
 from slipstream.engine.startup import ModelServiceConfig
+from tests.engine.conftest import Pair
 
 AVAILABLE = 60 * 1024 * MIB
 
@@ -39,6 +40,12 @@ def test_room_for_the_pass_that_fills_the_budget(prefill: float) -> None:
     kv_bytes, cache_bytes = config().budgets(model(prefill), 0.5, -1, 0.5)
     assert 0 < kv_bytes < AVAILABLE // 3
     assert kv_bytes + cache_bytes + model(prefill).prefill_bytes(kv_bytes) <= AVAILABLE
+
+
+def test_a_small_model_on_a_large_machine_takes_its_share(pair: Pair) -> None:
+    """All of its keys and values are no single prompt: none is longer than the model's context."""
+    assert config().budgets(pair.ours, 0.5, 0, 0.5) == (AVAILABLE // 2, 0)
+    assert pair.ours.prefill_bytes(AVAILABLE) == pair.ours.prefill_bytes(AVAILABLE // 2) < AVAILABLE // 100
 
 
 def test_where_there_is_no_room_nothing_is_promised() -> None:
