@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
-from slipstream.families.adapter import Pixels, PromptPlan, TextDecoder
+from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
 from slipstream.messages import ModelInfo
@@ -123,15 +123,8 @@ class RandomAdapter:
         self._parts = parts
         self._side = geometry.vision.get("image_size", 0)
 
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-        times_s: Sequence[float] = (),
-    ) -> PromptPlan:
-        return plan_of(num_frames)
+    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+        return plan_of(frames.num_frames)
 
     def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
         if self._side:

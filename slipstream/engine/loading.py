@@ -15,7 +15,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
-from slipstream.families.adapter import TextDecoder
+from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.messages import ModelInfo
 from slipstream.sampling.params import SamplingDefaults
@@ -180,7 +180,7 @@ def _describe(
     revision: str,
 ) -> ModelInfo:
     text = model.config.get_text_config()
-    one_step = adapter.plan_prompt("?", adapter.frames_per_step)
+    one_step = adapter.plan_prompt("?", FrameFacts(adapter.frames_per_step))
     room = text.max_position_embeddings - 1 - (one_step.num_tokens - one_step.num_video_tokens)
     return ModelInfo(
         model_id=checkpoint.ref,

@@ -13,7 +13,7 @@ from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import Observer
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.families.adapter import Adapter, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
+from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.messages import ModelInfo
 from slipstream.speculation.methods import Positions
 from slipstream.speculation.protocol import TokenTree
@@ -79,7 +79,7 @@ class VideoLM:
             )
         if times_s and (len(times_s) != num_frames or not all(0 <= time_s < MAX_VIDEO_S for time_s in times_s)):
             raise InvalidRequest(f"{num_frames} frames need as many times within {MAX_VIDEO_S} s, or none")
-        plan = self._adapter.plan_prompt(prompt, num_frames, frame_size, seconds_per_frame, times_s)
+        plan = self._adapter.plan_prompt(prompt, FrameFacts(num_frames, frame_size, seconds_per_frame, times_s))
         if plan.num_tokens >= self.info.max_context:
             raise LimitExceeded(
                 f"{num_frames} frames and the prompt take {plan.num_tokens} tokens, but the context of"

@@ -3,21 +3,43 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from slipstream.engine.forward import Decoder
+from slipstream.families.preprocess import FramePreprocessor
 from slipstream.frame_size import FrameSize
 from slipstream.speculation.methods import Positions
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
 
 # What a model family supplies to the engine, `Adapter`, and the plain facts that pass between them.
+
+
+_UNTIMED_FRAMES_PER_S = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """What a prompt is planned with: all that is known of a video's frames before they are there."""
+
+    num_frames: int
+    size: tuple[int, int] | None = None
+    """Their height and width; None: the usual size."""
+    seconds_per_frame: float | None = None
+    """From one frame to the next; None: not known."""
+    times_s: Sequence[float] = ()
+    """When each is shown, from the video's start; none: not known."""
+
+    def times_in_words_s(self) -> list[float]:
+        """When each is shown; where that is not known what upstream says of frames without times."""
+        return list(self.times_s) or [index / _UNTIMED_FRAMES_PER_S for index in range(self.num_frames)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +131,7 @@ class Adapter(Protocol):
     frame_size: FrameSize
     """What frames are resized to; those of another size are resized here."""
 
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-        times_s: Sequence[float] = (),
-    ) -> PromptPlan:
+    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
         ...
 
@@ -153,11 +168,32 @@ def embedded(decoder: Decoder, plan: PromptPlan, video_embeddings: Tensor) -> Te
     return hidden
 
 
-def counted_positions(plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-    """Positions of a family whose positions count the tokens, see `Adapter.positions`."""
-    if scheme == Positions.COMPACT:
-        return torch.arange(len(rows)), len(rows)
-    return rows, plan.num_tokens
+class EqualFrames:
+    """A part of the adapters of families that resize all frames to one size, and whose positions count the tokens."""
+
+    frames_per_step = 1
+
+    def __init__(self, model: PreTrainedModel, text_model: nn.Module, frames: FramePreprocessor) -> None:
+        self._model: Any = model
+        self._frames = frames
+        self.decoder = cast(Decoder, text_model)
+        self.lm_head: nn.Module = self._model.lm_head
+        self.frame_size = frames.frame_size
+
+    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
+        return Pixels(len(frames), self._frames(frames))
+
+    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
+        return embedded(self.decoder, plan, video_embeddings)
+
+    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
+        if scheme == Positions.COMPACT:
+            return torch.arange(len(rows)), len(rows)
+        return rows, plan.num_tokens
+
+    def _values(self, pixels: Pixels) -> Tensor:
+        """On the model's device, in its dtype."""
+        return pixels.values.to(self._model.device, self._model.dtype)
 
 
 # From token ids back to text, all at once or token by token.

@@ -1,6 +1,5 @@
 """Qwen2.5-VL: prompt layout, frame features and three-axis positions. Weights and layer maths are upstream's."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +12,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.errors import ModelNotUsable
-from slipstream.families.adapter import Pixels, embedded
+from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
@@ -70,16 +69,9 @@ class Qwen2_5VL:
         self.frame_size = self._preprocess.frame_size
         self.tokens_per_step = self._num_tokens(self._preprocess.grid(self.frames_per_step, *USUAL_SIZE))
 
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-        times_s: Sequence[float] = (),
-    ) -> PromptPlan:
+    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         before, after = self._template.encode_around_video(prompt, self._video_token_id)
-        patches = self._preprocess.grid(num_frames, *(frame_size or USUAL_SIZE))
+        patches = self._preprocess.grid(frames.num_frames, *(frames.size or USUAL_SIZE))
         num_video_tokens = self._num_tokens(patches)
         ends = after[:1] == [self._model.config.vision_end_token_id]
         return PromptPlan(
@@ -90,7 +82,7 @@ class Qwen2_5VL:
                 num_steps=patches[0],
                 num_rows=patches[1] // self._merge_size,
                 num_columns=patches[2] // self._merge_size,
-                seconds_per_step=self._seconds_per_step(seconds_per_frame),
+                seconds_per_step=self._seconds_per_step(frames.seconds_per_frame),
             ),
             num_steps=patches[0],
         )

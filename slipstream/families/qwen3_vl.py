@@ -1,19 +1,15 @@
 """Qwen3-VL: every step of the video behind its time in words, and features of the vision tower for the first layers."""
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.families.adapter import Pixels, VideoGrid
+from slipstream.families.adapter import FrameFacts, Pixels, VideoGrid
 from slipstream.families.preprocess import QWEN3_PATCHES
 from slipstream.families.prompts import find_video
 from slipstream.families.qwen2_5_vl import USUAL_SIZE, Qwen2_5VL
-
-_DEFAULT_FRAMES_PER_S = 24.0
-"""Upstream's, where no times are known."""
 
 
 class Qwen3VL(Qwen2_5VL):
@@ -26,19 +22,12 @@ class Qwen3VL(Qwen2_5VL):
 
     usual_patches = QWEN3_PATCHES
 
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-        times_s: Sequence[float] = (),
-    ) -> PromptPlan:
-        num_steps, rows, columns = self._preprocess.grid(num_frames, *(frame_size or USUAL_SIZE))
+    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
+        num_steps, rows, columns = self._preprocess.grid(frames.num_frames, *(frames.size or USUAL_SIZE))
         placeholders = [self._video_token_id] * self._num_tokens((1, rows, columns))
         start, end = self._model.config.vision_start_token_id, self._model.config.vision_end_token_id
         video: list[str | int] = []
-        for time_s in self._step_times(num_frames, times_s):
+        for time_s in self._step_times(frames):
             video += [f"<{time_s:.1f} seconds>", start, *placeholders, end]
         token_ids = self._template.encode_with_video(prompt, self._video_token_id, video, marks=(start, end))
         spans = find_video(token_ids, self._video_token_id, num_steps * len(placeholders))
@@ -57,9 +46,9 @@ class Qwen3VL(Qwen2_5VL):
         embeddings = cast(tuple[Tensor], output.pooler_output)[0]
         return torch.cat([embeddings, *(features[0].to(embeddings.dtype) for features in output.deepstack_features)], 1)
 
-    def _step_times(self, num_frames: int, times_s: Sequence[float]) -> list[float]:
+    def _step_times(self, frames: FrameFacts) -> list[float]:
         """Mean time of each step's first and last frame, seconds; a step that lacks frames repeats the last."""
         size = self.frames_per_step
-        times = list(times_s) or [index / _DEFAULT_FRAMES_PER_S for index in range(num_frames)]
-        times += times[-1:] * (-num_frames % size)
+        times = frames.times_in_words_s()
+        times += times[-1:] * (-frames.num_frames % size)
         return [(times[first] + times[first + size - 1]) / 2 for first in range(0, len(times), size)]

@@ -1,31 +1,25 @@
 """SmolVLM2: the video's length and each frame's time in words. Weights and layer maths are upstream's."""
 
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, SmolVLMForConditionalGeneration
 from transformers.models.smolvlm import processing_smolvlm as upstream
 
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import PromptPlan
-from slipstream.families.adapter import Pixels, counted_positions, embedded
+from slipstream.families.adapter import EqualFrames, FrameFacts, Pixels
 from slipstream.families.preprocess import FramePreprocessor, check_tower_size
 from slipstream.families.prompts import ChatTemplate, find_video, token_id_of
 
 _VIDEO = "<video>"
-_DEFAULT_FRAMES_PER_S = 24.0
-"""Upstream's, where no times are known."""
 _ROUNDING_S = 1e-6
 """A duration comes as the time between frames; so much of it may be lost on the way."""
 
 
-class SmolVLM:
+class SmolVLM(EqualFrames):
     """Adapter of `SmolVLMForConditionalGeneration`.
 
     The prompt is: upstream's template for videos, a sentence of how many frames they are from how long a video, and for
@@ -43,31 +37,20 @@ class SmolVLM:
     ) -> None:
         config: Any = model.config
         side: int = config.vision_config.image_size
-        self._model = model
-        self._preprocess = FramePreprocessor.resizing_twice(checkpoint.video_processor_config())
-        check_tower_size(checkpoint, self._preprocess, (side, side))
+        preprocess = FramePreprocessor.resizing_twice(checkpoint.video_processor_config())
+        check_tower_size(checkpoint, preprocess, (side, side))
+        super().__init__(model, model.model.text_model, preprocess)
         self._image_token_id: int = config.image_token_id
         self._mark_id = token_id_of(checkpoint, tokenizer, "fake_image_token", "<fake_token_around_image>")
         self._global_id = token_id_of(checkpoint, tokenizer, "global_image_token", "<global-img>")
         self._template, self._video = ChatTemplate.for_word(
             tokenizer, upstream.DEFAULT_CHAT_TEMPLATE, getattr(tokenizer, "video_token", None) or _VIDEO
         )
-        self.decoder = cast(Decoder, model.model.text_model)
-        self.lm_head = model.lm_head
-        self.frames_per_step = 1
-        self.frame_size = self._preprocess.frame_size
         self.tokens_per_step: int = (side // config.vision_config.patch_size // config.scale_factor) ** 2
 
-    def plan_prompt(
-        self,
-        prompt: str,
-        num_frames: int,
-        frame_size: tuple[int, int] | None = None,
-        seconds_per_frame: float | None = None,
-        times_s: Sequence[float] = (),
-    ) -> PromptPlan:
+    def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         """The size of the frames makes no difference to this family."""
-        times_s = times_s or [index / _DEFAULT_FRAMES_PER_S for index in range(num_frames)]
+        num_frames, seconds_per_frame, times_s = frames.num_frames, frames.seconds_per_frame, frames.times_in_words_s()
         duration_s = times_s[-1] if seconds_per_frame is None else seconds_per_frame * num_frames + _ROUNDING_S
         picture = [self._mark_id, self._global_id, *[self._image_token_id] * self.tokens_per_step, self._mark_id]
         video: list[str | int] = [
@@ -83,18 +66,9 @@ class SmolVLM:
         spans = find_video(token_ids, self._image_token_id, num_frames * self.tokens_per_step)
         return PromptPlan(tuple(token_ids), spans, text_start=spans[-1].stop + 1, num_steps=num_frames)
 
-    def preprocess(self, frames: NDArray[np.uint8], num_frames: int) -> Pixels:
-        return Pixels(len(frames), self._preprocess(frames))
-
     def encode(self, pixels: Pixels) -> Tensor:
-        features = self._model.get_image_features(pixels.values.to(self._model.device, self._model.dtype)[None])
+        features = self._model.get_image_features(self._values(pixels)[None])
         return torch.cat(list(features.pooler_output)).flatten(0, -2)
-
-    def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
-        return embedded(self.decoder, plan, video_embeddings)
-
-    def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-        return counted_positions(plan, rows, scheme)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ from tests.support.world import NUM_FRAMES, PROMPT, World
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SILENCE_S = 0.3
+NOTICED = 40
+"""Tokens of a caption in which a lie is noticed; SILENT of one that takes longer than a draft may be silent for."""
+SILENT = 192
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,9 @@ async def test_right_half_of_the_time(liar: Liar) -> None:
 )
 @pytest.mark.parametrize("policy", ["self_clocked", "fixed"])
 async def test_lies_that_are_noticed(liar: Liar, behaviour: Behaviour, reason: str, policy: str) -> None:
+    num_tokens = SILENT if "silent" in reason else NOTICED
     captioned = await liar.until(
-        lambda one: reason in reasons(one), behaviour, policy=policy, num_tokens=90, gate=False
+        lambda one: reason in reasons(one), behaviour, policy=policy, num_tokens=num_tokens, gate=False
     )
     assert reason in reasons(captioned)
     assert captioned.summary.speculation.drafts_lost >= 1
@@ -260,7 +264,7 @@ async def test_a_lie_beside_a_plain_caption(liar: Liar, name: str) -> None:
     plainly = liar.check(LIES[name], clip=1, method="autoregressive")
     must_be_heard = name not in FAULTLESS
     lies = liar.until(
-        lambda one: one.summary.speculation.drafts_lost or not must_be_heard, LIES[name], num_tokens=90, gate=False
+        lambda one: one.summary.speculation.drafts_lost or not must_be_heard, LIES[name], num_tokens=NOTICED, gate=False
     )
     lied, _ = await asyncio.gather(lies, plainly)
     after = await asyncio.to_thread(faults, liar.metrics)
@@ -274,7 +278,7 @@ async def test_a_draft_that_lies_thrice_is_left_alone(liar: Liar, tmp_path: Path
     flags = ("--target", liar.target, "--draft", liar.draft.address, "--metrics", "0")
     async with running("gateway", tmp_path, *flags) as process, open_channel(process.address) as channel:
         victim, left_alone = replace(liar, gateway=channel), partial(logged, process.log_path, "draft.left_alone")
-        await victim.until(lambda one: left_alone(), floods(lambda at: ready()), num_tokens=90)
+        await victim.until(lambda one: left_alone(), floods(lambda at: ready()), num_tokens=NOTICED)
         assert left_alone()
         before = liar.draft.num_sessions
         captioned = await victim.check(writes(lambda at: 7))

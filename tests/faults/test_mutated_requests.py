@@ -30,7 +30,7 @@ from tests.support.request_samples import SERVICES, Sample, Samples, methods
 from tests.support.workload import make_workload
 
 IN_TIME_S = 60.0
-IMPATIENCE_S = 1.0
+IMPATIENCE_S = 0.3
 """For calls that may wait by design: guidance of a session that is not open yet, a batch that is watched."""
 MAX_GROWTH_BYTES = 1024**3
 LIMITS = {
