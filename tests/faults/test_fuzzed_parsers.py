@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import strategies as st
@@ -131,7 +132,8 @@ TOKEN_FILES = st.lists(TOKEN_LINES, max_size=12).map(lambda parts: "".join(parts
 
 def read_url(text: str) -> None:
     url = parse_url(text)
-    assert parse_url(str(url)) == url and url.host.isascii() and not set(str(url)) & set("@\\ \r\n#")
+    assert parse_url(str(url)) == url and url.host.isascii() and not set(str(url)) & set("\\ \r\n#")
+    assert "@" not in urlsplit(str(url)).netloc
 
 
 class Transport:
