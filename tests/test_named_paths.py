@@ -1,4 +1,4 @@
-"""Every file that a page, a docstring or a comment names exists."""
+"""Every file that a page, a docstring or a comment names exists; every picture is on a page, and all are small."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("", "slipstream", "slipstream/archive", "proto")
 """What a name may be relative to, beside the folder of the file that names it."""
 NAMED = re.compile(r"(?<![\w/.~<>{}*$-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|proto|lua|yaml|toml|json|sh|txt))(?![\w/{*<])")
+PICTURE = re.compile(r"!\[[^]]+\]\(([^)]+)\)")
+MAX_PICTURES_BYTES = 400_000
 PAGES = sorted(path for folder in (ROOT, ROOT / "docs") for path in folder.glob("*.md"))
 SOURCES = sorted(
     path
@@ -50,3 +52,10 @@ def test_a_name_of_nothing_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("See `slipstream/errors.py`, [there](docs/nowhere.md), `gone.py` and https://a.example/x/y.md.")
     assert [name for name in sorted(named_paths(page)) if not exists(name, page)] == ["docs/nowhere.md", "gone.py"]
+
+
+def test_pictures_are_shown_and_small() -> None:
+    shown = {(page.parent / name).resolve() for page in PAGES for name in PICTURE.findall(page.read_text())}
+    there = {path for path in (ROOT / "docs").rglob("*") if path.suffix in {".svg", ".png", ".jpg", ".gif"}}
+    assert shown == there
+    assert 0 < sum(path.stat().st_size for path in there) <= MAX_PICTURES_BYTES
