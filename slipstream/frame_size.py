@@ -21,6 +21,8 @@ from slipstream.errors import InvalidRequest
 
 MAX_ASPECT_RATIO = 200
 """Of Qwen2-VL's processor."""
+LEAST_CAP = 1.05
+"""Of Qwen3-VL's processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class FrameSize:
     """0: the bounds are of each frame. Else of the whole video, which is counted in steps of so many frames."""
     frame_pixels: int = 0
     """Of a whole video's frames, none has more; 0: no bound."""
+    capped_pixels: int = 0
+    """Above 0, where the bounds are of the whole video: a frame has at most its even share of `max_pixels`, and at most
+    this many, but may always have `LEAST_CAP` of `min_pixels` (`cap_pixels_per_frame` of `Qwen3VLVideoProcessor`)."""
     shortest_edge: int = 0
     """Above 0: frames are resized so that their shorter side is this, and `height` x `width` in the middle is kept."""
     longest_edge: int = 0
@@ -132,9 +137,13 @@ class FrameSize:
 
     def _bounds(self, num_frames: int) -> tuple[int, int]:
         """Fewest and most pixels."""
+        most = self.max_pixels
+        if self.capped_pixels:
+            share = min(self.capped_pixels, most // num_frames)
+            most = max(share, int(self.min_pixels * LEAST_CAP)) * num_frames
         if not self.frame_pixels:
-            return self.min_pixels, self.max_pixels
-        most = min(self.max_pixels, self.frame_pixels * self._counted(num_frames)[0])
+            return self.min_pixels, most
+        most = min(most, self.frame_pixels * self._counted(num_frames)[0])
         return min(self.min_pixels, most), most
 
     def _next_multiple(self, least: int, ratio: float) -> int:

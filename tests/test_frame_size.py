@@ -1,8 +1,13 @@
 """The size that frames are given is the one that the checkpoint's own processor would give them."""
 
+from inspect import signature
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers.image_utils import SizeDict
 
 from slipstream.errors import InvalidRequest
 from slipstream.frame_size import ANY_SIZE, MAX_ASPECT_RATIO, FrameSize
@@ -30,6 +35,32 @@ def test_the_size_is_upstreams(height: int, width: int) -> None:
     upstream = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
     assert QWEN.of(height, width, 1) == upstream.smart_resize(height, width, 28, QWEN.min_pixels, QWEN.max_pixels)
+
+
+@given(SIDES, SIDES, st.integers(2, 200), st.sampled_from([0, 4, 64, 768]), st.integers(5, 50_000))
+@settings(deadline=None)
+def test_the_size_of_a_whole_video_is_upstreams(height: int, width: int, frames: int, cap: int, budget: int) -> None:
+    """Bounds of all frames together; and with a cap, tokens of a frame, of each."""
+    upstream = pytest.importorskip("transformers.models.qwen3_vl.video_processing_qwen3_vl").Qwen3VLVideoProcessor
+    assume(max(height, width) <= MAX_ASPECT_RATIO * min(height, width))
+    assume("cap_pixels_per_frame" in signature(upstream.resize).parameters or not cap)
+    token = 32 * 32
+    rule = FrameSize(
+        multiple=32, min_pixels=4 * token, max_pixels=budget * token, frames_per_step=2, capped_pixels=cap * token
+    )
+    processor = object.__new__(upstream)
+    processor.max_video_tokens = cap
+    inherited = next(parent for parent in upstream.__mro__[1:] if "resize" in vars(parent))
+    with mock.patch.object(inherited, "resize", lambda self, image, size, resample: (size.height, size.width)):
+        wanted = processor.resize(
+            SimpleNamespace(shape=(1, frames, 3, height, width)),
+            SizeDict(shortest_edge=rule.min_pixels, longest_edge=rule.max_pixels),
+            resample=None,
+            factor=32,
+            temporal_factor=2,
+            **({"cap_pixels_per_frame": True} if cap else {}),
+        )
+    assert rule.of(height, width, frames) in (wanted, (height, width)), "what has such a size already keeps it"
 
 
 @given(RULES, SIDES, SIDES)

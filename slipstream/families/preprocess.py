@@ -21,6 +21,8 @@ from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 _OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _DEFAULT_SIZE, _CROPPED_SIZE = 384, 224
+_MAX_FRAME_TOKENS = 768
+"""Of Qwen3-VL's processor, where it caps the pixels of frames."""
 _LONGEST_EDGE = 4096
 """The longest that SmolVLM's processor makes a side."""
 _LANCZOS, _BICUBIC = 1, 3
@@ -204,6 +206,8 @@ class PatchPreprocessor:
     """Side of the square of patches that become one token: its patches stand together."""
     is_of_video: bool = False
     """The bounds are of all frames together."""
+    max_frame_tokens: int = 0
+    """Above 0: a frame has at most so many and its share of the bounds, see `FrameSize.capped_pixels`."""
     pixels: PixelSettings = field(default_factory=PixelSettings)
 
     @classmethod
@@ -214,8 +218,6 @@ class PatchPreprocessor:
             ModelNotUsable: it asks for a step that is not implemented here.
         """
         _check_uncropped(config)
-        if config.get("cap_pixels_per_frame"):
-            raise ModelNotUsable("video processor: cap_pixels_per_frame is not supported; set it to false")
         usual = usual or cls()
         size = dict(config.get("size") or {"shortest_edge": usual.min_pixels, "longest_edge": usual.max_pixels})
         for edge, key in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
@@ -223,6 +225,7 @@ class PatchPreprocessor:
                 size[edge] = config[key]
         if not size.get("shortest_edge") or not size.get("longest_edge"):
             raise ModelNotUsable(f"video processor: size must have shortest_edge and longest_edge, got {size}")
+        caps = usual.is_of_video and bool(config.get("cap_pixels_per_frame"))
         return cls(
             min_pixels=int(size["shortest_edge"]),
             max_pixels=int(size["longest_edge"]),
@@ -230,6 +233,7 @@ class PatchPreprocessor:
             temporal_patch_size=int(config.get("temporal_patch_size", usual.temporal_patch_size)),
             merge_size=int(config.get("merge_size", usual.merge_size)),
             is_of_video=usual.is_of_video,
+            max_frame_tokens=int(config.get("max_video_tokens", _MAX_FRAME_TOKENS)) if caps else 0,
             pixels=PixelSettings.from_config(config, usual.pixels),
         )
 
@@ -243,6 +247,7 @@ class PatchPreprocessor:
             min_pixels=self.min_pixels,
             max_pixels=self.max_pixels,
             frames_per_step=self.temporal_patch_size if self.is_of_video else 0,
+            capped_pixels=self.max_frame_tokens * (self.patch_size * self.merge_size) ** 2,
             lanczos=self.pixels.lanczos,
         )
 

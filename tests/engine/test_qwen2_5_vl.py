@@ -283,7 +283,6 @@ def test_frames_of_another_size_than_planned_are_refused(qwen: QwenPair) -> None
     ("processor", "problem"),
     [
         ({"patch_size": 14}, r"\(8, 2, 2\) in the model's config but \(14, 2, 2\)"),
-        ({"cap_pixels_per_frame": True}, "cap_pixels_per_frame"),
         ({"size": {"height": 24, "width": 24}}, "shortest_edge and longest_edge"),
     ],
 )

@@ -104,3 +104,15 @@ def test_times_are_told_in_words(pair: Qwen3Pair) -> None:
         pair.plan(frames, (0.0, 1.0))
     with pytest.raises(InvalidRequest, match="5 frames need as many times"):
         pair.plan(frames, (0.0, 0.5, 1.25, 2.0, float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("config", "capped_pixels"),
+    [
+        ({}, 0),
+        ({"cap_pixels_per_frame": True}, 768 * 1024),
+        ({"cap_pixels_per_frame": True, "max_video_tokens": 9}, 9216),
+    ],
+)
+def test_a_cap_on_the_pixels_of_a_frame(config: dict[str, Any], capped_pixels: int) -> None:
+    assert PatchPreprocessor.from_config(config, QWEN3_PATCHES).frame_size.capped_pixels == capped_pixels

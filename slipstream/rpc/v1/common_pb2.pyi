@@ -59,7 +59,7 @@ class SamplingDefaults(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class FrameSize(_message.Message):
-    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos")
+    __slots__ = ("height", "width", "multiple", "min_pixels", "max_pixels", "frames_per_step", "frame_pixels", "shortest_edge", "longest_edge", "lanczos", "capped_pixels")
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     MULTIPLE_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class FrameSize(_message.Message):
     SHORTEST_EDGE_FIELD_NUMBER: _ClassVar[int]
     LONGEST_EDGE_FIELD_NUMBER: _ClassVar[int]
     LANCZOS_FIELD_NUMBER: _ClassVar[int]
+    CAPPED_PIXELS_FIELD_NUMBER: _ClassVar[int]
     height: int
     width: int
     multiple: int
@@ -80,7 +81,8 @@ class FrameSize(_message.Message):
     shortest_edge: int
     longest_edge: int
     lanczos: bool
-    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: _Optional[bool] = ...) -> None: ...
+    capped_pixels: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., multiple: _Optional[int] = ..., min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ..., frames_per_step: _Optional[int] = ..., frame_pixels: _Optional[int] = ..., shortest_edge: _Optional[int] = ..., longest_edge: _Optional[int] = ..., lanczos: _Optional[bool] = ..., capped_pixels: _Optional[int] = ...) -> None: ...
 
 class FramesHeader(_message.Message):
     __slots__ = ("num_frames", "width", "height", "seconds_per_frame", "times_s")
