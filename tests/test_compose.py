@@ -195,6 +195,8 @@ def test_the_services_take_what_compose_gives_them(service: str) -> None:
     config = config_of(service, STACK[service]["environment"])
     port = config.listen.rpartition(":")[2]
     assert STACK[service]["healthcheck"]["test"][-1] == f"127.0.0.1:{port}"
+    if service == "draft":
+        assert config.guidance_targets == STACK["gateway"]["environment"]["SLIPSTREAM_GATEWAY_TARGET"]
     if service == "gateway":
         assert config.video_roots == "/videos"
         assert config.target == "target:" + config_of("target", STACK["target"]["environment"]).listen.split(":")[1]

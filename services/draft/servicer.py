@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,22 @@ MAX_IDLE_CHANNELS = 16
 MAX_ADDRESS_CHARS = 512
 
 
+LOOKUP_S = 5.0
+
+
+async def _places(address: str) -> frozenset[tuple[str, int]]:
+    """Numeric hosts and port that `host:port` leads to now; none where it leads nowhere, or is a socket's path."""
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()):
+        return frozenset()
+    looking = asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(looking, LOOKUP_S)
+    except (OSError, UnicodeError, OverflowError):  # a timeout is an OSError
+        return frozenset()
+    return frozenset((str(place[0]), int(port)) for *_, place in found)
+
+
 @dataclass(eq=False)
 class _Connection:
     channel: grpc.aio.Channel
@@ -45,16 +62,21 @@ class _Connection:
 
 
 class Targets:
-    """Pulls guidance. `allowed`: the only addresses that are called; empty: any that a caller names."""
+    """Pulls guidance. `allowed`: the only addresses that are called, or other names of the same machines, since each
+    of several targets tells its own; empty: any that a caller names."""
 
     def __init__(self, allowed: frozenset[str] = frozenset(), security: PeerSecurity | None = None) -> None:
         self._allowed = allowed
         self._security = security
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
 
-    def check(self, address: str) -> None:
+    async def check(self, address: str) -> None:
         """Raises `InvalidRequest` for an address that this draft does not call."""
-        if (self._allowed and address not in self._allowed) or not 0 < len(address) <= MAX_ADDRESS_CHARS:
+        is_one = 0 < len(address) <= MAX_ADDRESS_CHARS
+        if is_one and self._allowed and address not in self._allowed:
+            places = await _places(address)
+            is_one = bool(places) and any([places <= await _places(allowed) for allowed in self._allowed])
+        if not is_one:
             raise InvalidRequest("this draft pulls no guidance from that address; see its --guidance-targets")
 
     async def pull(self, start: DraftStart, score: Score = Score.SIMILARITY_VARIATION) -> tuple[Guidance, int]:
@@ -65,7 +87,7 @@ class Targets:
             ServiceUnavailable: no target answers there, or it has no such session.
         """
         address = start.guidance_address
-        self.check(address)
+        await self.check(address)
         request = session_codec.guidance_request(start, score)
         await self._make_room()
         with self._using(address) as channel:
@@ -131,7 +153,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         request, join = session_codec.read_draft_start(first.start)
         request = replace(request, request_id=bound_request_id())
         if get_pruner(request.pruner).score is not None:
-            self._targets.check(request.guidance_address)
+            await self._targets.check(request.guidance_address)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
         num_frames, height, width = session_codec.frames_shape(announced, max_frames)
         session = await self.engine.open(request, join, num_frames, (height, width))

@@ -16,13 +16,14 @@ from slipstream.rpc.peers import Peers
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.servicer import GatewayServicer
+from slipstream.video.paths import shared_part
 
 
 async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
     """Waits for the target, checks that the draft fits if it is up already, and registers the servicer."""
     for root in config.roots:
-        if not root.is_dir():
-            raise InvalidConfig(f"--video-roots: {str(root)!r} is no directory")
+        if not shared_part(root).is_dir():
+            raise InvalidConfig(f"--video-roots: {str(shared_part(root))!r} is no directory")
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
     peers = Peers(

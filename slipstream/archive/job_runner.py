@@ -106,15 +106,15 @@ class ArchiveRunner:
     async def _decode(self, source: str, plan: CaptionPlan, reporter: "Reporter") -> tuple[SampledVideo, CaptionStats]:
         async with self._decoders:
             stats = CaptionStats(arrived=asyncio.get_running_loop().time())
-            async with self._open(source) as file:
+            async with self._open(source, plan.owner) as file:
                 video = await self._captioner.sample(plan, file, reporter.emit, stats, digest=True)
         return video, stats
 
     @contextlib.asynccontextmanager
-    async def _open(self, source: str) -> AsyncIterator[VideoFile]:
+    async def _open(self, source: str, owner: str) -> AsyncIterator[VideoFile]:
         async with contextlib.AsyncExitStack() as stack:
             try:
-                file = await stack.enter_async_context(self._captioner.media.open_source(source))
+                file = await stack.enter_async_context(self._captioner.media.open_source(source, owner=owner))
             except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
                 raise RetryLater(str(error), counted=True) from error
             yield file

@@ -147,7 +147,7 @@ class GatewayCaptioner:
         emit(StageChange("receive"))
         plan = self.settled(plan, await self.check(plan, wait_for_ready=True))
         with contextlib.ExitStack() as held:
-            async with self.media.open(plan.path, upload) as source:
+            async with self.media.open(plan.path, upload, owner=plan.owner) as source:
                 # The archive has slots of its own, and takes none of these.
                 held.enter_context(self.places.held(of_one=current_rights().max_captions))
                 video = held.enter_context(await self.sample(plan, source, emit, stats))

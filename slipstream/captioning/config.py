@@ -29,7 +29,10 @@ def _check_hosts(value: str) -> str | None:
 class MediaOptions:
     """Options of receiving and decoding videos."""
 
-    video_roots: str = option("directories that request paths may lie below, separated by ':'", default="")
+    video_roots: str = option(
+        "directories that request paths may lie below, separated by ':'; a folder {owner} in one is each owner's own",
+        default="",
+    )
     url_hosts: str = option(
         "hosts that archive videos may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",
         default="",

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
 from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
-from slipstream.video.paths import open_video_path
+from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
 
 FRAMES_SHARE = 0.25
@@ -195,11 +195,11 @@ class Media:
         self._pool.prepare()
 
     @contextlib.asynccontextmanager
-    async def open(self, path: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
-        """The video file: below an allowed root if a path was given, else received chunk by chunk."""
+    async def open(self, path: str, chunks: AsyncIterator[bytes], *, owner: str = "") -> AsyncIterator[VideoFile]:
+        """The video file: below one of the owner's roots if a path was given, else received chunk by chunk."""
         self._pool.prepare()
         if path:
-            async with self._open_path(path) as source:
+            async with self._open_path(path, owner) as source:
                 yield source
             return
         largest = min(self._config.max_video_bytes, self._config.max_upload_bytes)
@@ -211,14 +211,15 @@ class Media:
             yield await upload.finished()
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str) -> AsyncIterator[VideoFile]:
-        """The video file of an archive item: a path below an allowed root, or an https address of an allowed host.
+    async def open_source(self, source: str, *, owner: str = "") -> AsyncIterator[VideoFile]:
+        """The video file of an archive item: a path below one of its owner's roots, or an https address of an allowed
+        host.
 
         Raises what `open_video_path` and `Fetcher.fetch` raise, and ServiceUnavailable when a file system hangs.
         """
         self._pool.prepare()
         if "://" not in source:
-            async with self._open_path(source) as file:
+            async with self._open_path(source, owner) as file:
                 yield file
             return
         with VideoBuffer(self._config.max_video_bytes, self._temporary) as download:
@@ -269,25 +270,24 @@ class Media:
         self._pool.close()
 
     @contextlib.asynccontextmanager
-    async def _open_path(self, path: str) -> AsyncIterator[VideoFile]:
-        if not self._roots:
-            raise VideoNotFound("this gateway opens no paths; upload the file, or start it with --video-roots")
-        source = await self._find(path)
+    async def _open_path(self, path: str, owner: str) -> AsyncIterator[VideoFile]:
+        roots = {root: files for any_, files in self._roots.items() if (root := root_of(any_, owner)) is not None}
+        if not roots:
+            raise VideoNotFound("this gateway opens no paths for you; upload the file, or start it with --video-roots")
+        source = await _find(path, roots)
         try:
             yield source
         finally:
             source.files.close(source)
 
-    async def _find(self, path: str) -> VideoFile:
-        """Below the first root that has it. A root that the path names is asked first: others may hang."""
-        *others, last = sorted(self._roots, key=lambda root: not Path(path).is_relative_to(root))
-        for root in others:
-            with contextlib.suppress(VideoNotFound):
-                return await self._open_below(root, path)
-        return await self._open_below(last, path)
 
-    async def _open_below(self, root: Path, path: str) -> VideoFile:
-        return await self._roots[root].run(_open_readable, path, root, self._roots[root])
+async def _find(path: str, roots: Mapping[Path, FileThreads]) -> VideoFile:
+    """Below the first root that has it. A root that the path names is asked first: others may hang."""
+    *others, last = sorted(roots, key=lambda root: not Path(path).is_relative_to(root))
+    for root in others:
+        with contextlib.suppress(VideoNotFound):
+            return await roots[root].run(_open_readable, path, root, roots[root])
+    return await roots[last].run(_open_readable, path, last, roots[last])
 
 
 def _open_readable(path: str, root: Path, files: FileThreads) -> VideoFile:

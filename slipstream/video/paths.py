@@ -6,9 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.errors import InvalidConfig, InvalidRequest, VideoNotFound
 
+OWNER = "{owner}"
+"""A folder's name in a root: each owner has a folder of its own there, and sees no other's."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def root_of(root: Path, owner: str) -> Path | None:
+    """What `root` is for that owner; None: one folder an owner, and nobody's name is this one."""
+    if OWNER not in root.parts:
+        return root
+    if owner in ("", ".", "..") or not owner.isprintable() or "/" in owner:
+        return None
+    return Path(*(owner if part == OWNER else part for part in root.parts))
+
+
+def shared_part(root: Path) -> Path:
+    """The part of a root that is the same for all. Raises `InvalidConfig` where OWNER is not all of a folder's name."""
+    parts = root.parts
+    if any(OWNER in part and part != OWNER for part in parts):
+        raise InvalidConfig(f"--video-roots: {str(root)!r}: {OWNER} must be the whole name of a folder")
+    return Path(*parts[: parts.index(OWNER)]) if OWNER in parts else root
 
 
 def open_video_path(path: str, roots: Sequence[Path]) -> BinaryIO:

@@ -110,6 +110,34 @@ async def test_what_is_no_file_below_a_root_is_refused(media: Media, source: str
             pass
 
 
+async def test_each_owner_has_a_folder_that_no_other_sees(tmp_path: Path) -> None:
+    for name in ("alice", "bob", "all"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.mp4").write_bytes(CLIP)
+    (tmp_path / "outside.mp4").write_bytes(CLIP)
+    roots = f"{tmp_path / '{owner}'}:{tmp_path / 'all'}"
+    media = Media(GatewayConfig(listen="", target="t:1", video_roots=roots, decode_workers=1))
+
+    async def opens(path: Path | str, owner: str) -> bool:
+        try:
+            async with media.open_source(str(path), owner=owner), media.open(str(path), chunks(b""), owner=owner):
+                return True
+        except (VideoNotFound, InvalidRequest):
+            return False
+
+    try:
+        for owner in ("alice", "bob"):
+            assert await opens(f"{owner}.mp4", owner) and await opens(tmp_path / owner / f"{owner}.mp4", owner)
+            assert await opens("all.mp4", owner)
+        for path in ("bob.mp4", "../bob/bob.mp4", tmp_path / "bob" / "bob.mp4", tmp_path / "outside.mp4"):
+            assert not await opens(path, "alice")
+        for nobody in ("", ".", "..", "alice/../bob", "{owner}", "bob\0"):
+            assert await opens("all.mp4", nobody) and not await opens("bob.mp4", nobody)
+            assert not await opens(tmp_path / "outside.mp4", nobody) and not await opens("outside.mp4", nobody)
+    finally:
+        media.close()
+
+
 async def test_by_default_there_are_neither_paths_nor_addresses() -> None:
     media = Media(GatewayConfig(listen="", target="t:1"))
     try:

@@ -53,6 +53,8 @@ def check_log(name: str, complaint: str, status: int, log: list[dict[str, Any]])
         (("--target", "x", "--default-alpha", "nan"), {}, "--default-alpha: 'nan' is no float"),
         (("--target", "x", "--log-level", "loud"), {}, "--log-level: 'loud' must be one of debug, info"),
         (("--target", "x", "--video-roots", "/nowhere"), {}, "--video-roots: '/nowhere' is no directory"),
+        (("--target", "x", "--video-roots", "/nowhere/{owner}"), {}, "--video-roots: '/nowhere' is no directory"),
+        (("--target", "x", "--video-roots", "/tmp/of-{owner}"), {}, "{owner} must be the whole name of a folder"),
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAME": "3"}, "SLIPSTREAM_GATEWAY_MAX_FRAME is no option"),
         (("--target", "x"), {"SLIPSTREAM_GATEWAY_MAX_FRAMES": "x"}, "--max-frames: 'x' is no int"),
         (("--target", "x"), {"SLIPSTREAM_PARENT_PID": "x"}, "SLIPSTREAM_PARENT_PID: 'x' is no process id"),
