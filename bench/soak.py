@@ -1,6 +1,7 @@
 """What services hold after captions: of large ones that ended in any way (`faults`), and over a thousand small ones."""
 
 import itertools
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -107,3 +108,4 @@ def main(argv: Sequence[str]) -> None:
         _draw(lines, given.captions, given.picture)
     level = max(grown.values()) <= SLACK_BYTES / MIB
     finish("soak", {"ok": level, "grown_mb": grown, "lines": lines, "machine": machine_facts()}, series=("lines",))
+    sys.exit(0 if level else 1)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import structlog
 
-from slipstream.archive.intake import Submission, check_batch, check_rights, find_batch_id, max_waiting
+from slipstream.archive.intake import Submission, backlog_full, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
 from slipstream.archive.records import batch_of, job_of
@@ -163,8 +163,11 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     ) -> archive_pb2.RetryDeadResponse:
         batch_id = (await self._find(request.batch)).batch_id
         states = {JobState.DEAD, JobState.FAILED} if request.include_failed else {JobState.DEAD}
-        num_retried = await self._queue.retry_dead(batch_id, frozenset(states))
-        return archive_pb2.RetryDeadResponse(num_retried=num_retried)
+        quota = max_waiting(current_owner(), current_rights(), self._config)
+        retried = await self._queue.retry_dead(batch_id, frozenset(states), quota)
+        if retried.stopped_by:
+            raise backlog_full(retried.stopped_by, quota, f"{retried.num_jobs} jobs of the batch are queued again")
+        return archive_pb2.RetryDeadResponse(num_retried=retried.num_jobs)
 
     @contextlib.contextmanager
     def _watching(self, batch_id: str) -> Iterator[BatchWatch]:

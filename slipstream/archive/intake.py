@@ -22,6 +22,7 @@ from slipstream.rpc.security import OwnerRights
 MAX_NAME_CHARS = 256
 MAX_SOURCE_CHARS = 4096
 MAX_COST = 1000
+RETRY_AFTER_S = 10.0
 MAX_METADATA, MAX_METADATA_CHARS = 16, 512
 _BATCH_ID = re.compile("batch-[0-9a-f]{32}")
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
@@ -53,8 +54,6 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
 
 def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: GatewayConfig) -> None:
     """Raises `PermissionDenied` for what the owner may not. Without owners there are no rights."""
-    if rights.max_waiting == 0:
-        raise PermissionDenied(f"{owner} may hand in no jobs here; ask the operator for a higher max-waiting")
     may_use_high = config.owner_high if rights.may_use_high is None else rights.may_use_high
     if batch.priority is Priority.HIGH and owner and not may_use_high:
         raise PermissionDenied(
@@ -64,11 +63,21 @@ def check_rights(batch: BatchOptions, owner: str, rights: OwnerRights, config: G
 
 
 def max_waiting(owner: str, rights: OwnerRights, config: GatewayConfig) -> int:
-    """How many jobs of the owner may wait. Where callers are told apart, nobody can fill the backlog alone."""
+    """How many jobs of the owner may wait. Where callers are told apart, nobody can fill the backlog alone. Raises
+    `PermissionDenied` where none may."""
+    if rights.max_waiting == 0:
+        raise PermissionDenied(f"{owner} may hand in no jobs here; ask the operator for a higher max-waiting")
     if rights.max_waiting is not None:
         return rights.max_waiting
     of_one = config.max_backlog if not owner else max(config.max_backlog // 2, 1)
     return config.owner_max_waiting or of_one
+
+
+def backlog_full(stopped_by: SubmitOutcome, max_waiting: int, so_far: str) -> BacklogFull:
+    """What to tell the caller of FULL and of OVER_QUOTA."""
+    is_quota = stopped_by is SubmitOutcome.OVER_QUOTA
+    why = f"{max_waiting} of your jobs may wait, and do" if is_quota else "the archive's backlog is full"
+    return BacklogFull(f"{why}: {so_far}; make the same call again later to go on", retry_after_s=RETRY_AFTER_S)
 
 
 def cost_of(plan: CaptionPlan, config: GatewayConfig) -> int:
@@ -123,7 +132,6 @@ def _is_name(text: str) -> bool:
 
 CHUNK = 500
 MAX_NAMED_CONFLICTS = 100
-RETRY_AFTER_S = 10.0
 
 
 class Submission:
@@ -192,17 +200,11 @@ class Submission:
         answers = await self._queue.submit(self._spec.batch_id, self._chunk, self._max_waiting)
         self._submitted += self._count(answers)
         self._chunk = []
-        for outcome, is_full in (
-            (SubmitOutcome.FULL, "the archive's backlog is full"),
-            (SubmitOutcome.OVER_QUOTA, f"{self._max_waiting} of your jobs may wait, and do"),
-        ):
+        for outcome in (SubmitOutcome.FULL, SubmitOutcome.OVER_QUOTA):
             if outcome in answers:
-                submitted = self._submitted
-                raise BacklogFull(
-                    f"{is_full}: {submitted.num_added} items of this call were accepted and {submitted.num_known} "
-                    "were known; make the same call again later to go on",
-                    retry_after_s=RETRY_AFTER_S,
-                )
+                num_added, num_known = self._submitted.num_added, self._submitted.num_known
+                so_far = f"{num_added} items of this call were accepted and {num_known} were known"
+                raise backlog_full(outcome, self._max_waiting, so_far)
 
     def _count(self, answers: Sequence[SubmitOutcome]) -> Submitted:
         """What became of the chunk. Of the conflicts of a whole call, the first are named."""

@@ -31,6 +31,9 @@ class JobState(StrEnum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
+ONLY_DEAD = frozenset({JobState.DEAD})
+
+
 class BatchState(StrEnum):
     """Derived from the batch's counts and flags."""
 
@@ -132,6 +135,14 @@ class SubmitOutcome(StrEnum):
     """Not accepted: the backlog is at its limit."""
     OVER_QUOTA = "over_quota"
     """Not accepted: as many jobs of its owner wait as may."""
+
+
+@dataclass(frozen=True)
+class Retried:
+    """How many ended jobs wait again, and what kept the rest from it: FULL or OVER_QUOTA, where anything did."""
+
+    num_jobs: int
+    stopped_by: SubmitOutcome | None = None
 
 
 @dataclass(frozen=True)
@@ -314,8 +325,11 @@ class JobQueue(Protocol):
     async def cancel_batch(self, batch_id: str) -> int:
         """Queued jobs become CANCELLED, running ones learn of it at their next beat. Returns how many that are."""
 
-    async def retry_dead(self, batch_id: str, states: frozenset[JobState] = frozenset({JobState.DEAD})) -> int:
-        """Queues DEAD (and, if asked, FAILED or CANCELLED) jobs again with fresh counters. Returns how many."""
+    async def retry_dead(
+        self, batch_id: str, states: frozenset[JobState] = ONLY_DEAD, max_waiting: int | None = None
+    ) -> Retried:
+        """Queues DEAD (and, if asked, FAILED or CANCELLED) jobs again with fresh counters, as far as the backlog and
+        `max_waiting`, the number of jobs of the batch's owner that may wait, have room for them."""
 
     async def find_result(self, content_key: str) -> str | None:
         """A committed result of the same content, if one is still kept."""

@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import (
+    ONLY_DEAD,
     BatchRecord,
     BatchSpec,
     BeatAnswer,
@@ -32,6 +33,7 @@ from slipstream.archive.queue import (
     QueueDepth,
     QueuePolicy,
     QueueUnavailable,
+    Retried,
     SubmitOutcome,
     UnknownBatch,
     batch_state,
@@ -189,15 +191,9 @@ class ScriptStore:
 def _connect(url: str, size: int) -> Redis:
     """At most `size` connections, made when first used. Raises `InvalidConfig`."""
     try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=size,
-            timeout=CALL_S,
-            protocol=2,
-            socket_timeout=SOCKET_S,
-            socket_connect_timeout=CONNECT_S,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-        )
+        limits = {"timeout": CALL_S, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
+        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+        pool = BlockingConnectionPool.from_url(url, max_connections=size, protocol=2, retry=retry, **limits)
     except (ValueError, TypeError) as error:
         raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use redis://, rediss:// or unix://") from None
     return Redis.from_pool(pool)
@@ -252,7 +248,7 @@ class RedisQueue:
     async def submit(
         self, batch_id: str, jobs: Sequence[JobSpec], max_waiting: int | None = None
     ) -> list[SubmitOutcome]:
-        quota = self.policy.max_backlog if max_waiting is None else max_waiting
+        quota = self._quota(max_waiting)
         admissions: list[SubmitOutcome] = []
         args: list[str | int] = []
         num_bytes = 0
@@ -333,11 +329,13 @@ class RedisQueue:
         return [job_from(batch_id, row) for row in rows[1:]], rows[0]
 
     async def cancel_batch(self, batch_id: str) -> int:
-        return await self._in_parts("cancel", batch_id)
+        return (await self._in_parts("cancel", batch_id)).num_jobs
 
-    async def retry_dead(self, batch_id: str, states: frozenset[JobState] = frozenset({JobState.DEAD})) -> int:
+    async def retry_dead(
+        self, batch_id: str, states: frozenset[JobState] = ONLY_DEAD, max_waiting: int | None = None
+    ) -> Retried:
         assert states <= {JobState.DEAD, JobState.FAILED, JobState.CANCELLED}, "only these can be given another chance"
-        return await self._in_parts("retry_dead", batch_id, *sorted(states))
+        return await self._in_parts("retry_dead", batch_id, self._quota(max_waiting), *sorted(states))
 
     async def find_result(self, content_key: str) -> str | None:
         found = await self._run("find", sha256(content_key))
@@ -348,8 +346,7 @@ class RedisQueue:
         return QueueDepth(queued, delayed, suspects, running, dead, oldest_ms / 1000)
 
     async def sweep(self) -> int:
-        num_deleted: int = (await self._run("sweep", SCAN_JOBS))[0]
-        return num_deleted
+        return int((await self._run("sweep", SCAN_JOBS))[0])
 
     async def ping(self) -> None:
         await self._run("ping")
@@ -360,13 +357,17 @@ class RedisQueue:
     async def _run(self, script: str, *args: str | int) -> Any:
         return await self._store.run(script, *self._header, *args)
 
-    async def _in_parts(self, script: str, batch_id: str, *args: str) -> int:
+    def _quota(self, max_waiting: int | None) -> int:
+        return self.policy.max_backlog if max_waiting is None else max_waiting
+
+    async def _in_parts(self, script: str, batch_id: str, *args: str | int) -> Retried:
         position, total = 0, 0
         while True:
-            answer = _known(await self._run(script, batch_id, position, SCAN_JOBS, *args), batch_id)
-            position, total = answer[0], total + answer[1]
+            answer = await self._run(script, batch_id, position, SCAN_JOBS, *args)
+            position, num_jobs, *stop = _known(answer, batch_id)
+            total += num_jobs
             if position == 0:
-                return int(total)
+                return Retried(total, SubmitOutcome(stop[0].decode()) if stop else None)
 
 
 def _unknown(batch_id: str) -> UnknownBatch:

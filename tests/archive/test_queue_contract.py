@@ -13,6 +13,7 @@ from slipstream.archive.queue import (
     Outcome,
     Priority,
     QueueDepth,
+    Retried,
     SubmitOutcome,
     UnknownBatch,
 )
@@ -91,7 +92,7 @@ async def test_batch_states(world: World) -> None:
     assert await state() is BatchState.CANCELLED
     assert await world.queue.submit("batch", specs("late")) == [SubmitOutcome.ADDED]
     assert (await world.jobs())["late"].state is JobState.CANCELLED
-    assert await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED})) == 2
+    assert (await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED}))).num_jobs == 2
     assert await state() is BatchState.OPEN
 
 
@@ -169,7 +170,7 @@ async def test_retries_wait_and_are_counted(world: World) -> None:
     job = (await world.jobs())["a"]
     assert (job.state, job.error, job.error_code) == (JobState.DEAD, "failure 2", "ABORTED")
     assert (await world.queue.depth()).dead == 1
-    assert await world.queue.retry_dead("batch") == 1
+    assert (await world.queue.retry_dead("batch")).num_jobs == 1
     assert (await world.queue.depth()).dead == 0
     lease = await take_one(world)
     assert (lease.attempts, lease.crashes) == (0, 0)
@@ -195,7 +196,7 @@ async def test_failed_jobs_do_not_fail_the_batch(world: World) -> None:
         ("no", "NOT_FOUND"),
         ("max_tokens must be positive", "INVALID_ARGUMENT"),
     ]
-    assert await world.queue.retry_dead("batch", frozenset({JobState.FAILED})) == 2
+    assert (await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))).num_jobs == 2
     assert len(await world.queue.take("w", 5)) == 2
 
 
@@ -245,9 +246,22 @@ async def test_cancel_ends_queued_and_delayed_jobs_at_once(world: World) -> None
     assert await world.queue.take("w", 5) == []
     assert (await world.jobs())[running.custom_id].state is JobState.CANCELLED
     assert await world.queue.depth() == QueueDepth(0, 0, 0, 0, 0)
-    assert await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED})) == 600
+    assert (await world.queue.retry_dead("batch", frozenset({JobState.CANCELLED}))).num_jobs == 600
     taken = [lease.custom_id for _ in range(4) for lease in await world.queue.take("w", 600)]
     assert len(taken) == len(set(taken)) == 600
+
+
+async def test_a_retry_stops_where_there_is_no_room(world: World) -> None:
+    await fill(world, "a", "b", "c", "d")
+    failed = Outcome(JobState.FAILED, error="no", error_code="NOT_FOUND")
+    for lease in await world.queue.take("w", 4):
+        assert await world.queue.finish(lease, failed)
+    states = frozenset({JobState.FAILED})
+    assert await world.queue.retry_dead("batch", states, 1) == Retried(1, SubmitOutcome.OVER_QUOTA)
+    assert await world.queue.retry_dead("batch", states, 1) == Retried(0, SubmitOutcome.OVER_QUOTA)
+    assert await world.queue.retry_dead("batch", states, 3) == Retried(2, SubmitOutcome.OVER_QUOTA)
+    assert await world.queue.retry_dead("batch", states, 4) == Retried(1)
+    assert await world.queue.retry_dead("batch", states, 0) == Retried(0), "nothing is left that needed room"
 
 
 async def test_a_job_waits_in_one_place_only(world: World) -> None:

@@ -128,9 +128,9 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, batch: str) -> None:
         self.both(lambda queue: queue.cancel_batch(batch))
 
-    @rule(batch=BATCHES, states=st.sets(st.sampled_from(ENDED)))
-    def retry_dead(self, batch: str, states: set[JobState]) -> None:
-        self.both(lambda queue: queue.retry_dead(batch, frozenset(states)))
+    @rule(batch=BATCHES, states=st.sets(st.sampled_from(ENDED)), max_waiting=st.sampled_from([None, 3]))
+    def retry_dead(self, batch: str, states: set[JobState], max_waiting: int | None) -> None:
+        self.both(lambda queue: queue.retry_dead(batch, frozenset(states), max_waiting))
 
     @rule(seconds=st.sampled_from([25.0, POLICY.lease_s + 1, POLICY.lease_s + 1]))
     def elapse(self, seconds: float) -> None:

@@ -64,8 +64,8 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         contract.test_priorities_are_weighted_and_starve_nobody,
     ),
     "no bound of the backlog": (
-        "waiting >= MAX_BACKLOG",
-        "false",
+        ">= MAX_BACKLOG end",
+        "< 0 end",
         contract.test_the_backlog_is_bounded,
     ),
     "no turns of owners": (
@@ -92,6 +92,11 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "if will_wait and room <= 0",
         "if false",
         owners.test_an_owner_has_a_quota_over_all_its_batches,
+    ),
+    "a retry without a quota": (
+        "if room <= 0 then",
+        "if false then",
+        contract.test_a_retry_stops_where_there_is_no_room,
     ),
 }
 

@@ -188,6 +188,25 @@ async def test_an_owner_has_a_quota(served: Served, monkeypatch: pytest.MonkeyPa
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED and "2 of your jobs may wait" in message
 
 
+async def test_a_retry_keeps_to_the_quota(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servicer_module, "current_owner", lambda: "ann")
+    await served.archive.submit(ITEMS, key="k")
+    await served.end_all(JobState.FAILED)
+    monkeypatch.setattr(servicer_module, "current_rights", lambda: OwnerRights(max_waiting=2))
+    again = archive_pb2.RetryDeadRequest(batch="k", include_failed=True)
+    for num_queued in (2, 2):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await served.stub.RetryDead(again)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{num_queued} jobs of the batch are queued again" in str(refused.value.details())
+        await served.end_all()
+    assert (await served.stub.RetryDead(again)).num_retried == 1
+    monkeypatch.setattr(servicer_module, "current_rights", lambda: OwnerRights(max_waiting=0))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await served.stub.RetryDead(again)
+    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
 async def test_the_priority_high_is_a_right(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     first = batch(priority=archive_pb2.JOB_PRIORITY_HIGH)
     assert (await served.archive.send([first, item()])).num_added == 1, "without owners there are no rights"

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from slipstream.archive.queue import (
+    ONLY_DEAD,
     BatchRecord,
     BatchSpec,
     BeatAnswer,
@@ -12,6 +13,7 @@ from slipstream.archive.queue import (
     Lease,
     Outcome,
     QueueDepth,
+    Retried,
     SubmitOutcome,
     UnknownBatch,
     batch_state,
@@ -156,17 +158,21 @@ class MemoryQueue(JobTable):
                 self._move(job, JobState.CANCELLED)
         return len(live)
 
-    async def retry_dead(self, batch_id: str, states: frozenset[JobState] = frozenset({JobState.DEAD})) -> int:
+    async def retry_dead(
+        self, batch_id: str, states: frozenset[JobState] = ONLY_DEAD, max_waiting: int | None = None
+    ) -> Retried:
         assert states <= {JobState.DEAD, JobState.FAILED, JobState.CANCELLED}, "only these can be given another chance"
         batch = self._batch(batch_id)
         chosen = [self._jobs[name] for name in batch.jobs if self._jobs[name].record.state in states]
-        for job in chosen:
+        for number, job in enumerate(chosen):
+            if stop := self._no_room(batch.spec.owner, max_waiting):
+                return Retried(number, stop)
             batch.is_cancelled = False
             job.excused = 0
             job.set(attempts=0, crashes=0, error="", error_code="")
             self._move(job, JobState.QUEUED)
             self._enqueue(job)
-        return len(chosen)
+        return Retried(len(chosen))
 
     async def find_result(self, content_key: str) -> str | None:
         name = self._results.get(content_key)

@@ -101,16 +101,20 @@ class JobTable:
     def _num_waiting_of(self, owner: str) -> int:
         return sum(self._num_waiting(stream) for priority in Priority for stream in _streams(priority, owner))
 
+    def _no_room(self, owner: str, max_waiting: int | None) -> SubmitOutcome | None:
+        """What keeps one more job of the owner from waiting."""
+        if sum(job.record.state is JobState.QUEUED for job in self._jobs.values()) >= self.policy.max_backlog:
+            return SubmitOutcome.FULL
+        is_over = max_waiting is not None and self._num_waiting_of(owner) >= max_waiting
+        return SubmitOutcome.OVER_QUOTA if is_over else None
+
     def _admit(self, batch: Batch, spec: JobSpec, max_waiting: int | None) -> SubmitOutcome:
         name = job_id(batch.spec.batch_id, spec.custom_id)
         if known := self._jobs.get(name):
             return SubmitOutcome.KNOWN if known.record.payload == spec.payload else SubmitOutcome.CONFLICT
-        num_queued = sum(job.record.state is JobState.QUEUED for job in self._jobs.values())
-        if not spec.rejection and num_queued >= self.policy.max_backlog:
-            return SubmitOutcome.FULL
-        will_wait = not (spec.rejection or batch.is_cancelled)
-        if will_wait and max_waiting is not None and self._num_waiting_of(batch.spec.owner) >= max_waiting:
-            return SubmitOutcome.OVER_QUOTA
+        stop = None if spec.rejection else self._no_room(batch.spec.owner, None if batch.is_cancelled else max_waiting)
+        if stop:
+            return stop
         job = self._jobs[name] = Job(
             _new_record(name, batch.spec.batch_id, spec, self._clock()), spec.priority, spec.cost
         )

@@ -30,7 +30,7 @@ def write_tiny_pair(
     *,
     seed: int,
     draft_layers: int = 2,
-    extra_layers: int = 8,
+    extra_layers: int = 16,
     damping: float = 0.03,
     write: WriteCheckpoint = write_tiny_llava,
 ) -> TinyPair:

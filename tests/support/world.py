@@ -17,6 +17,8 @@ NUM_FRAMES = 12
 NUM_TOKENS = 96
 STOP_AFTER = 30
 """The last clip's answer ends by itself, some time after this many tokens."""
+EXTRA_LAYERS = 8
+"""Of the target: enough for windows, few enough for hundreds of captions. Fault runs need a slower one."""
 
 
 @dataclass
@@ -74,7 +76,7 @@ def make_endless_world(folder: Path, write: WriteCheckpoint = write_tiny_llava, 
 
 def make_world(folder: Path) -> World:
     """Writes the pair and the clips, and picks the end-of-text token."""
-    world = make_endless_world(folder)
+    world = make_endless_world(folder, extra_layers=EXTRA_LAYERS)
     used = {*world.answer(0), *world.answer(1), *world.answer(2, STOP_AFTER)}
     world.reference.end_at(next(token for token in world.answer(2)[STOP_AFTER:] if token not in used))
     world.forget(2)

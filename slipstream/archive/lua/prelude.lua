@@ -70,6 +70,16 @@ local function has_waiting(priority, owner)
   return num_waiting(again_name(priority, owner)) > 0 or num_waiting(waiting_name(priority, owner)) > 0
 end
 
+-- How many more jobs of the owner may wait, of so many.
+local function room_of(owner, quota)
+  for _, priority in ipairs(PRIORITIES) do
+    quota = quota - num_waiting(waiting_name(priority, owner)) - num_waiting(again_name(priority, owner))
+  end
+  return quota
+end
+
+local function is_full() return tonumber(redis.call('HGET', P .. 'totals', 'queued') or 0) >= MAX_BACKLOG end
+
 local function to_the_end(priority, owner, only_if)
   redis.call('ZADD', turns_key(priority), only_if, redis.call('HINCRBY', P .. 'clock', 'place', 1), owner)
 end

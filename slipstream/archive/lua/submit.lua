@@ -3,17 +3,13 @@
 local batch, out = arg(1), {}
 if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
 
-local owner, room = owner_of(batch), tonumber(arg(2))
-for _, priority in ipairs(PRIORITIES) do
-  room = room - num_waiting(waiting_name(priority, owner)) - num_waiting(again_name(priority, owner))
-end
+local room = room_of(owner_of(batch), tonumber(arg(2)))
 
 local function admit(id, custom_id, priority, payload, digest, cost, rejection)
   local known = redis.call('HGET', job_key(id), 'payload_sha256')
   if known then return known == digest and 'known' or 'conflict' end
-  local waiting = tonumber(redis.call('HGET', P .. 'totals', 'queued') or 0)
   local will_wait = rejection == '' and not is_cancelled(batch)
-  if rejection == '' and waiting >= MAX_BACKLOG then return 'full' end
+  if rejection == '' and is_full() then return 'full' end
   if will_wait and room <= 0 then return 'over_quota' end
   redis.call('HSET', job_key(id), 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
     'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now)
