@@ -8,6 +8,7 @@ Parts, each on processes of its own:
 - `overload`: three times the captions that the stack can make.
 - `rogue-draft`: a draft that lies in every way there is, beside a plain caption.
 - `resume`: target and gateway are killed in the middle of captions, which go on.
+- `ranks`: a target on two processes, of which one is killed or frozen in the middle of captions.
 - `memory`: large captions, finished or hung up; nothing of them may be left a second later.
 - `admission`: thousands watch health, and uploads stall, while somebody else wants a caption.
 - `owners`: one tenant hands in hundreds of jobs, another a few.
@@ -30,6 +31,7 @@ from bench.faults.admission import run_admission
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.owners import run_owners
+from bench.faults.ranks import run_ranks
 from bench.faults.redis_faults import run_redis_faults
 from bench.faults.resume import run_resume
 from bench.faults.rogue import run_rogue
@@ -52,6 +54,7 @@ PARTS = (
     "owners",
     "rogue-draft",
     "resume",
+    "ranks",
     "memory",
     "admission",
     "sandbox",
@@ -71,6 +74,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "overload": lambda: run_overload(given.seed),
         "rogue-draft": run_rogue,
         "resume": lambda: run_resume(given.seed),
+        "ranks": run_ranks,
         "memory": run_memory,
         "admission": run_admission,
         "owners": run_owners,
@@ -123,6 +127,7 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "resumed_identical": found.get("resume", {}).get("resumed_identical"),
         "goodput_at_3x": found.get("overload", {}).get("goodput_at_3x"),
         "rogue_draft_max_slowdown": found.get("rogue-draft", {}).get("max_slowdown"),
+        "lost_rank_gone_s": found.get("ranks", {}).get("slowest_gone_s"),
         "held_by_idle_mb": found.get("memory", {}).get("held_by_idle_mb"),
         **{name: found.get("admission", {}).get(name) for name in ("watch_flood_ok", "upload_stall_ok")},
         "owners_share": found.get("owners", {}).get("owners_share"),

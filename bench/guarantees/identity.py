@@ -225,9 +225,10 @@ def make_document(comparisons: Sequence[Comparison], differences: list[Any], ela
     }
 
 
-async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[str, Any]:
+async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]], ranks: int = 1) -> dict[str, Any]:
     started = time.monotonic()
-    options = StackOptions(tasks[0].target, tasks[0].draft, threads=1)
+    flags = {"target": ("--ranks", str(ranks))}
+    options = StackOptions(tasks[0].target, tasks[0].draft, threads=1, extra_flags=flags)
     with start_reference() as outside:
         say("starting the stack")
         async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
@@ -235,14 +236,15 @@ async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]]) -> dict[
             tasks = [replace(task, prompt=prompt) for task in tasks]
             comparisons = await compare(captioner, outside, tasks, plan)
         differences = describe_differences(comparisons, tasks, outside)
-    return make_document(comparisons, differences, time.monotonic() - started)
+    return make_document(comparisons, differences, time.monotonic() - started) | {"ranks": ranks}
 
 
-def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
+def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], int]:
     """Clips and settings from the command line; renders the clips."""
     short = {"clips": (27, "short clips"), "frames": 16, "settings": (8, "speculative settings for a short clip")}
     full = {"full_clips": (3, "clips of full length"), "full_frames": 128, "full_settings": 4}
     flags = {**short, **full, "max_new_tokens": 320, "seed": 0, **MODELS}
+    flags["ranks"] = (1, "processes that share the target")
     given = make_parser("identity", "Is the stack's text transformers'?", **flags).parse_args(argv)
     kinds = [(given.full_clips, given.full_frames, FULL_SCENES), (given.clips, given.frames, SHORT_SCENES)]
     tasks = [
@@ -251,7 +253,7 @@ def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]]]:
         for clip in held_out_clips(count, num_scenes)
     ]
     counts = [given.full_settings] * given.full_clips + [given.settings] * given.clips
-    return tasks, plan_settings(counts, given.seed)
+    return tasks, plan_settings(counts, given.seed), given.ranks
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,15 +1,20 @@
 """Starts the target service: `python -m slipstream.services.target --model DIR --listen ADDRESS`."""
 
+import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import grpc
 
-from slipstream.config import between, option
-from slipstream.engine.startup import ModelServiceConfig, start_model
+from slipstream.config import between, option, parse_config
+from slipstream.engine.parallel.follower import run_follower
+from slipstream.engine.parallel.ranks import rank_here
+from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
+from slipstream.logs import configure_logs
 from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.target.servicer import TargetServicer
@@ -98,5 +103,14 @@ async def setup(
     return close
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serves; as a rank of `torchrun` other than 0, holds a share of the model for the one that does."""
+    if rank_here():
+        configure_logs("target")
+        config = parse_config(TargetConfig, "target", sys.argv[1:], os.environ)
+        run_follower(rank_order(config, config.strict_width))
     run_service("target", TargetConfig, setup, SERVES)
+
+
+if __name__ == "__main__":
+    main()

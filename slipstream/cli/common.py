@@ -143,6 +143,14 @@ def model_options(
     draft_device: Annotated[
         str | None, typer.Option(help="Torch device of the draft, if it is another.", rich_help_panel=MODELS_PANEL)
     ] = None,
+    target_gpus: Annotated[
+        str,
+        typer.Option(
+            help="Numbers of GPUs that share the target, such as 0,1,2,3.",
+            show_default="--device alone",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = "",
     dtype: Annotated[
         str,
         typer.Option(
@@ -165,6 +173,7 @@ def model_options(
         draft_model=None if draft == NO_DRAFT else draft,
         device=device,
         draft_device=draft_device,
+        target_gpus=target_gpus,
         dtype=dtype,
         start_timeout_s=start_timeout,
         stop_grace_s=PRIVATE_GRACE_S,

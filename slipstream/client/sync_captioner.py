@@ -148,6 +148,7 @@ class Captioner:
         draft: the small model that writes ahead. None: no draft, unless there is no target either.
         device: torch device of both models, such as "cpu" or "cuda:0".
         draft_device: torch device of the draft, where it is another one.
+        target_gpus: numbers of the GPUs that share the target, such as "0,1,2,3", in place of `device`.
         dtype: torch dtype of the weights; auto: bfloat16 on CUDA, float32 elsewhere.
         threads: torch threads of each model; None: the usable cores shared out.
         gateway: a running gateway, instead of all this.
@@ -164,6 +165,7 @@ class Captioner:
         *,
         device: str = "cpu",
         draft_device: str | None = None,
+        target_gpus: str = "",
         dtype: str = "auto",
         threads: int | None = None,
         gateway: GatewayAddress | None = None,
@@ -173,6 +175,7 @@ class Captioner:
             draft,
             device=device,
             draft_device=draft_device,
+            target_gpus=target_gpus,
             dtype=dtype,
             threads=threads,
             gateway=gateway,

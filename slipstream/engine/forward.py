@@ -107,6 +107,10 @@ class ForwardPass:
                 self._add_features()
                 self._next_layer += 1
 
+    def observe(self, index: int, observer: Observer) -> None:
+        """Have `observer` see the rows of the session at that place of the batch in the layers that follow."""
+        self._segments[index].observer = observer
+
     def keep_rows(self, keep: Tensor) -> None:
         """Go on with the rows `keep` alone (int64, ascending), at the positions they have.
 
@@ -130,6 +134,10 @@ class ForwardPass:
             One fp32 tensor per segment: [n, vocab], or [1, vocab] with `last_row_only`.
         """
         self.run_layers(self._runner.num_layers)
+        return self._conclude(last_row_only)
+
+    def _conclude(self, last_row_only: bool) -> list[Tensor]:
+        """See `finish`; all layers have run."""
         with torch.inference_mode():
             hidden = self.hidden
             if last_row_only:
@@ -185,13 +193,16 @@ class Runner:
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one session, with room for `capacity` tokens."""
-        return KVCache(
-            self.num_layers,
-            capacity=capacity,
-            key_layout=self.kernel.key_layout,
-            value_layout=self.kernel.value_layout,
-            whole_granules=self.fixed_shapes,
-        )
+        return KVCache(self.num_layers, capacity=capacity, **self.cache_layout)
+
+    @property
+    def cache_layout(self) -> dict[str, Any]:
+        """How a `KVCache` is laid out for the kernel."""
+        return {
+            "key_layout": self.kernel.key_layout,
+            "value_layout": self.kernel.value_layout,
+            "whole_granules": self.fixed_shapes,
+        }
 
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings of text tokens, [n, hidden]."""
@@ -201,10 +212,19 @@ class Runner:
 
     def start(self, batch: Sequence[Rows]) -> ForwardPass:
         """Make room in every cache and begin a packed pass; no layer has run yet."""
-        for rows in batch:
-            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+        self.reserve(batch)
         with torch.inference_mode():
             return ForwardPass(self, batch)
+
+    @staticmethod
+    def reserve(batch: Sequence[Rows]) -> None:
+        """Make room in every cache."""
+        for rows in batch:
+            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+
+    def run(self, batch: Sequence[Rows]) -> list[Tensor]:
+        """A packed pass as a whole; see `ForwardPass.finish`."""
+        return self.start(batch).finish()
 
 
 def _segments(batch: Sequence[Rows]) -> list[Segment]:

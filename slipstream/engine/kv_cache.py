@@ -173,13 +173,37 @@ class KVCache:
         """
         assert 0 <= num_tokens <= self._length, "a fork holds a part of the past"
         forked = self.empty_like(max(num_tokens, capacity))
-        forked._missing = list(self._missing)
-        for layer, buffers in enumerate(self._layers):
-            if buffers is not None:
-                num_rows = num_tokens - self._missing[layer]
-                forked.write(layer, buffers.keys[:, :num_rows], buffers.values[:, :num_rows])
-        forked.advance(num_tokens)
+        forked.copy_from(self, num_tokens)
         return forked
+
+    def copy_from(self, other: "KVCache", num_tokens: int) -> None:
+        """Append what `other`, a cache of the same text, holds of the tokens behind this one's, up to `num_tokens`."""
+        assert self._length <= num_tokens <= other._length, "only what the other one holds can be copied"
+        if self._length == 0:
+            self._missing = list(other._missing)
+        self.reserve(num_tokens)
+        num_new = num_tokens - self._length
+        with torch.inference_mode():  # as when the buffers were made
+            for layer, buffers in enumerate(other._layers):
+                if buffers is not None:
+                    end = num_tokens - other._missing[layer]
+                    rows = slice(max(0, end - num_new), end)
+                    self.write(layer, buffers.keys[:, rows], buffers.values[:, rows])
+        self.advance(num_new)
+
+    def copy_chosen(self, other: "KVCache", among: Tensor, chosen: Sequence[Tensor]) -> None:
+        """Fill an empty cache with the rows of `other`, but of the rows `among` only those that a KV head has chosen.
+
+        Args:
+            among: int64 [m], ascending; every layer has chosen as many of them.
+            chosen: for each layer which of those, int64 [kv_heads, n], ascending.
+        """
+        self.leave_out(len(among) - chosen[0].shape[1])
+        with torch.inference_mode():
+            for layer, of_layer in enumerate(chosen):
+                keys, values = (_chosen(rows, among.to(rows.device), of_layer) for rows in other.read(layer))
+                self.write(layer, keys, values)
+        self.advance(other.length)
 
     def clear(self) -> None:
         """Free the buffers."""
@@ -210,6 +234,16 @@ class KVCache:
             grown.values[:, :num_held] = current.values[:, :num_held]
         self._layers[layer] = grown
         return grown
+
+
+def _chosen(rows: Tensor, among: Tensor, chosen: Tensor) -> Tensor:
+    """Of one layer's keys or values, [kv_heads, tokens, head_dim]; see `KVCache.copy_chosen`."""
+    num_heads, num_tokens, _ = rows.shape
+    stays = torch.ones(num_heads, num_tokens, dtype=torch.bool, device=rows.device)
+    stays[:, among] = False
+    stays.scatter_(1, among[chosen.to(rows.device)], True)
+    kept = stays.nonzero()[:, 1].view(num_heads, -1)
+    return rows.gather(1, kept[:, :, None].expand(-1, -1, rows.shape[2]))
 
 
 def round_up(num_tokens: int) -> int:

@@ -3,16 +3,25 @@
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib import import_module
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.parallel.ranks import Group
+from slipstream.engine.parallel.shards import check_split, localise, placement
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
@@ -42,7 +51,14 @@ _FAMILIES: Mapping[str, str] = {
 
 
 def load_model(
-    ref: str, *, dtype: str = AUTO, device: str = "cpu", attention: str = "auto", strict_width: int = 0
+    ref: str,
+    *,
+    dtype: str = AUTO,
+    device: str = "cpu",
+    attention: str = "auto",
+    strict_width: int = 0,
+    group: Group | None = None,
+    make_runner: Callable[..., Runner] = Runner,
 ) -> VideoLM:
     """Load a Video-LLM.
 
@@ -52,22 +68,30 @@ def load_model(
         device: what `torch.device` understands.
         attention: auto, matmul, sdpa or flash.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
+        group: the ranks that the model is spread over, of which this process is one and has `device`; None: no others.
+        make_runner: what runs its passes.
 
     Raises:
         ModelNotUsable: the message says what is wrong and what to do.
     """
-    torch_device = _device(device)
-    torch_dtype = _dtype(dtype, torch_device)
     _hand_over_logs()
-    kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
-    checkpoint = Checkpoint.open(ref)
-    make_adapter = _family(checkpoint)
-    _check_room(checkpoint, torch_dtype, torch_device)
+    size = 1 if group is None else group.size
+    with nullcontext() if group is None else group.checked():
+        torch_device = _device(device)
+        torch_dtype = _dtype(dtype, torch_device)
+        kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
+        checkpoint = Checkpoint.open(ref)
+        make_adapter = _family(checkpoint)
+        if size > 1:
+            check_split(ref, AutoConfig.from_pretrained(checkpoint.path).get_text_config(), size)
+        _check_room(checkpoint, torch_dtype, torch_device, size)
+    if group is not None:
+        group.connect(torch_device)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
         revision = digesting.submit(checkpoint.revision)
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-            model = _load_weights(checkpoint, torch_dtype, torch_device)
+            model = _load_weights(checkpoint, torch_dtype, torch_device, size)
             adapter = make_adapter(model, checkpoint, tokenizer)
         except ModelNotUsable:
             raise
@@ -75,7 +99,7 @@ def load_model(
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
-    runner = Runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
+    runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
 
 
@@ -114,17 +138,20 @@ def _family(checkpoint: Checkpoint) -> AdapterFactory:
     return cast(AdapterFactory, getattr(import_module(module_name), attribute))
 
 
-def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-    """That a GPU has room for the weights, before any is read."""
-    needed, free = checkpoint.num_weights() * dtype.itemsize, _free_bytes(device)
+def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, size: int) -> None:
+    """That a GPU has room for its share of the weights, before any is read."""
+    needed, free = checkpoint.num_weights() * dtype.itemsize // size, _free_bytes(device)
     if free is None or needed <= free:
         return
     if dtype.itemsize > 2:
         advice = "take --dtype bfloat16"
     else:
-        advice = "take a smaller checkpoint of the family, or end what else uses the GPU"
+        advice = (
+            "spread it over more GPUs with --gpus, take a smaller checkpoint of the family, or end what else uses it"
+        )
+    whose = "its weights take" if size == 1 else f"a share of 1/{size} of its weights takes"
     raise ModelNotUsable(
-        f"{checkpoint.ref}: its weights take {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device}"
+        f"{checkpoint.ref}: {whose} {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device}"
         f" has {free / 1e9:.1f} GB free: {(needed - free) / 1e9:.1f} GB are missing; {advice}"
     )
 
@@ -134,12 +161,13 @@ def _free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Straight to the device, shard by shard."""
+def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, size: int) -> PreTrainedModel:
+    """Straight to the device, shard by shard; of `size` ranks each its share."""
+    where = placement(size) if size > 1 else {"device_map": {"": device}}
     loaded: Any = AutoModelForImageTextToText.from_pretrained(
         checkpoint.path,
         dtype=dtype,
-        device_map={"": device},
+        **where,
         attn_implementation={"": "sdpa", "vision_config": "sdpa", "text_config": IMPLEMENTATION},
         use_safetensors=True,
         trust_remote_code=False,
@@ -149,6 +177,8 @@ def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelNotUsable(f"{checkpoint.ref}: {len(missing)} weights are missing, for example {missing[0]}")
+    if size > 1:
+        localise(model, size)
     return cast(PreTrainedModel, model.eval())
 
 

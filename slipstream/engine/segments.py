@@ -1,8 +1,9 @@
 """One session's rows in a packed pass and what each of them may see."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +13,27 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.speculation.protocol import TokenTree
 
 
+class Recording(Protocol):
+    """What an observer keeps of the attention heads that this process has, for a model spread over several."""
+
+    video: Tensor
+    """Which keys are the video's now: int64, ascending."""
+    join_heads: Callable[[Tensor], Tensor]
+    """Makes of this process's [kv_heads, n] those of the whole model."""
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What to record, as JSON: for twins of it in the other processes."""
+        ...
+
+
 class Observer(Protocol):
     """Sees what goes into the attention of one session; the pass itself is the same with and without it."""
+
+    @property
+    def recording(self) -> Recording | None:
+        """What it keeps of the layers that follow; None: nothing."""
+        ...
 
     def place_video(self, rows: Tensor) -> None:
         """Which keys of the layers that follow are the video's: int64, ascending. Told first, and when some go."""

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from slipstream.engine.forward import DecodeState
 from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
 from slipstream.engine.text_attention import TextAttention
@@ -68,17 +65,14 @@ class SparseState(DecodeState):
         if num_kept < 0:
             raise ValueError(f"a sparse cache keeps 0 or more video tokens, not {num_kept}")
         num_kept = min(num_kept, num_video)
+        kept = []
+        for layer in range(dense.cache.num_layers):
+            scores = attention.by_layer.get(layer)
+            if scores is None or scores.shape[1] != num_video or dense.cache.num_missing(layer):
+                raise ValueError(f"layer {layer} has no record of the attention to all {num_video} video tokens")
+            kept.append(scores.topk(num_kept).indices.sort().values)
         cache = dense.cache.empty_like(dense.num_tokens + headroom)
-        cache.leave_out(num_video - num_kept)
-        with torch.inference_mode():
-            for layer in range(cache.num_layers):
-                scores = attention.by_layer.get(layer)
-                if scores is None or scores.shape[1] != num_video or dense.cache.num_missing(layer):
-                    raise ValueError(f"layer {layer} has no record of the attention to all {num_video} video tokens")
-                kept = scores.topk(num_kept).indices.sort().values
-                keys, values = (_chosen(rows, video.to(rows.device), kept) for rows in dense.cache.read(layer))
-                cache.write(layer, keys, values)
-        cache.advance(dense.num_tokens)
+        cache.copy_chosen(dense.cache, video, kept)
         super().__init__(
             cache,
             num_prompt_tokens=dense.num_prompt_tokens,
@@ -91,29 +85,6 @@ class SparseState(DecodeState):
         """Forget what was drafted and copy the tokens that `dense` has committed since; it holds no others now."""
         assert dense.num_tokens >= self._num_synced, "what is committed stays"
         self.rollback(self._num_synced)
-        num_new = dense.num_tokens - self._num_synced
-        if num_new == 0:
-            return
-        self.cache.reserve(dense.num_tokens)
-        with torch.inference_mode():
-            for layer in range(self.cache.num_layers):
-                keys, values = dense.cache.read(layer)
-                self.cache.write(layer, keys[:, -num_new:], values[:, -num_new:])
-        self.cache.advance(num_new)
+        if dense.num_tokens > self._num_synced:
+            self.cache.copy_from(dense.cache, dense.num_tokens)
         self._num_synced = dense.num_tokens
-
-
-def _chosen(rows: Tensor, video: Tensor, kept: Tensor) -> Tensor:
-    """Of one layer's keys or values, [kv_heads, tokens, head_dim], all rows but those of the video that are not kept,
-    in their order.
-
-    Args:
-        video: the video's rows, ascending.
-        kept: which of these for each KV head, [kv_heads, num_kept].
-    """
-    num_heads, num_tokens, _ = rows.shape
-    stays = torch.ones(num_heads, num_tokens, dtype=torch.bool, device=rows.device)
-    stays[:, video] = False
-    stays.scatter_(1, video[kept], True)
-    chosen = stays.nonzero()[:, 1].view(num_heads, -1)
-    return rows.gather(1, chosen[:, :, None].expand(-1, -1, rows.shape[2]))

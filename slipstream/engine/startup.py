@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ import torch
 from slipstream.budget import MIB, available_bytes, host_budget
 from slipstream.config import between, one_of, option
 from slipstream.engine.loading import AUTO, DTYPES, load_model
+from slipstream.engine.parallel.mirror import Director, MirroredRunner
+from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
-from slipstream.errors import DeviceLost, InvalidConfig, SlipstreamError
+from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
 from slipstream.logs import LEVELS
 from slipstream.rpc.tls import WireOptions
 
@@ -37,6 +40,13 @@ class ModelServiceConfig(WireOptions):
         default=AUTO,
         check=one_of(*DTYPES),
     )
+    gpus: str = option(
+        "numbers of the GPUs that share the model, such as 0,1,2,3 (tensor parallelism); none: --device alone",
+        default="",
+    )
+    ranks: int = option(
+        "processes that share the model on the CPU; as many GPUs are named by --gpus", default=1, check=between(1, 64)
+    )
     attention: str = option("attention kernel: auto, matmul, sdpa or flash", default="auto")
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
     cpu: int = option("core to run on; -1 leaves the choice to the system", default=-1, check=between(-1, 4095))
@@ -53,6 +63,26 @@ class ModelServiceConfig(WireOptions):
         check=between(0, 2**30),
     )
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One for each process that shares the model: under `torchrun` all that it has started, each with the GPU of
+        its number on its machine. Raises `InvalidConfig`."""
+        if rank_here() is not None:
+            if self.gpus or self.ranks > 1:
+                raise InvalidConfig("torchrun says which ranks there are; leave out --gpus and --ranks")
+            device = f"cuda:{os.environ['LOCAL_RANK']}" if self.device.startswith("cuda") else self.device
+            return (device,) * int(os.environ["WORLD_SIZE"])
+        if not self.gpus:
+            if self.ranks > 1 and self.device != "cpu":
+                raise InvalidConfig("--ranks shares a model on the CPU; name the GPUs instead, such as --gpus 0,1")
+            return (self.device,) * self.ranks
+        numbers = [part.strip() for part in self.gpus.split(",")]
+        if not all(number.isdecimal() for number in numbers) or len(set(numbers)) < len(numbers):
+            raise InvalidConfig(f"--gpus {self.gpus}: numbers of different GPUs are wanted, such as 0,1,2,3")
+        if self.ranks not in (1, len(numbers)) or self.device not in ("cpu", f"cuda:{numbers[0]}"):
+            raise InvalidConfig("--gpus says which devices there are, and how many; leave out --device and --ranks")
+        return tuple(f"cuda:{int(number)}" for number in numbers)
 
     @property
     def num_threads(self) -> int:
@@ -113,19 +143,49 @@ async def start_model(
     `fail` hears, on the event loop, when its device is of no use any more.
     """
     config.pin()
+    order = rank_order(config, strict_width)
     thread = ModelThread(config.num_threads)
-    thread.on_device_lost = partial(_tell_lost, asyncio.get_running_loop(), config.device, fail)
-    model = await thread.run(
-        lambda: load_model(
-            config.model,
-            dtype=config.dtype,
-            device=config.device,
-            attention=config.attention,
-            strict_width=strict_width,
-        )
-    )
+    loop = asyncio.get_running_loop()
+    thread.on_device_lost = partial(_tell_lost, loop, order.devices[0], fail)
+
+    def on_lost(error: SlipstreamError) -> None:
+        loop.call_soon_threadsafe(fail, error)
+
+    model = await thread.run(lambda: _load(order) if order.size == 1 else load_together(order, on_lost)[0])
     await thread.run(lambda: warm_up(model))
     return model, thread
+
+
+def rank_order(config: ModelServiceConfig, strict_width: int) -> RankOrder:
+    """What every process that shares the model is told. Raises `InvalidConfig`."""
+    return RankOrder(config.model, config.devices, config.dtype, config.attention, strict_width, config.num_threads)
+
+
+def _load(order: RankOrder, **options: Any) -> VideoLM:
+    return load_model(
+        order.model,
+        dtype=order.dtype,
+        device=order.devices[0],
+        attention=order.attention,
+        strict_width=order.strict_width,
+        **options,
+    )
+
+
+def load_together(order: RankOrder, on_lost: Callable[[SlipstreamError], None]) -> tuple[VideoLM, Leader]:
+    """A model whose other shares are held by other processes, and what holds those."""
+    leader = lead(order, on_lost)
+    try:
+        director = Director(leader, torch.device(order.devices[0]))
+        model = _load(order, group=leader, make_runner=partial(MirroredRunner, director=director))
+        leader.ready()
+    except BaseException as error:
+        loss = leader.loss
+        leader.close()
+        if loss is not None and not isinstance(error, ModelNotUsable):
+            raise ModelNotUsable(f"{order.model}: {loss}") from error
+        raise
+    return model, leader
 
 
 def _tell_lost(

@@ -242,6 +242,11 @@ class LossyPass:
         self._num_keep = {stage.after_layer: stage.num_keep for stage in schedule.stages}
         self._attention: TextAttention | None = None
 
+    @property
+    def recording(self) -> TextAttention | None:
+        """See `Observer`."""
+        return self._attention
+
     def place_video(self, rows: Tensor) -> None:
         """See `Observer`."""
         if self._attention is not None:

@@ -5,8 +5,10 @@ This is what SpecVLM rates video tokens by (paper 001, eq. 4-5), what STD select
 scores are computed, beside the pass and without changing it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,14 @@ from slipstream.families.adapter import PromptPlan
 
 _MAX_SCORES = 1 << 22
 """Scores in fp32 that exist at a time."""
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """All that counts of a plan: the text behind a video."""
+
+    num_text_tokens: int
+    video_rows: Tensor
 
 
 class TextAttention:
@@ -28,7 +38,11 @@ class TextAttention:
     """
 
     def __init__(
-        self, plan: PromptPlan, *, text_rows: Sequence[int] | None = None, layers: Collection[int] | None = None
+        self,
+        plan: "PromptPlan | _Behind",
+        *,
+        text_rows: Sequence[int] | None = None,
+        layers: Collection[int] | None = None,
     ) -> None:
         num_text = plan.num_text_tokens
         self._rows = sorted({range(num_text)[row] for row in (range(num_text) if text_rows is None else text_rows)})
@@ -37,9 +51,32 @@ class TextAttention:
         self._num_text = num_text
         self.video = plan.video_rows
         """Which of a layer's keys are the video's, see `Observer`."""
+        self.join_heads: Callable[[Tensor], Tensor] = lambda heads: heads
+        """See `Recording`."""
         self._layers = layers
         self._by_layer: dict[int, Tensor] = {}
         self._group_size = 1
+
+    @property
+    def recording(self) -> "TextAttention":
+        """See `Observer`."""
+        return self
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What `twin` makes another one of, in another process."""
+        return {
+            "num_text": self._num_text,
+            "rows": self._rows,
+            "layers": None if self._layers is None else sorted(self._layers),
+        }
+
+    @classmethod
+    def twin(cls, order: Mapping[str, Any], video: Tensor, join_heads: Callable[[Tensor], Tensor]) -> "TextAttention":
+        """One that records what the one with this `order` does, of other heads."""
+        twin = cls(_Behind(order["num_text"], video), text_rows=order["rows"], layers=order["layers"])
+        twin.join_heads = join_heads
+        return twin
 
     @property
     def by_layer(self) -> Mapping[int, Tensor]:
@@ -85,7 +122,7 @@ class TextAttention:
                 scores = folded[head, :, rows].float() * scale @ head_keys
                 scores[..., first_key:] += mask[rows]
                 sums[head] += scores.softmax(dim=-1)[..., video].sum(dim=(0, 1))
-        self._by_layer[layer] = sums / len(self._rows)
+        self._by_layer[layer] = self.join_heads(sums / len(self._rows))
 
     def _head_mean(self, layer: int) -> Tensor:
         by_head = self._by_layer[layer]

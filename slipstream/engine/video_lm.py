@@ -41,8 +41,8 @@ class VideoLM:
         """Above 0, every step runs alone and at exactly this width, see `step`."""
         self.on_pass: Callable[[int, float], None] = lambda num_states, seconds: None
         """Called after every `step`, on the thread that runs it."""
+        self.runner = runner
         self._adapter = adapter
-        self._runner = runner
         self._text = text
 
     def plan_prompt(
@@ -130,12 +130,12 @@ class VideoLM:
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""
-        return self._runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
+        return self.runner.kv_bytes_per_token * round_up(num_tokens + self.strict_width)
 
     def prefill_bytes(self, kv_bytes: int) -> int:
         """Bytes that the longest prefill whose keys and values take no more than that needs beside them at its peak."""
-        num_tokens = min(kv_bytes // self._runner.kv_bytes_per_token, self.info.max_context)
-        return self._runner.prefill_bytes(num_tokens)
+        num_tokens = min(kv_bytes // self.runner.kv_bytes_per_token, self.info.max_context)
+        return self.runner.prefill_bytes(num_tokens)
 
     def start_prefill(
         self,
@@ -170,8 +170,8 @@ class VideoLM:
             hidden = self._adapter.embed_prompt(plan, embeddings)
             hidden = hidden.index_select(0, rows.to(hidden.device))
             additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
-        cache = self._runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
-        forward = self._runner.start(
+        cache = self.runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
+        forward = self.runner.start(
             [Rows(cache, hidden, position_ids.to(hidden.device), observer=observer, additions=additions)]
         )
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
@@ -187,9 +187,9 @@ class VideoLM:
         """
         assert cache.length == plan.text_start, "the cache ends where the text begins"
         positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
-        hidden = self._runner.embed(plan.token_ids[plan.text_start :])
+        hidden = self.runner.embed(plan.token_ids[plan.text_start :])
         positions = positions[..., plan.text_start :].to(hidden.device)
-        forward = self._runner.start([Rows(cache, hidden, positions, observer=observer)])
+        forward = self.runner.start([Rows(cache, hidden, positions, observer=observer)])
         state = DecodeState(cache, num_prompt_tokens=plan.num_tokens, position_offset=next_position - plan.num_tokens)
         if observer is not None:
             observer.place_video(plan.video_rows)
@@ -225,7 +225,7 @@ class VideoLM:
         """What `step` does once its windows are known to fit; returns when the device is done."""
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
-        logits = self._runner.start([self._step_rows(state, window) for state, window in batch]).finish()
+        logits = self.runner.run([self._step_rows(state, window) for state, window in batch])
         finish_work(logits[0].device)
         return logits
 
@@ -233,7 +233,7 @@ class VideoLM:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
         assert num_fill >= 0, "a window must fit the strict width"
         filled = [*token_ids, *[token_ids[-1]] * num_fill]
-        (logits,) = self._runner.start([self._step_rows(state, filled)]).finish()
+        (logits,) = self.runner.run([self._step_rows(state, filled)])
         state.rollback(num_tokens + len(token_ids))
         finish_work(logits.device)
         return logits[: len(token_ids)]
@@ -249,14 +249,14 @@ class VideoLM:
     def _step_rows(self, state: DecodeState, window: Window) -> Rows:
         if isinstance(window, TokenTree):
             return self._tree_rows(state, window)
-        hidden = self._runner.embed(window)
+        hidden = self.runner.embed(window)
         first = state.next_position
         positions = torch.arange(first, first + len(window), device=hidden.device)
         return Rows(state.cache, hidden, positions)
 
     def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
         assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
-        hidden = self._runner.embed(tree.new_token_ids)
+        hidden = self.runner.embed(tree.new_token_ids)
         depths = torch.tensor(tree.depths[tree.num_cached :], device=hidden.device)
         return Rows(state.cache, hidden, state.next_position - tree.num_cached + depths, tree=tree)
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGenera
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
+from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import PatchPreprocessor
@@ -47,6 +48,8 @@ class Qwen2_5VL:
     ) -> None:
         vision: Any = model.config.vision_config
         self._model = model
+        tower: Any = model.model.visual
+        tower.config._attn_implementation = WINDOWED
         self._preprocess = PatchPreprocessor.from_config(checkpoint.video_processor_config(), self.usual_patches)
         self._merge_size: int = vision.spatial_merge_size
         ours = (self._preprocess.patch_size, self._preprocess.temporal_patch_size, self._preprocess.merge_size)

@@ -37,6 +37,9 @@ from slipstream.rpc.tls import PeerSecurity, is_local
 
 WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when a message could not be sent because the peer is gone: https://github.com/grpc/grpc/issues/36066."""
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+"""Codes of no answer. CANCELLED is what a call gets that meets a server just as it closes; of calls that this side has
+cancelled nobody hears as failed."""
 _ERRORS: dict[grpc.StatusCode, type[SlipstreamError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.OUT_OF_RANGE: LimitExceeded,
@@ -77,7 +80,7 @@ def request_metadata(request_id: str) -> grpc.aio.Metadata:
 def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:
     """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had."""
     code = error.code()
-    is_gone = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) and not _is_answer(error)
+    is_gone = code in _GONE and not _is_answer(error)
     if is_gone or error.details() == WRITE_FAILED:
         return ServiceUnreachable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
     details = error.details() or f"the {peer} failed with {code.name}"

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.config import parse_config
-from slipstream.errors import DeadlineExceeded, InvalidConfig, SlipstreamError
+from slipstream.errors import DeadlineExceeded, DeviceLost, InvalidConfig, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.metrics import PROCESS, shown_at
 from slipstream.rpc.callers import Places
@@ -251,6 +251,8 @@ async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | No
         await asyncio.wait({end, setting_up}, return_when=asyncio.FIRST_COMPLETED)
         if not setting_up.done():
             setting_up.cancel()
+            if lifecycle.failure is not None:
+                raise lifecycle.failure
             return
         close = setting_up.result()
         await server.start()
@@ -263,7 +265,8 @@ async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | No
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, stopping, config)
+        drain_s = 0.0 if isinstance(lifecycle.failure, DeviceLost) else getattr(config, "drain_s", DRAIN_S)
+        await _drain(server, calls, stopping, config, drain_s)
         await close()
         watching.cancel()
         await _settle()
@@ -314,9 +317,10 @@ def _stop_on_signals() -> asyncio.Event:
     return stopping
 
 
-async def _drain(server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any) -> None:
+async def _drain(
+    server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any, drain_s: float
+) -> None:
     """Lets open calls finish for a while, then ends them and says so; a second signal ends the wait."""
-    drain_s = getattr(config, "drain_s", DRAIN_S)
     stopping.clear()
     if getattr(config, "lame_duck", False):
         calls.refuse_new()

@@ -56,6 +56,8 @@ class StackOptions:
     device: str = "cpu"
     draft_device: str | None = None
     """None: the target's."""
+    target_gpus: str = ""
+    """Numbers of the GPUs that share the target, such as "0,1,2,3"; empty: `device` alone."""
     dtype: str = "auto"
     listen: str | None = None
     """Where the gateway listens; None: a free port of the loopback interface."""
@@ -89,6 +91,12 @@ class StackOptions:
     def is_pocket(self) -> bool:
         """Whether the target is a pocket model, which knows only moving shapes."""
         return Path(self.target_model).expanduser().resolve().is_relative_to(POCKET_DIR.parent)
+
+    @property
+    def first_device(self) -> str:
+        """The target's, or that of its first share."""
+        first, _, _ = self.target_gpus.partition(",")
+        return f"cuda:{first.strip()}" if first else self.device
 
     @property
     def start_limit_s(self) -> float:
@@ -141,7 +149,8 @@ def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
 
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
-    device = options.draft_device if name == "draft" and options.draft_device else options.device
+    gpus = options.target_gpus if name == "target" else ""
+    device = (name == "draft" and options.draft_device) or options.first_device
     threads = options.threads
     if threads is None and options.pin:
         threads = 1
@@ -149,7 +158,8 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
         threads = max(1, len(cores) // 2)
     flags = {
         "model": str(options.draft_model if name == "draft" else options.target_model),
-        "device": device,
+        "device": "" if gpus else device,
+        "gpus": gpus,
         "dtype": options.dtype,
     }
     if threads is not None:

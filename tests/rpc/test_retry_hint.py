@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from slipstream.errors import Overloaded
+from slipstream.errors import Overloaded, ServiceUnreachable
 from slipstream.rpc.calls import as_slipstream_error
 from slipstream.rpc.v1 import common_pb2
 from tests.rpc.test_server import Troubled, serving
@@ -35,3 +35,11 @@ def test_a_hint_without_sense_is_no_hint(value: str) -> None:
     refused = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), trailing, "full")
     error = as_slipstream_error(refused, "target")
     assert isinstance(error, Overloaded) and error.retry_after_s is None
+
+
+@pytest.mark.parametrize("name", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"])
+def test_who_does_not_answer_is_not_reachable(name: str) -> None:
+    """A server that is just closing ends a new call as cancelled."""
+    failed = grpc.aio.AioRpcError(grpc.StatusCode[name], grpc.aio.Metadata(), grpc.aio.Metadata(), "")
+    error = as_slipstream_error(failed, "target")
+    assert isinstance(error, ServiceUnreachable) and f"not reachable ({name.lower()})" in str(error)

@@ -43,10 +43,10 @@ class MaskingKernel(SdpaKernel):
 @contextmanager
 def kernel_of(model: VideoLM, kernel: Kernel) -> Iterator[None]:
     """The model computes attention with `kernel`, on caches of the same layout."""
-    before = model._runner.kernel
+    before = model.runner.kernel
     assert (before.key_layout, before.value_layout) == (kernel.key_layout, kernel.value_layout)
-    model._runner.kernel = kernel
+    model.runner.kernel = kernel
     try:
         yield
     finally:
-        model._runner.kernel = before
+        model.runner.kernel = before

@@ -1,0 +1,156 @@
+"""A follower: loads its share of the model, and does with it what rank 0 says, until rank 0 is gone.
+
+`python -m slipstream.engine.parallel.follower ORDER` is how rank 0 starts one on its own machine.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from slipstream.engine.forward import Additions, ForwardPass, Rows, Runner
+from slipstream.engine.kv_cache import KVCache
+from slipstream.engine.loading import load_model
+from slipstream.engine.parallel.links import LinkLost
+from slipstream.engine.parallel.mirror import join_heads, own_heads
+from slipstream.engine.parallel.ranks import Member, RankOrder, join
+from slipstream.engine.text_attention import TextAttention
+from slipstream.errors import SlipstreamError
+from slipstream.logs import configure_logs, get_logger
+from slipstream.speculation.protocol import TokenTree
+
+Record = Mapping[str, Any]
+_PR_SET_PDEATHSIG = 1
+
+
+class Follower:
+    """One rank's caches and passes by the numbers that rank 0 gave them; a method for each of its records."""
+
+    def __init__(self, runner: Runner, device: torch.device, rank: int, size: int) -> None:
+        self._runner = runner
+        self._device = device
+        self._rank = rank
+        self._size = size
+        self._caches: dict[int, KVCache] = {}
+        self._passes: dict[int, ForwardPass] = {}
+
+    def do(self, record: Record) -> None:
+        """What the record says, together with all ranks."""
+        for number in record.get("gone", ()):
+            self._caches.pop(number, None)
+            self._passes.pop(number, None)
+        with torch.inference_mode():
+            getattr(self, f"_{record['op']}")(record)
+
+    # -- caches -------------------------------------------------------------------------------------------------------
+
+    def _new_cache(self, record: Record) -> None:
+        self._caches[record["cache"]] = self._runner.new_cache(record["capacity"])
+
+    def _rollback(self, record: Record) -> None:
+        self._caches[record["cache"]].rollback(record["length"])
+
+    def _keep(self, record: Record) -> None:
+        self._caches[record["cache"]].keep(record["num_before"], record["rows"])
+
+    def _copy_from(self, record: Record) -> None:
+        self._caches[record["cache"]].copy_from(self._caches[record["other"]], record["num_tokens"])
+
+    def _copy_chosen(self, record: Record) -> None:
+        among, chosen = self._receive(record["among"]), self._receive(record["chosen"])
+        own = own_heads(chosen, self._rank, self._size)
+        self._caches[record["cache"]].copy_chosen(self._caches[record["other"]], among, own)
+
+    def _clear(self, record: Record) -> None:
+        self._caches[record["cache"]].clear()
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _start(self, record: Record) -> None:
+        self._passes[record["number"]] = self._runner.start([self._rows(told) for told in record["rows"]])
+
+    def _run(self, record: Record) -> None:
+        self._runner.run([self._rows(told) for told in record["rows"]])
+
+    def _run_layers(self, record: Record) -> None:
+        running = self._passes[record["number"]]
+        for told in record["recordings"]:
+            video = self._receive(told["video"])
+            observer = TextAttention.twin(told["order"], video, partial(join_heads, size=self._size))
+            running.observe(told["segment"], observer)
+        running.run_layers(record["until"])
+
+    def _keep_rows(self, record: Record) -> None:
+        self._passes[record["number"]].keep_rows(self._receive(record["keep"]))
+
+    def _conclude(self, record: Record) -> None:
+        self._passes.pop(record["number"]).finish(last_row_only=record["last_row_only"])
+
+    def _rows(self, told: Record) -> Rows:
+        hidden, positions, *additions = map(self._receive, told["tensors"])
+        tree = told.get("tree")
+        return Rows(
+            self._caches[told["cache"]],
+            hidden,
+            positions,
+            tree=None if tree is None else TokenTree(**{name: _tupled(value) for name, value in tree.items()}),
+            additions=Additions(additions[0], tuple(additions[1:])) if additions else None,
+        )
+
+    def _receive(self, described: Record) -> Tensor:
+        empty = torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device=self._device)
+        dist.broadcast(empty, src=0)
+        return empty
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def follow(order: RankOrder) -> None:
+    """Serves rank 0 until it is gone, which ends the process. Raises `SlipstreamError`, and whatever a pass does."""
+    member: Member = join(order)
+    torch.set_num_threads(order.threads)
+    model = load_model(
+        order.model,
+        dtype=order.dtype,
+        device=order.devices[member.rank],
+        attention=order.attention,
+        strict_width=order.strict_width,
+        group=member,
+    )
+    follower = Follower(model.runner, torch.device(order.devices[member.rank]), member.rank, member.size)
+    member.ready()
+    device = order.devices[member.rank]
+    get_logger().info("rank.ready", rank=member.rank, size=member.size, device=device, pid=os.getpid())
+    while True:
+        follower.do(member.records.get())
+
+
+def run_follower(order: RankOrder) -> None:
+    """The body of a follower's process. Exits with the status of what went wrong; rank 0 ends it without a word."""
+    try:
+        follow(order)
+    except (SlipstreamError, LinkLost) as error:
+        get_logger().error("rank.failed", error=str(error))
+        sys.exit(error.exit_code if isinstance(error, SlipstreamError) else 1)
+
+
+def main() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    configure_logs("target")
+    told = json.loads(sys.argv[1])
+    run_follower(RankOrder(**told | {"devices": tuple(told["devices"])}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""The processes of one model: rank 0, which serves, starts its followers or meets those of `torchrun`, agrees with them
+before anything is loaded, and ends when one of them is lost."""
+
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+
+from slipstream.engine.parallel.links import Link, LinkLost, connect, read_all
+from slipstream.errors import DeviceLost, ModelNotUsable
+
+JOIN_S = 120.0
+"""For processes to start and to find each other."""
+COLLECTIVE_S = {"gloo": 30.0, "nccl": 30.0}
+"""After so long a rank that waits for another one gives up, should nobody have noticed before."""
+_LOCALHOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """How every rank loads its share: what `load_model` is told, and the devices by rank."""
+
+    model: str
+    devices: tuple[str, ...]
+    dtype: str
+    attention: str
+    strict_width: int
+    threads: int
+
+    @property
+    def size(self) -> int:
+        return len(self.devices)
+
+
+def rank_here(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Which rank `torchrun`, or rank 0, has started this process as; None: nobody said."""
+    return int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
+
+
+class Group:
+    """What `load_model` needs of the ranks: how many, which one this is, and that they agree."""
+
+    def __init__(self, rank: int, size: int, store: Store) -> None:
+        self.rank = rank
+        self.size = size
+        self.store = store
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """What happens inside needs no other rank. Goes on when no rank has failed in it; else raises."""
+        try:
+            yield
+        except Exception as error:
+            self._tell(str(error))
+            raise
+        self._tell("")
+
+    def connect(self, device: torch.device) -> None:
+        """Makes collectives work, on this rank's device."""
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("model", self.store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=COLLECTIVE_S[backend]),
+        )
+
+    def _tell(self, failure: str) -> None:
+        raise NotImplementedError
+
+
+# -- rank 0 -----------------------------------------------------------------------------------------------------------
+
+
+class Leader(Group):
+    """Rank 0's side. Every loss ends all ranks: nothing of a pass that some have run and others have not is of use.
+
+    Args:
+        on_lost: told once, from any thread, when a rank is lost.
+    """
+
+    def __init__(self, size: int, store: Store, on_lost: Callable[[DeviceLost], None]) -> None:
+        super().__init__(0, size, store)
+        self.loss: DeviceLost | None = None
+        self._on_lost = on_lost
+        self._losing = threading.Lock()
+        self._links: dict[int, Link] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+
+    def start(self, order: RankOrder, port: int) -> None:
+        """Starts the other ranks on this machine, as `torchrun` would."""
+        words = (sys.executable, "-m", "slipstream.engine.parallel.follower", json.dumps(asdict(order)))
+        where = {"MASTER_ADDR": _LOCALHOST, "MASTER_PORT": str(port), "WORLD_SIZE": str(self.size)}
+        for rank in range(1, self.size):
+            environ = {**os.environ, **where, "RANK": str(rank), "LOCAL_RANK": _local(order, rank)}
+            self._processes[rank] = subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL)
+
+    def meet(self, host: str) -> None:
+        """Waits for every other rank's connection. Raises `ModelNotUsable`."""
+        token = secrets.token_hex(16)
+        with socket.create_server((host, 0)) as listener:
+            self.store.set("leader", json.dumps([host, listener.getsockname()[1], token]))
+            listener.settimeout(0.2)
+            deadline = time.monotonic() + JOIN_S
+            while missing := set(range(1, self.size)) - set(self._links):
+                self._check_started(missing, deadline)
+                try:
+                    end, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                self._greet(Link(end), token)
+
+    def _check_started(self, missing: set[int], deadline: float) -> None:
+        for rank, process in self._processes.items():
+            if process.poll() is not None:
+                raise ModelNotUsable(f"rank {rank} of {self.size} ended with {_status(process)} while it was starting")
+        if time.monotonic() > deadline:
+            raise ModelNotUsable(
+                f"{len(missing)} of {self.size} ranks did not come within {JOIN_S:g} s, first of them rank"
+                f" {min(missing)}; start all of them, and let them reach this machine"
+            )
+
+    def _greet(self, link: Link, token: str) -> None:
+        try:
+            greeting = link.receive()
+        except (LinkLost, ValueError):
+            return link.close()
+        rank = int(greeting.get("rank", 0))
+        if greeting.get("token") != token or rank not in range(1, self.size) or rank in self._links:
+            return link.close()
+        self._links[rank] = link
+        read_all(
+            link,
+            lambda record: self._answers.put((rank, record.get("failed", ""))),
+            lambda why: self._lose_rank(rank, why),
+        )
+
+    def _tell(self, failure: str) -> None:
+        """Waits for what the others say."""
+        if failure:
+            return
+        self._hear("cannot take its share")
+
+    def ready(self) -> None:
+        """Waits until all have loaded; from here on a rank that stands still is noticed at once."""
+        self._hear("has not loaded its share")
+        for link in self._links.values():
+            link.expect_signs()
+        self.publish("signs")
+
+    def _hear(self, what: str) -> None:
+        for _ in range(1, self.size):
+            rank, failure = self._answers.get()
+            if failure:
+                raise ModelNotUsable(f"rank {rank} of {self.size} {what}: {failure}")
+
+    def publish(self, op: str, **fields: Any) -> None:
+        """Has all followers do it. Raises `DeviceLost` when one is lost."""
+        if self.loss is not None:
+            raise self.loss
+        for rank, link in self._links.items():
+            try:
+                link.send({"op": op, **fields})
+            except LinkLost as error:
+                self._lose_rank(rank, str(error))
+        if self.loss is not None:
+            raise self.loss
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around what the followers do, too: an error of one rank leaves the others waiting for it. Raises
+        `DeviceLost`."""
+        try:
+            yield
+        except DeviceLost:
+            raise
+        except Exception as error:
+            raise self._lose(f"rank 0: {error}") from error
+
+    def close(self) -> None:
+        """Ends the followers."""
+        self._on_lost = lambda error: None
+        self._end_all("the model was closed")
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _lose_rank(self, rank: int, why: str) -> None:
+        self._answers.put((rank, why))
+        process = self._processes.get(rank)
+        if process is not None:
+            time.sleep(0.05)  # its status comes with its end
+            why = why if process.poll() is None else f"it ended with {_status(process)}"
+        self._lose(f"rank {rank} of {self.size}: {why}")
+
+    def _lose(self, why: str) -> DeviceLost:
+        """The loss, which is the first one."""
+        with self._losing:
+            if self.loss is not None:
+                return self.loss
+            reason = why.partition("\n")[0]
+            self.loss = loss = DeviceLost(f"a rank of the model was lost, and with it the model: {reason}")
+        self._end_all(why)
+        self._on_lost(loss)
+        return loss
+
+    def _end_all(self, why: str) -> None:
+        """Without a word: who waits for another rank hears none. Their closed sockets end what waits for them here."""
+        with self._losing:
+            self.loss = self.loss or DeviceLost(why)
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        for link in self._links.values():
+            link.close()
+
+
+def lead(order: RankOrder, on_lost: Callable[[DeviceLost], None]) -> Leader:
+    """Rank 0 with all its followers there, started here or by `torchrun`. Raises `ModelNotUsable`."""
+    if rank_here() is not None:
+        leader = Leader(order.size, _store_of_torchrun(), on_lost)
+        leader.meet(os.environ["MASTER_ADDR"])
+        return leader
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with socket.create_server((_LOCALHOST, 0)) as listener:
+        port = listener.getsockname()[1]
+        store = TCPStore(_LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    leader = Leader(order.size, store, on_lost)
+    try:
+        leader.start(order, port)
+        leader.meet(_LOCALHOST)
+    except BaseException:
+        leader.close()
+        raise
+    os.environ["LOCAL_RANK"] = _local(order, 0)  # from which upstream takes this rank's device
+    return leader
+
+
+def _store_of_torchrun() -> Store:
+    """Where the ranks meet that the environment tells of."""
+    store: Store = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_S)))[0]
+    return store
+
+
+def _local(order: RankOrder, rank: int) -> str:
+    return order.devices[rank].partition(":")[2] or str(rank)
+
+
+def _status(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return signal.Signals(-code).name if code < 0 else f"status {code}"
+
+
+# -- followers --------------------------------------------------------------------------------------------------------
+
+
+class Member(Group):
+    """A follower's side. It lives as long as rank 0 does: what it reads is put into `records`, and a loss ends it."""
+
+    def __init__(self, rank: int, size: int, store: Store) -> None:
+        super().__init__(rank, size, store)
+        host, port, token = json.loads(store.get("leader"))
+        self._link = connect((host, port), {"rank": rank, "token": token}, JOIN_S)
+        self.records: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        read_all(self._link, self._on_record, lambda why: os._exit(1))
+
+    def ready(self) -> None:
+        """Tells that this rank has loaded its share."""
+        self._link.send({})
+
+    def _on_record(self, record: dict[str, Any]) -> None:
+        if record["op"] == "signs":
+            self._link.expect_signs()
+        else:
+            self.records.put(record)
+
+    def _tell(self, failure: str) -> None:
+        self._link.send({"failed": failure} if failure else {})
+
+
+def join(order: RankOrder) -> Member:
+    """The follower that the environment says this process is. Raises `LinkLost`."""
+    return Member(rank_here() or 0, order.size, _store_of_torchrun())

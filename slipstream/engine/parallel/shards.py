@@ -1,0 +1,111 @@
+"""One rank's share of a model: upstream shards the weights while it loads them, and here its hooks are replaced by
+plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP (Megatron-LM, section 3).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from slipstream.errors import ModelNotUsable
+
+
+def check_split(ref: str, config: Any, size: int) -> None:
+    """Raises `ModelNotUsable` for a text model that `size` ranks cannot share evenly."""
+    if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+        raise ModelNotUsable(f"{ref}: a mixture of experts runs on one device only; leave out --gpus and --ranks")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    possible = [n for n in range(2, kv_heads + 1) if not (kv_heads % n or heads % n or config.intermediate_size % n)]
+    if size not in possible:
+        words = f"take {' or '.join(map(str, possible))}" if possible else "it runs on one device only"
+        raise ModelNotUsable(f"{ref}: {size} ranks cannot share its {kv_heads} key and value heads evenly; {words}")
+
+
+def placement(size: int) -> dict[str, Any]:
+    """Keywords of `from_pretrained` for this rank's share of a model. Raises `ModelNotUsable`."""
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+    except ImportError:
+        raise ModelNotUsable("a model over several devices needs transformers 5.17 or later") from None
+    return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+def localise(model: PreTrainedModel, size: int) -> None:
+    """Make plain modules of what upstream has sharded over `size` ranks. All ranks do it together."""
+    head: Any = model.get_output_embeddings()
+    table: Any = model.get_input_embeddings()
+    words, is_tied = _whole(table.weight), head.weight is table.weight
+    table.weight = _fixed(words)
+    model.set_output_embeddings(GatheredLinear(*_share_of(words if is_tied else head.weight, size)))
+    for module in (head, table):
+        module.__dict__.pop("forward", None)
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, nn.Linear) and isinstance(part.weight, DTensor):
+                is_summed = part.weight.placements == (Shard(1),)
+                _localise(part)
+                if is_summed:
+                    setattr(parent, name, SummedLinear(part))
+
+
+def _localise(part: nn.Linear) -> None:
+    part.__dict__.pop("forward", None)  # upstream's, which exchanges the parameters at every call
+    for name, weight in list(part.named_parameters()):
+        setattr(part, name, _fixed(weight.to_local() if isinstance(weight, DTensor) else weight))
+
+
+def _share_of(weight: Tensor, size: int) -> tuple[Tensor, int]:
+    """This rank's outputs, and over how many ranks they are spread: one, where they cannot be shared evenly."""
+    if weight.shape[0] % size:
+        return _whole(weight), 1
+    if isinstance(weight, DTensor):
+        return weight.to_local(), size
+    return weight.chunk(size)[dist.get_rank()].clone(), size
+
+
+def _whole(weight: Tensor) -> Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _fixed(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.detach(), requires_grad=False)
+
+
+class SummedLinear(nn.Module):
+    """A linear layer of which every rank has some of the inputs: the outputs are summed over all of them."""
+
+    def __init__(self, part: nn.Linear) -> None:
+        super().__init__()
+        self.weight = part.weight
+        self.bias = part.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., inputs of this rank] -> [..., outputs]."""
+        outputs = linear(inputs, self.weight)
+        dist.all_reduce(outputs)
+        return outputs if self.bias is None else outputs + self.bias
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer without bias of which each of `size` ranks has as many of the outputs: all are put together."""
+
+    def __init__(self, weight: Tensor, size: int) -> None:
+        super().__init__()
+        self.weight = _fixed(weight)
+        self._size = size
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[n, inputs] -> [n, outputs of all ranks]."""
+        outputs = linear(inputs, self.weight)
+        return outputs if self._size == 1 else gather_last(outputs, self._size)
+
+
+def gather_last(part: Tensor, size: int) -> Tensor:
+    """The ranks' parts behind one another along the last axis."""
+    parts = [torch.empty_like(part) for _ in range(size)]
+    dist.all_gather(parts, part.contiguous())
+    return torch.cat(parts, dim=-1)

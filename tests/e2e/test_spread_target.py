@@ -1,0 +1,120 @@
+"""A target of two processes through the whole stack: every method's text is that of plain transformers, and a process
+that is lost is one target that is lost."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from slipstream.rpc.calls import open_channel
+from slipstream.speculation.methods import LOSSY_METHODS, METHODS
+from slipstream.stack.local import Stack
+from tests.faults.conftest import Strike
+from tests.support.gateway_client import Captioned, caption, until
+from tests.support.processes import START_S, eventually, logged
+from tests.support.world import NUM_FRAMES, PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NUM_TOKENS = 64
+GONE_S = 5.0
+"""Within which a target has to end that has lost a process."""
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
+
+
+@dataclass
+class Spread:
+    """A running stack, its target on two processes."""
+
+    stack: Stack
+    channel: grpc.aio.Channel
+    world: World
+
+    @property
+    def target(self) -> Any:
+        return self.stack.processes["target"]
+
+    def follower_pid(self) -> int:
+        """Of the process that the running target shares its model with."""
+        pid: int = logged(self.target.log_path, "rank.ready", rank=1)[-1]["pid"]
+        return pid
+
+    async def caption(self, clip: int = 0, on_event: Any = None, **options: Any) -> Captioned:
+        asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, "gate": False} | options
+        return await caption(self.channel, self.world.clips[clip], on_event=on_event, **asked)
+
+    async def check(self, clip: int = 0, **options: Any) -> Captioned:
+        captioned = await self.caption(clip, **options)
+        assert captioned.token_ids == self.world.answer(clip, NUM_TOKENS)
+        return captioned
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def spread(world: World) -> AsyncIterator[Spread]:
+    options = world.stack_options("--resume-wait-s", "60", restart=True)
+    flags = {**options.extra_flags, "target": ("--ranks", "2")}
+    async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
+        yield Spread(stack, channel, world)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_methods(spread: Spread, method: str) -> None:
+    is_plain = method == "autoregressive"
+    await until(
+        lambda one: is_plain or one.summary.speculation.judged > 0, lambda: spread.check(method=method, alpha=0.1)
+    )
+
+
+async def test_several_at_once_and_their_prefills_again(spread: Spread) -> None:
+    for _ in range(2):
+        await asyncio.gather(*(spread.check(clip) for clip in (0, 1)))
+    assert (await spread.check(1)).summary.video.reused_tokens > 0
+
+
+async def test_sampled_text_is_that_of_one_process(spread: Spread, gateway: grpc.aio.Channel) -> None:
+    asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, **SAMPLED}
+    alone = await caption(gateway, spread.world.clips[0], **asked, method="autoregressive")
+    for method in ("slipstream", "autoregressive"):
+        assert (await spread.caption(**SAMPLED, method=method)).token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("lossy", LOSSY_METHODS)
+async def test_pruned_targets(spread: Spread, gateway: grpc.aio.Channel, lossy: str) -> None:
+    """They rank by the attention of all heads."""
+    asked = {"method": "autoregressive", "lossy": lossy, "lossy_keep": 0.5}
+    options = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS} | asked
+    alone = await caption(gateway, spread.world.clips[1], **options)
+    assert (await spread.caption(1, **asked)).token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_process_is_a_lost_target(spread: Spread, number: signal.Signals) -> None:
+    """Which ends, is started again, and the caption goes on."""
+    target = spread.target
+    before, follower, struck_at = target.pid, spread.follower_pid(), 0.0
+    loop = asyncio.get_running_loop()
+
+    def strike() -> None:
+        nonlocal struck_at
+        struck_at = loop.time()
+        os.kill(follower, number)
+
+    async def ended() -> float:
+        await eventually(lambda: target.pid != before or target.exit_status is not None, START_S)
+        return loop.time() - struck_at
+
+    ending = asyncio.create_task(ended())
+    captioned = await spread.caption(on_event=Strike(lambda one: len(one.token_ids) >= 8, strike), max_new_tokens=96)
+    assert captioned.token_ids == spread.world.answer(0)
+    assert captioned.summary.timings.resumptions == 1
+    assert await ending < 2 * GONE_S, "the exact figure is measured by `bench faults`"
+    await eventually(lambda: target.is_serving, START_S)
+    assert spread.follower_pid() != follower
+    with pytest.raises(ProcessLookupError):
+        os.kill(follower, 0)

@@ -1,0 +1,114 @@
+"""What cannot be spread over processes, or does not come together, is refused in words that say what to do."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from slipstream.engine import startup
+from slipstream.engine.parallel import ranks
+from slipstream.engine.parallel.ranks import Leader, RankOrder
+from slipstream.engine.parallel.shards import check_split
+from slipstream.engine.startup import ModelServiceConfig, load_together
+from slipstream.errors import InvalidConfig, ModelNotUsable
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+
+def config(**options: Any) -> ModelServiceConfig:
+    return ModelServiceConfig(model="m", listen="unix:/x", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gpus": "0,x"}, "numbers of different GPUs"),
+        ({"gpus": "0,0"}, "numbers of different GPUs"),
+        ({"gpus": "-1"}, "numbers of different GPUs"),
+        ({"gpus": "0,1", "ranks": 3}, "leave out --device and --ranks"),
+        ({"gpus": "0,1", "device": "cuda:1"}, "leave out --device and --ranks"),
+        ({"ranks": 2, "device": "cuda:0"}, "name the GPUs instead"),
+    ],
+)
+def test_devices_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        assert config(**options).devices
+
+
+def test_devices() -> None:
+    assert config().devices == ("cpu",)
+    assert config(ranks=2).devices == ("cpu", "cpu")
+    assert config(gpus="2, 0").devices == ("cuda:2", "cuda:0")
+
+
+def test_torchrun_says_which_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert config(device="cuda").devices == ("cuda:1",) * 8
+    assert config().devices == ("cpu",) * 8
+    with pytest.raises(InvalidConfig, match="leave out --gpus and --ranks"):
+        assert config(gpus="0,1").devices
+
+
+def text_model(**changes: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        **{"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18_944} | changes
+    )
+
+
+def test_sizes_that_do_not_divide_the_heads() -> None:
+    for size in (2, 4):
+        check_split("m", text_model(), size)
+    with pytest.raises(ModelNotUsable, match="3 ranks cannot share its 4 key and value heads evenly; take 2 or 4"):
+        check_split("m", text_model(), 3)
+    with pytest.raises(ModelNotUsable, match="one device only"):
+        check_split("m", text_model(num_key_value_heads=1), 2)
+    with pytest.raises(ModelNotUsable, match="mixture of experts"):
+        check_split("m", text_model(num_experts=8), 2)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llava(tmp_path_factory.mktemp("rank_errors") / "model", seed=1)
+
+
+def start(checkpoint: Path, *devices: str) -> None:
+    losses: list[Any] = []
+    load_together(RankOrder(str(checkpoint), devices, "float32", "auto", 0, 1), losses.append)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (("cpu", "cuda:7"), "rank 1 of 2 cannot take its share: device 'cuda:7' is not usable here"),
+        (("cpu", "cpu", "cpu"), "3 ranks cannot share its 2 key and value heads evenly; take 2"),
+    ],
+)
+def test_a_share_that_cannot_be_taken(checkpoint: Path, devices: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ModelNotUsable, match=message):
+        start(checkpoint, *devices)
+
+
+def test_a_rank_that_dies_while_it_starts(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ModelNotUsable, match="rank 1 of 2 ended with status 1 while it was starting"):
+        start(checkpoint, "cpu", "cpu")
+
+
+def test_a_rank_that_dies_while_it_loads(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill_first(*args: Any, group: Leader, **options: Any) -> Any:
+        group._processes[1].kill()
+        with group.checked():
+            pass
+
+    monkeypatch.setattr(startup, "load_model", kill_first)
+    with pytest.raises(ModelNotUsable, match="rank 1 of 2"):
+        start(checkpoint, "cpu", "cpu")
+
+
+def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "JOIN_S", 0.3)
+    with pytest.raises(ModelNotUsable, match=r"2 of 3 ranks did not come within 0\.3 s, first of them rank 1"):
+        Leader(3, HashStore(), lambda error: None).meet("127.0.0.1")

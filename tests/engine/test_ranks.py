@@ -1,0 +1,135 @@
+"""A model spread over processes computes what it does in one, and a lost process is noticed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.parallel.ranks import Leader, RankOrder
+from slipstream.engine.sparse_drafter import SparseState
+from slipstream.engine.startup import load_together
+from slipstream.engine.text_attention import TextAttention
+from slipstream.errors import DeviceLost
+from slipstream.speculation.protocol import TokenTree
+from tests.engine.conftest import random_frames
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+PROMPT = "Describe the video."
+FRAMES = random_frames(4, seed=3)
+
+
+@dataclass
+class Spread:
+    """One checkpoint in one process, and over several."""
+
+    path: Path
+    alone: VideoLM
+    spread: VideoLM
+    leader: Leader
+    losses: list[DeviceLost]
+
+    def both(self) -> tuple[VideoLM, VideoLM]:
+        return self.alone, self.spread
+
+
+def start(path: Path, size: int) -> Spread:
+    losses: list[DeviceLost] = []
+    order = RankOrder(str(path), ("cpu",) * size, "float32", "auto", 0, 1)
+    spread, leader = load_together(order, losses.append)
+    return Spread(path, load_model(str(path), dtype="float32"), spread, leader, losses)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spread]:
+    folder = tmp_path_factory.mktemp("ranks")
+    path = write_tiny_llava(folder / "model", seed=1, layers=3, heads=8, kv_heads=4)
+    found = start(path, request.param)
+    yield found
+    found.leader.close()
+
+
+def prefilled(model: VideoLM, **options: object) -> tuple[DecodeState, torch.Tensor]:
+    plan = model.plan_prompt(PROMPT, len(FRAMES))
+    with torch.inference_mode():
+        return model.start_prefill(plan, model.encode_frames(FRAMES), **options).finish()  # type: ignore[arg-type]
+
+
+def greedy(model: VideoLM, state: DecodeState, logits: torch.Tensor, num_tokens: int) -> list[int]:
+    tokens = [int(logits.argmax())]
+    while len(tokens) < num_tokens:
+        (logits,) = model.step([(state, tokens[-1:])])
+        tokens.append(int(logits[-1].argmax()))
+    return tokens
+
+
+def test_decoding_is_that_of_one_process(spread: Spread) -> None:
+    expected, found = (greedy(model, *prefilled(model), 20) for model in spread.both())
+    assert found == expected
+    states = [prefilled(model)[0] for model in spread.both()]
+    assert states[1].kv_bytes * spread.leader.size == states[0].kv_bytes
+
+
+def test_windows_rollbacks_and_trees(spread: Spread) -> None:
+    rows = []
+    for model in spread.both():
+        state, _ = prefilled(model)
+        found = []
+        for width in range(1, 17):
+            (logits,) = model.step([(state, list(range(width)))])
+            found.append(logits)
+            state.rollback(state.num_tokens - width // 2)
+        before = state.num_tokens
+        tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 2))
+        (logits,) = model.step([(state, tree)])
+        found.append(logits)
+        state.keep_path(before, [0, 2, 4])
+        (logits,) = model.step([(state, [11])])
+        rows.append(torch.cat([*found, logits]))
+        state.close()
+    assert torch.allclose(*rows, atol=1e-4)
+    assert rows[0].argmax(-1).equal(rows[1].argmax(-1))
+
+
+def test_packed_sessions_and_pruned_prompts(spread: Spread) -> None:
+    rows = []
+    for model in spread.both():
+        keep = torch.arange(0, model.plan_prompt(PROMPT, len(FRAMES)).num_video_tokens, 3)
+        states = [prefilled(model)[0], prefilled(model, keep=keep)[0]]
+        rows.append(torch.cat(model.step([(states[0], [3, 4]), (states[1], [5])])))
+    assert torch.allclose(*rows, atol=1e-4)
+
+
+def test_a_forked_cache_and_a_resumed_prompt(spread: Spread) -> None:
+    rows = []
+    for model in spread.both():
+        state, _ = prefilled(model)
+        plan = model.plan_prompt("What else?", len(FRAMES))
+        cache = state.cache.fork(plan.text_start, plan.num_tokens + 8)
+        state.close()
+        again, logits = model.resume_prefill(plan, cache).finish()
+        rows.append(torch.cat([logits[None], *model.step([(again, [1, 2, 3])])]))
+    assert torch.allclose(*rows, atol=1e-4)
+
+
+def test_attention_is_recorded_of_all_heads(spread: Spread) -> None:
+    drafted = []
+    for model in spread.both():
+        plan = model.plan_prompt(PROMPT, len(FRAMES))
+        attention = TextAttention(plan)
+        state, logits = prefilled(model, observer=attention)
+        assert attention.by_layer[0].shape == (4, plan.num_video_tokens)
+        sparse = SparseState(state, attention, 5)
+        tokens = greedy(model, sparse, logits, 6)
+        model.step([(state, tokens[:3])])
+        sparse.sync(state)
+        drafted.append((tokens, torch.cat([attention.mean(), *(row for row in model.step([(sparse, [7])])[0])])))
+    assert drafted[0][0] == drafted[1][0] and torch.allclose(drafted[0][1], drafted[1][1], atol=1e-4)
+
+
+def test_what_is_no_more_is_forgotten(spread: Spread) -> None:
+    for _ in range(3):
+        prefilled(spread.spread)[0].close()
+    assert not spread.losses and spread.leader.loss is None
