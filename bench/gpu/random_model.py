@@ -119,6 +119,7 @@ class RandomAdapter:
         self.lm_head = parts.lm_head
         self.frames_per_step = FRAMES_PER_STEP[geometry.family]
         self.tokens_per_step = 1
+        self.num_axes = 1 if geometry.vision.get("image_size") else 3
         self.frame_size = ANY_SIZE
         self._parts = parts
         self._side = geometry.vision.get("image_size", 0)
@@ -146,7 +147,7 @@ class RandomAdapter:
         return hidden
 
     def positions(self, plan: PromptPlan, rows: Tensor, scheme: str) -> tuple[Tensor, int]:
-        return rows, plan.num_tokens
+        return rows if self.num_axes == 1 else rows.expand(self.num_axes, -1), plan.num_tokens
 
 
 @dataclass(frozen=True)

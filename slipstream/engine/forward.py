@@ -70,7 +70,9 @@ class ForwardPass:
     """
 
     def __init__(self, runner: "Runner", batch: Sequence[Rows]) -> None:
-        assert all(rows.hidden.shape[0] > 0 for rows in batch), "every session in a pass needs rows"
+        for rows in batch:
+            assert rows.hidden.shape[0] > 0, "every session in a pass needs rows"
+            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
         self._runner = runner
         self._hidden = torch.cat([rows.hidden for rows in batch])[None]
         self._segments = _segments(batch)
@@ -198,11 +200,8 @@ class Runner:
     @property
     def cache_layout(self) -> dict[str, Any]:
         """How a `KVCache` is laid out for the kernel."""
-        return {
-            "key_layout": self.kernel.key_layout,
-            "value_layout": self.kernel.value_layout,
-            "whole_granules": self.fixed_shapes,
-        }
+        layouts = {"key_layout": self.kernel.key_layout, "value_layout": self.kernel.value_layout}
+        return layouts | {"whole_granules": self.fixed_shapes}
 
     def embed(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Input embeddings of text tokens, [n, hidden]."""
@@ -212,15 +211,8 @@ class Runner:
 
     def start(self, batch: Sequence[Rows]) -> ForwardPass:
         """Make room in every cache and begin a packed pass; no layer has run yet."""
-        self.reserve(batch)
         with torch.inference_mode():
             return ForwardPass(self, batch)
-
-    @staticmethod
-    def reserve(batch: Sequence[Rows]) -> None:
-        """Make room in every cache."""
-        for rows in batch:
-            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
 
     def run(self, batch: Sequence[Rows]) -> list[Tensor]:
         """A packed pass as a whole; see `ForwardPass.finish`."""

@@ -252,13 +252,17 @@ class VideoLM:
         hidden = self.runner.embed(window)
         first = state.next_position
         positions = torch.arange(first, first + len(window), device=hidden.device)
-        return Rows(state.cache, hidden, positions)
+        return Rows(state.cache, hidden, self._on_all_axes(positions))
 
     def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:
         assert tree.num_cached <= state.num_tokens - state.num_prompt_tokens, "a tree's first nodes are in the cache"
         hidden = self.runner.embed(tree.new_token_ids)
         depths = torch.tensor(tree.depths[tree.num_cached :], device=hidden.device)
-        return Rows(state.cache, hidden, state.next_position - tree.num_cached + depths, tree=tree)
+        positions = self._on_all_axes(state.next_position - tree.num_cached + depths)
+        return Rows(state.cache, hidden, positions, tree=tree)
+
+    def _on_all_axes(self, positions: Tensor) -> Tensor:
+        return positions if self._adapter.num_axes == 1 else positions.expand(self._adapter.num_axes, -1)
 
 
 def _end(state: DecodeState, window: Window) -> int:

@@ -130,6 +130,8 @@ class Adapter(Protocol):
     """Video tokens of one step, for frames of usual size."""
     frame_size: FrameSize
     """What frames are resized to; those of another size are resized here."""
+    num_axes: int
+    """Of position ids: 1, or time, row and column, which are equal for the answer."""
 
     def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         """Tokenise a user prompt about a video; nothing in `prompt` acts as a special token. See `VideoLM`."""
@@ -172,6 +174,7 @@ class EqualFrames:
     """A part of the adapters of families that resize all frames to one size, and whose positions count the tokens."""
 
     frames_per_step = 1
+    num_axes = 1
 
     def __init__(self, model: PreTrainedModel, text_model: nn.Module, frames: FramePreprocessor) -> None:
         self._model: Any = model

@@ -55,4 +55,6 @@ class LlavaNextVideo(EqualFrames):
             vision_feature_layer=config.vision_feature_layer,
             vision_feature_select_strategy=config.vision_feature_select_strategy,
         )
-        return cast(Tensor, features.pooler_output)[0]
+        return cast(Tensor, features.pooler_output[0]).flatten(
+            0, -2
+        )  # older releases of transformers keep frames apart

@@ -51,7 +51,7 @@ class LlavaOnevision(EqualFrames):
 
     def encode(self, pixels: Pixels) -> Tensor:
         features = self._model.get_video_features(self._values(pixels)[None]).pooler_output
-        return cast(Tensor, features)[0, :-1]
+        return cast(Tensor, features)[0, : pixels.num_frames * self.tokens_per_step]  # newer releases add the newline
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         hidden = super().embed_prompt(plan, video_embeddings)

@@ -37,6 +37,7 @@ class Qwen2_5VL:
         ModelNotUsable: the parts of the checkpoint do not fit each other.
     """
 
+    num_axes = 3
     usual_patches = PatchPreprocessor()
     """Where the checkpoint does not say."""
 

@@ -44,7 +44,8 @@ class Qwen3VL(Qwen2_5VL):
         grid = torch.tensor([pixels.grid], device=self._model.device)
         output = self._model.get_video_features(patches, grid)
         embeddings = cast(tuple[Tensor], output.pooler_output)[0]
-        return torch.cat([embeddings, *(features[0].to(embeddings.dtype) for features in output.deepstack_features)], 1)
+        deepstack = (one if isinstance(one, Tensor) else one[0] for one in output.deepstack_features)  # of one video
+        return torch.cat([embeddings, *(features.to(embeddings.dtype) for features in deepstack)], 1)
 
     def _step_times(self, frames: FrameFacts) -> list[float]:
         """Mean time of each step's first and last frame, seconds; a step that lacks frames repeats the last."""

@@ -265,8 +265,7 @@ async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | No
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        drain_s = 0.0 if isinstance(lifecycle.failure, DeviceLost) else getattr(config, "drain_s", DRAIN_S)
-        await _drain(server, calls, stopping, config, drain_s)
+        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
         await close()
         watching.cancel()
         await _settle()
@@ -318,9 +317,10 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 async def _drain(
-    server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any, drain_s: float
+    server: grpc.aio.Server, calls: AnswerErrors, stopping: asyncio.Event, config: Any, *, can_finish: bool = True
 ) -> None:
-    """Lets open calls finish for a while, then ends them and says so; a second signal ends the wait."""
+    """Lets open calls finish for a while, if they can, then ends them and says so; a second signal ends the wait."""
+    drain_s = getattr(config, "drain_s", DRAIN_S) if can_finish else 0.0
     stopping.clear()
     if getattr(config, "lame_duck", False):
         calls.refuse_new()

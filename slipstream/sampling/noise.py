@@ -170,13 +170,10 @@ class Races:
             rows = [self._table_row(position + row, weights.device) for row in range(len(weights))]
             return _first_to_arrive(weights, torch.stack(rows))
         keys = self._keys(Stream.CHOICE, position, weights)
+        if weights.device.type == "cpu" and not bool(weights.all()):
+            return [_run_by_entrants(row, key) for row, key in zip(weights, keys, strict=True)]
         token_ids = torch.arange(weights.shape[-1], device=weights.device)
-        winners: list[int] = []
-        for row, key in zip(weights, keys, strict=True):
-            entrants = row.nonzero()[:, 0] if bool((row == 0).any()) else token_ids
-            (winner,) = _first_to_arrive(row[None, entrants], exponentials(random_bits(key, entrants))[None])
-            winners.append(int(entrants[winner]))
-        return winners
+        return _first_to_arrive(weights, exponentials(random_bits(keys[:, None], token_ids)))
 
     def choose_among(self, token_ids: Tensor, weights: Tensor, position: int) -> int:
         """The winner's index among `token_ids`, int64 [m], with `weights` [m]; with the same numbers as `choose`."""
@@ -220,6 +217,14 @@ class Races:
         keys = [position_key(self._seed, Stream.CHOICE, first + row) for row in range(self._rows_per_table)]
         token_ids = torch.arange(self._vocab_size, device=device)
         return exponentials(random_bits(key_tensor(keys, device)[:, None], token_ids))
+
+
+def _run_by_entrants(weights: Tensor, key: Tensor) -> int:
+    """The winner of one race, whose noise is computed for those alone that may win: most tokens, after top-k or top-p,
+    may not. On a CPU that is sooner done; a GPU would have to be waited for, to learn which they are."""
+    entrants = weights.nonzero()[:, 0]
+    (winner,) = _first_to_arrive(weights[None, entrants], exponentials(random_bits(key, entrants))[None])
+    return int(entrants[winner])
 
 
 def _first_to_arrive(weights: Tensor, noise: Tensor) -> list[int]:

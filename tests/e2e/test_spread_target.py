@@ -4,8 +4,10 @@ that is lost is one target that is lost."""
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,9 +17,10 @@ import pytest_asyncio
 from slipstream.rpc.calls import open_channel
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS
 from slipstream.stack.local import Stack
+from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import Strike
 from tests.support.gateway_client import Captioned, caption, until
-from tests.support.processes import START_S, eventually, logged
+from tests.support.processes import START_S, STOP_S, eventually, logged, model_flags, running
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -118,3 +121,22 @@ async def test_a_lost_process_is_a_lost_target(spread: Spread, number: signal.Si
     assert spread.follower_pid() != follower
     with pytest.raises(ProcessLookupError):
         os.kill(follower, 0)
+
+
+async def test_ranks_of_torchrun(world: World, tmp_path: Path) -> None:
+    """As across machines: the same command for every rank."""
+    address = f"unix:{tmp_path / 'target.sock'}"
+    words = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    service = ("slipstream.services.target", "--listen", address, *model_flags(world.pair.target))
+    process = ServiceProcess("target", (*words, *service), address, tmp_path / "target.log", os.environ)
+    await process.start()
+    try:
+        await process.wait_serving(START_S)
+        async with (
+            running("gateway", tmp_path, "--target", address) as gateway,
+            open_channel(gateway.address) as channel,
+        ):
+            asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS}
+            assert (await caption(channel, world.clips[2], **asked)).token_ids == world.answer(2, NUM_TOKENS)
+    finally:
+        await process.stop(STOP_S)

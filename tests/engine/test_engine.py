@@ -122,7 +122,8 @@ def test_pruned_prefill_equals_transformers_on_the_kept_tokens(pair: Pair, kept:
     rows = sorted(rows + [plan.video_start + i for i in kept])
     features = pair.theirs.get_video_features(pair.pixels(frames)[None]).pooler_output[0]
     embeds = pair.theirs.get_input_embeddings()(torch.tensor([*plan.token_ids, 11, 12, 13])).clone()
-    embeds[plan.video_start : plan.text_start] = features
+    embeds[plan.video_start : plan.video_stop] = features[: plan.num_video_tokens]
+    embeds[plan.video_stop] = pair.theirs.model.image_newline
     position_ids = torch.tensor([*rows, *range(plan.num_tokens, plan.num_tokens + 3)])
     if positions == "compact":
         position_ids = torch.arange(len(rows) + 3)
@@ -134,8 +135,9 @@ def test_pruned_prefill_equals_transformers_on_the_kept_tokens(pair: Pair, kept:
 
 def test_encoding_in_chunks_equals_the_features_of_transformers(pair: Pair) -> None:
     frames = random_frames(19, 4)
-    features = pair.theirs.get_video_features(pair.pixels(frames)[None]).pooler_output[0, :-1]
-    torch.testing.assert_close(pair.ours.encode_frames(frames), features, rtol=1e-4, atol=1e-5)
+    ours, theirs = pair.ours.encode_frames(frames), pair.theirs.get_video_features(pair.pixels(frames)[None])
+    features = theirs.pooler_output[0, : len(ours)]  # newer releases of transformers have the newline behind them
+    torch.testing.assert_close(ours, features, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 8, 3), (2, 8, 8), (2, 3, 8, 8), (2, 0, 8, 3)])

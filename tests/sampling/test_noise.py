@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from slipstream.sampling.noise import (
+    TABLE_NUMBERS,
+    Races,
     Stream,
     exponentials,
     key_tensor,
@@ -146,3 +148,16 @@ def test_a_gpu_computes_the_same_bits() -> None:
     gpu_bits = random_bits(keys[:, None], torch.arange(50_000, device="cuda"))
     assert torch.equal(gpu_bits.cpu(), bits)
     assert torch.equal(exponentials(gpu_bits).cpu(), exponentials(bits))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+def test_tokens_that_cannot_win_need_no_noise(share: float) -> None:
+    """A large vocabulary: rows with zeros are run one by one, by those alone that may win."""
+    vocab = TABLE_NUMBERS + 1
+    generator = torch.Generator().manual_seed(4)
+    weights = torch.rand(3, vocab, dtype=torch.float64, generator=generator)
+    weights[torch.rand(3, vocab, generator=generator) < share] = 0.0
+    races = Races(9, vocab)
+    keys = key_tensor([position_key(9, Stream.CHOICE, 5 + row) for row in range(3)], weights.device)
+    noise = exponentials(random_bits(keys[:, None], torch.arange(vocab)))
+    assert races.choose(weights, 5) == (weights / noise).argmax(dim=-1).tolist()

@@ -4,6 +4,7 @@ Prompts are laid out as upstream's processors write them: the whole text, tokeni
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,8 +92,8 @@ class Reference:
 
 def _llava_onevision(reference: Reference, video: SampledVideo) -> Layout:
     pixels = FramePreprocessor.from_config(reference.processor)(video.frames)[None]
-    with torch.inference_mode():
-        num_tokens = reference.model.get_video_features(pixels).pooler_output.shape[1]
+    vision = reference.model.config.vision_config
+    num_tokens = len(video.frames) * math.ceil(vision.image_size // vision.patch_size / 2) ** 2 + 1  # and a newline
     return Layout("<video>", "<video>" * num_tokens, {"pixel_values_videos": pixels})
 
 

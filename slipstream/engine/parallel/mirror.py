@@ -189,7 +189,6 @@ class MirroredRunner(Runner):
 
     def _begin(self, batch: Sequence[Rows], *, is_whole: bool = False) -> ForwardPass:
         assert all(rows.observer is None for rows in batch) or not is_whole, "prompts alone are observed"
-        self.reserve(batch)
         with torch.inference_mode():
             return MirroredPass(self, batch, self._director, is_whole=is_whole)
 
