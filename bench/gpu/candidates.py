@@ -1,4 +1,4 @@
-"""What the engine does not have (yet), to be measured beside it: decoding by a CUDA graph, and a joined kernel.
+"""What the engine does not have (yet), to be measured beside it: decoding by a CUDA graph.
 
 Decoding writes one token at a time with fixed shapes, so that a CUDA graph can replay the pass without the host
 launching anything. A graph repeats the same kernels on the same addresses. Therefore the cache has its full room from
@@ -146,33 +146,3 @@ def _roomy(source: KVCache, layer: int, capacity: int) -> tuple[Tensor, Tensor]:
         buffer[:, :num_rows] = rows
         roomy.append(buffer)
     return roomy[0], roomy[1]
-
-
-class JoinedKernel(SdpaKernel):
-    """Flash attention over the past, which every row sees whole, joined to the window's by their log-sum-exps.
-
-    Serves trees as well. In fp16 and bf16 on CUDA, and in any type on a CPU.
-    """
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
-        heads, num_rows, head_dim = query.shape
-        kv_heads, past = keys.shape[0], segment.past
-        if not segment.is_masked or past == 0:
-            return super().attend(query, keys, values, segment, scale)
-        folded = query.reshape(1, kv_heads, -1, head_dim)
-        past_output, past_lse = _flash(folded, keys[None, :, :past], values[None, :, :past], scale)
-        scores = folded[0].float() @ keys[:, past:].float().transpose(1, 2) * scale
-        scores += segment.window_mask.repeat(heads // kv_heads, 1)
-        lse = torch.logaddexp(past_lse[0], scores.logsumexp(dim=-1))[..., None]
-        output = (scores - lse).exp() @ values[:, past:].float()
-        output += past_output[0].float() * (past_lse[0][..., None] - lse).exp()
-        return output.to(query.dtype).view(heads, num_rows, head_dim)
-
-
-def _flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Output [1, heads, n, head_dim] and fp32 log-sum-exp [1, heads, n] of attention without a mask."""
-    if query.device.type == "cpu":
-        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, keys, values, scale=scale)
-    else:
-        output, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(query, keys, values, scale=scale)
-    return output, lse

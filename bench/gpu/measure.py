@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
+from bench.gpu.candidates import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
-from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
+from slipstream.engine.attention import JoinedKernel, Kernel, SdpaKernel, by_matmul, get_kernel
 from slipstream.engine.forward import DecodeState, Prefill
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
@@ -265,7 +265,7 @@ def _num_bytes(guidance: Guidance) -> int:
     return sum(tensor.nbytes for pair in (guidance.video_states, guidance.text_sums) for tensor in pair or ())
 
 
-KERNELS = ("math", "sdpa", "matmul", "joined", "flash")
+KERNELS = ("math", "sdpa", "matmul", "joined", "joined-matmul", "flash")
 """Ways to attend: SDPA held to its math path, what `get_kernel` knows, and that of `kernels`."""
 
 
@@ -283,7 +283,7 @@ def measure_kernel(job: Job, name: str) -> dict[str, Any]:
 
 
 def _kernel(job: Job, name: str) -> Kernel:
-    extra: dict[str, type[SdpaKernel]] = {"math": SdpaKernel, "joined": JoinedKernel}
+    extra: dict[str, Callable[[], Kernel]] = {"math": SdpaKernel, "joined-matmul": partial(JoinedKernel, by_matmul)}
     return extra[name]() if name in extra else get_kernel(name, job.model.device, job.model.dtype)
 
 

@@ -18,7 +18,8 @@ kept; the others lost.
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +33,7 @@ from slipstream.errors import ModelNotUsable
 
 IMPLEMENTATION = "slipstream"
 """Name under which the attention function is registered with transformers."""
-ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash")
+ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash", "joined")
 
 _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
@@ -108,6 +109,58 @@ class MatmulKernel(SdpaKernel):
         return output.view(heads, num_rows, head_dim)
 
 
+PastAttention = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+"""Queries [kv_heads, m, head_dim], keys and values [kv_heads, past, head_dim] and the scale -> output, shaped as the
+queries, and log-sum-exp [kv_heads, m] of the scaled scores."""
+
+
+def by_matmul(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Two matrix products around a softmax: the floor that works everywhere."""
+    scores = torch.bmm(query * scale, keys.transpose(1, 2)).to(_wide(query))
+    lse = scores.logsumexp(dim=-1)
+    return torch.bmm((scores - lse[..., None]).exp().to(values.dtype), values), lse
+
+
+def by_flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Torch's own flash attention: on CUDA in 16 bits, on a CPU in any type."""
+    cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attend = cpu if query.device.type == "cpu" else torch.ops.aten._scaled_dot_product_flash_attention
+    output, lse, *_ = attend(query[None], keys[None], values[None], scale=scale)
+    return output[0], lse[0]
+
+
+class JoinedKernel(SdpaKernel):
+    """Attention in two parts: over the past, which every row of a window sees whole, and over the window itself.
+
+    The query heads of a KV head and all rows of the window are one block of queries over the past, without a mask, so
+    keys and values are read once, and any kernel that tells its log-sum-exp will do. The window, a chain or a tree, is
+    small and masked. With outputs o_1, o_2 and log-sum-exps l_1, l_2 of both parts, attention over all is
+    (e^l_1 o_1 + e^l_2 o_2) / (e^l_1 + e^l_2).
+    """
+
+    def __init__(self, attend_past: PastAttention) -> None:
+        self._attend_past = attend_past
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
+        kv_heads, past = keys.shape[0], segment.past
+        if not segment.is_masked or past == 0:
+            return super().attend(query, keys, values, segment, scale)
+        folded = query.reshape(kv_heads, -1, query.shape[-1])
+        wide = _wide(query)
+        output, past_lse = self._attend_past(folded, keys[:, :past], values[:, :past], scale)
+        scores = folded.to(wide) @ keys[:, past:].to(wide).transpose(1, 2) * scale
+        scores += segment.window_mask.repeat(len(query) // kv_heads, 1)
+        lse = torch.logaddexp(past_lse.to(wide), scores.logsumexp(dim=-1))[..., None]
+        joined = (scores - lse).exp() @ values[:, past:].to(wide)
+        joined += output.to(wide) * (past_lse[..., None] - lse).exp()
+        return joined.to(query.dtype).view(query.shape)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """What scores are kept in: at least fp32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 class FlashKernel:
     """The `flash-attn` package on CUDA; its causal mask is aligned to the end, so one call serves every chain.
 
@@ -141,8 +194,8 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
         masked_ends: caches show rows that nobody may see, which takes a kernel with a mask.
 
     Raises:
-        ModelNotUsable: an unknown name, or flash attention without CUDA, half precision or its package, or with
-            masked ends.
+        ModelNotUsable: an unknown name; flash attention without CUDA, half precision or its package; flash or joined
+            attention with masked ends.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     flash_works = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
@@ -153,7 +206,17 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
         raise ModelNotUsable(
             "attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype, and no strict width; use 'auto'"
         )
-    kernels: dict[str, type[Kernel]] = {"sdpa": SdpaKernel, "matmul": MatmulKernel, "flash": FlashKernel}
+    if name == "joined" and masked_ends:
+        raise ModelNotUsable(
+            "attention 'joined' cuts keys where the window begins, so it has no strict width; use 'auto'"
+        )
+    attend_past = by_flash if half or device.type == "cpu" else by_matmul
+    kernels: dict[str, Callable[[], Kernel]] = {
+        "sdpa": SdpaKernel,
+        "matmul": MatmulKernel,
+        "flash": FlashKernel,
+        "joined": partial(JoinedKernel, attend_past),
+    }
     if name not in kernels:
         raise ModelNotUsable(f"unknown attention {name!r}; known: {', '.join(ATTENTION_NAMES)}")
     return kernels[name]()

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
@@ -21,7 +20,7 @@ from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.parallel.ranks import Group
-from slipstream.engine.parallel.shards import check_split, localise, placement
+from slipstream.engine.parallel.shards import localise, placement
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
@@ -66,7 +65,7 @@ def load_model(
         ref: a local directory, or an id on the Hugging Face hub.
         dtype: float32, bfloat16 or float16; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere.
         device: what `torch.device` understands.
-        attention: auto, matmul, sdpa or flash.
+        attention: one of `ATTENTION_NAMES`.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
         group: the ranks that the model is spread over, of which this process is one and has `device`; None: no others.
         make_runner: what runs its passes.
@@ -82,8 +81,6 @@ def load_model(
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
         checkpoint = Checkpoint.open(ref)
         make_adapter = _family(checkpoint)
-        if size > 1:
-            check_split(ref, AutoConfig.from_pretrained(checkpoint.path).get_text_config(), size)
         _check_room(checkpoint, torch_dtype, torch_device, size)
     if group is not None:
         group.connect(torch_device)

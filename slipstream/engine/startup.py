@@ -16,6 +16,7 @@ from slipstream.config import between, one_of, option
 from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
+from slipstream.engine.parallel.shards import check_checkpoint
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
@@ -47,7 +48,7 @@ class ModelServiceConfig(WireOptions):
     ranks: int = option(
         "processes that share the model on the CPU; as many GPUs are named by --gpus", default=1, check=between(1, 64)
     )
-    attention: str = option("attention kernel: auto, matmul, sdpa or flash", default="auto")
+    attention: str = option("attention kernel: auto, matmul, sdpa, flash or joined", default="auto")
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
     cpu: int = option("core to run on; -1 leaves the choice to the system", default=-1, check=between(-1, 4095))
     max_sessions: int = option("captions served at once", default=16, check=between(1, 4096))
@@ -174,6 +175,7 @@ def _load(order: RankOrder, **options: Any) -> VideoLM:
 
 def load_together(order: RankOrder, on_lost: Callable[[SlipstreamError], None]) -> tuple[VideoLM, Leader]:
     """A model whose other shares are held by other processes, and what holds those."""
+    check_checkpoint(order.model, order.size)
     leader = lead(order, on_lost)
     try:
         director = Director(leader, torch.device(order.devices[0]))

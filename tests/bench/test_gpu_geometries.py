@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu.candidates import STATIC_ATTENTIONS, JoinedKernel, StaticDecoder, StaticKernel
+from bench.gpu.candidates import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
 from bench.gpu.measure import (
     Clock,
     Job,
@@ -33,7 +33,7 @@ from bench.gpu.random_model import (
 )
 from bench.gpu.tables import best_graph_s, markdown, pair_rows, replay_tables, write_tables
 from bench.replay.device_times import load_device_times
-from slipstream.engine.attention import SdpaKernel
+from slipstream.engine.attention import JoinedKernel, SdpaKernel, by_flash
 from slipstream.engine.forward import DecodeState
 from slipstream.speculation.protocol import TokenTree
 
@@ -106,13 +106,13 @@ def window_logits(model: RandomModel, kernel: SdpaKernel, window: Any) -> torch.
 @pytest.mark.parametrize("window", [chain(1), chain(5), TokenTree((4, 5, 6), (-1, 0, 0))], ids=["one", "five", "tree"])
 def test_the_joined_kernel_gives_the_same_logits(model: RandomModel, window: Any) -> None:
     expected = window_logits(model, SdpaKernel(), window)
-    torch.testing.assert_close(window_logits(model, JoinedKernel(), window), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(window_logits(model, JoinedKernel(by_flash), window), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_joined_kernel_takes_bf16() -> None:
     model = RandomModel.make(SMALL[0], CPU, torch.bfloat16)
     expected = window_logits(model, SdpaKernel(), chain(4))
-    torch.testing.assert_close(window_logits(model, JoinedKernel(), chain(4)), expected, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(window_logits(model, JoinedKernel(by_flash), chain(4)), expected, rtol=0.05, atol=0.02)
 
 
 def test_a_filled_cache_is_as_long_as_a_real_one(model: RandomModel) -> None:
@@ -146,7 +146,7 @@ def test_the_draft_keeps_what_alpha_says(model: RandomModel) -> None:
         assert row["prefill"]["s"] > 0
 
 
-@pytest.mark.parametrize("name", ["math", "sdpa", "matmul", "joined"])
+@pytest.mark.parametrize("name", ["math", "sdpa", "matmul", "joined", "joined-matmul"])
 def test_kernels_are_compared_with_the_math_path(model: RandomModel, name: str) -> None:
     assert measure_kernel(job_of(model), name)["largest_difference"] < 1e-4
 

@@ -21,7 +21,7 @@ def greedy(model: VideoLM, state: DecodeState, logits: torch.Tensor, num_tokens:
     return token_ids
 
 
-@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("attention", ["matmul", "sdpa", "joined"])
 @pytest.mark.parametrize(("seed", "heads", "kv_heads"), [(1, 4, 2), (2, 4, 1), (3, 2, 2)])
 def test_greedy_answers_equal_those_of_transformers(
     tmp_path: Path, seed: int, heads: int, kv_heads: int, attention: str
@@ -33,7 +33,7 @@ def test_greedy_answers_equal_those_of_transformers(
         assert greedy(pair.ours, state, logits, 24) == pair.generate(prompt, frames, 24)
 
 
-@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("attention", ["matmul", "sdpa", "joined"])
 def test_every_window_judges_like_single_steps(pair: Pair, attention: str) -> None:
     pair = load_pair(pair.path, attention)
     _, state, logits = pair.prefill(PROMPTS[0], random_frames(6, 0))

@@ -1,6 +1,8 @@
 """What cannot be spread over processes, or does not come together, is refused in words that say what to do."""
 
+import socket
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from slipstream.engine import startup
-from slipstream.engine.parallel import ranks
+from slipstream.engine.parallel import links, ranks
+from slipstream.engine.parallel.links import Link, LinkLost
 from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together
@@ -112,3 +115,33 @@ def test_ranks_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "JOIN_S", 0.3)
     with pytest.raises(ModelNotUsable, match=r"2 of 3 ranks did not come within 0\.3 s, first of them rank 1"):
         Leader(3, HashStore(), lambda error: None).meet("127.0.0.1")
+
+
+def test_a_frozen_side_is_lost_and_a_dead_one_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SILENCE_S", 0.2)
+    mine, theirs = socket.socketpair()
+    link = Link(mine)
+    link.expect_signs()
+    with pytest.raises(LinkLost, match=r"silent for 0\.2 s"):
+        link.receive()
+    theirs.close()
+    with pytest.raises(LinkLost, match=r"has ended|connection is broken"):
+        link.receive()
+    with pytest.raises(LinkLost, match="connection is broken"):
+        link.send({})
+    link.close()
+
+
+def test_records_and_signs_share_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "SIGN_S", 0.01)
+    monkeypatch.setattr(links, "SILENCE_S", 0.5)
+    mine, theirs = (Link(end) for end in socket.socketpair())
+    theirs.expect_signs()
+    heard: list[dict[str, Any]] = []
+    sending = threading.Thread(target=lambda: [mine.send({"n": n, "x": "y" * 5000}) for n in range(200)])
+    sending.start()
+    while len(heard) < 200:
+        heard.append(theirs.receive())
+    sending.join()
+    assert [record["n"] for record in heard] == list(range(200))
+    mine.close(), theirs.close()

@@ -77,7 +77,7 @@ def test_a_tree_may_grow_pass_by_pass(pair: Pair, tree: TokenTree, data: st.Data
     check_paths(pair.ours, state, tree, logits, num_before)
 
 
-@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+@pytest.mark.parametrize("attention", ["matmul", "sdpa", "joined"])
 def test_trees_and_chains_of_several_sessions_share_a_pass(pair: Pair, attention: str) -> None:
     pair = load_pair(pair.path, attention)
     videos = [random_frames(2, 1), random_frames(7, 2), FRAMES]

@@ -9,9 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import ModelNotUsable
+
+
+def check_checkpoint(ref: str, size: int) -> None:
+    """Raises `ModelNotUsable` where `size` ranks cannot share it. One of the hub is on this machine then."""
+    config = AutoConfig.from_pretrained(Checkpoint.open(ref).path)
+    check_split(ref, config.get_text_config(), size)
 
 
 def check_split(ref: str, config: Any, size: int) -> None:
