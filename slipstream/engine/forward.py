@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slipstream.engine.attention import Kernel
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
-from slipstream.engine.segments import Observer, Segment
+from slipstream.engine.segments import Observer, Segment, kept_rows
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
 
@@ -188,6 +188,10 @@ class Runner:
     def layers(self, num_rows: int) -> Sequence[nn.Module]:
         """For a pass of so many rows: more than `whole_rows` go through their parts in chunks."""
         return self._layers if num_rows <= self.whole_rows else self._in_chunks
+
+    def room(self, free_bytes: int) -> int:
+        """See `VideoLM.room`."""
+        return free_bytes
 
     def prefill_bytes(self, num_tokens: int) -> int:
         """Bytes that the pass over a prompt of so many tokens needs at its peak, keys and values apart."""
@@ -372,25 +376,6 @@ class Prefill:
         (logits,) = self._forward.finish(last_row_only=True)
         finish_work(logits.device)
         return self._state, logits[0]
-
-
-def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.
-
-    Args:
-        keep: which of `video` survive, ascending from 0; all other rows of the prompt do.
-        video: the video's rows, ascending.
-    """
-    keep = keep.to("cpu", torch.int64)
-    if len(keep) > 0:
-        assert int(keep[0]) >= 0, "keep has negative indices"
-        assert int(keep[-1]) < len(video), "keep points behind the video"
-        assert bool((keep.diff() > 0).all()), "keep must be ascending"
-    is_kept = torch.ones(num_rows, dtype=torch.bool)
-    is_kept[video] = False
-    is_kept[video[keep]] = True
-    rows = is_kept.nonzero().squeeze(1)
-    return rows, torch.searchsorted(rows, video[keep])
 
 
 def _take(hidden: Tensor, rows: Tensor) -> Tensor:

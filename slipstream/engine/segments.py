@@ -117,3 +117,22 @@ class Segment:
         if num_missing not in self._in_layers:
             self._in_layers[num_missing] = replace(self, past=self.past - num_missing)
         return self._in_layers[num_missing]
+
+
+def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.
+
+    Args:
+        keep: which of `video` survive, ascending from 0; all other rows of the prompt do.
+        video: the video's rows, ascending.
+    """
+    keep = keep.to("cpu", torch.int64)
+    if len(keep) > 0:
+        assert int(keep[0]) >= 0, "keep has negative indices"
+        assert int(keep[-1]) < len(video), "keep points behind the video"
+        assert bool((keep.diff() > 0).all()), "keep must be ascending"
+    is_kept = torch.ones(num_rows, dtype=torch.bool)
+    is_kept[video] = False
+    is_kept[video[keep]] = True
+    rows = is_kept.nonzero().squeeze(1)
+    return rows, torch.searchsorted(rows, video[keep])

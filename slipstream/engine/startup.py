@@ -99,7 +99,7 @@ class ModelServiceConfig(WireOptions):
             cache_mb: MiB of the cache, or -1 for `cache_ratio` of the bytes for keys and values.
         """
         device = torch.device(model.info.device)
-        available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+        available = model.room(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes())
         told_bytes = max(0, cache_mb) * MIB
         if self.kv_budget_mb:
             kv_bytes = self.kv_budget_mb * MIB

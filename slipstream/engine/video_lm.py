@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner, kept_rows
+from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.segments import Observer
+from slipstream.engine.segments import Observer, kept_rows
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
@@ -127,6 +127,10 @@ class VideoLM:
             embeddings = torch.cat([self._adapter.encode(pixels) for pixels in chunks])
         finish_work(embeddings.device)
         return embeddings
+
+    def room(self, free_bytes: int) -> int:
+        """How many of the bytes that are free here a pass may count on, at whatever else runs it."""
+        return self.runner.room(free_bytes)
 
     def kv_bytes(self, num_tokens: int) -> int:
         """Bytes of the cache that `start_prefill` makes for `num_tokens` tokens, prompt and headroom together."""

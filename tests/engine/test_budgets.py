@@ -16,7 +16,9 @@ AVAILABLE = 60 * 1024 * MIB
 def model(prefill: float) -> Any:
     """One whose prefills need so many bytes to one of keys and values."""
     return SimpleNamespace(
-        info=SimpleNamespace(device="cpu"), prefill_bytes=lambda kv_bytes: int(prefill * kv_bytes) + MIB
+        info=SimpleNamespace(device="cpu"),
+        prefill_bytes=lambda kv_bytes: int(prefill * kv_bytes) + MIB,
+        room=lambda free_bytes: free_bytes,
     )
 
 

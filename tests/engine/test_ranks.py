@@ -133,3 +133,7 @@ def test_what_is_no_more_is_forgotten(spread: Spread) -> None:
     for _ in range(3):
         prefilled(spread.spread)[0].close()
     assert not spread.losses and spread.leader.loss is None
+
+
+def test_ranks_of_one_machine_share_its_memory(spread: Spread) -> None:
+    assert [model.room(1000) for model in spread.both()] == [1000, 1000 // spread.leader.size]

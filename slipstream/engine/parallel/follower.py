@@ -127,10 +127,10 @@ def follow(order: RankOrder) -> None:
         strict_width=order.strict_width,
         group=member,
     )
-    follower = Follower(model.runner, torch.device(order.devices[member.rank]), member.rank, member.size)
-    member.ready()
-    device = order.devices[member.rank]
-    get_logger().info("rank.ready", rank=member.rank, size=member.size, device=device, pid=os.getpid())
+    device = torch.device(order.devices[member.rank])
+    follower = Follower(model.runner, device, member.rank, member.size)
+    member.ready(device)
+    get_logger().info("rank.ready", rank=member.rank, size=member.size, device=str(device), pid=os.getpid())
     while True:
         follower.do(member.records.get())
 

@@ -176,6 +176,11 @@ class MirroredRunner(Runner):
         super().__init__(*args, **options)
         self._director = director
 
+    def room(self, free_bytes: int) -> int:
+        """What the rank with the least room has; ranks on a CPU have one memory."""
+        least = self._director.leader.least_free
+        return free_bytes // self._director.leader.size if least is None else min(free_bytes, least)
+
     def new_cache(self, capacity: int) -> KVCache:
         return MirroredCache(self._director, self.num_layers, capacity=capacity, **self.cache_layout)
 

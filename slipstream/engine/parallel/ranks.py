@@ -104,7 +104,9 @@ class Leader(Group):
         self._losing = threading.Lock()
         self._links: dict[int, Link] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self.least_free: int | None = None
+        """Bytes that the other rank with the least room on its GPU has free, when all have loaded; None: on a CPU."""
+        self._answers: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
 
     def start(self, order: RankOrder, port: int) -> None:
         """Starts the other ranks on this machine, as `torchrun` would."""
@@ -150,7 +152,7 @@ class Leader(Group):
         self._links[rank] = link
         read_all(
             link,
-            lambda record: self._answers.put((rank, record.get("failed", ""))),
+            lambda record: self._answers.put((rank, record)),
             lambda why: self._lose_rank(rank, why),
         )
 
@@ -162,16 +164,21 @@ class Leader(Group):
 
     def ready(self) -> None:
         """Waits until all have loaded; from here on a rank that stands still is noticed at once."""
-        self._hear("has not loaded its share")
+        answers = self._hear("has not loaded its share")
+        self.least_free = min((answer["free"] for answer in answers if "free" in answer), default=None)
         for link in self._links.values():
             link.expect_signs()
         self.publish("signs")
 
-    def _hear(self, what: str) -> None:
+    def _hear(self, what: str) -> list[dict[str, Any]]:
+        """One answer of each other rank."""
+        answers = []
         for _ in range(1, self.size):
-            rank, failure = self._answers.get()
-            if failure:
-                raise ModelNotUsable(f"rank {rank} of {self.size} {what}: {failure}")
+            rank, answer = self._answers.get()
+            if "failed" in answer:
+                raise ModelNotUsable(f"rank {rank} of {self.size} {what}: {answer['failed']}")
+            answers.append(answer)
+        return answers
 
     def publish(self, op: str, **fields: Any) -> None:
         """Has all followers do it. Raises `DeviceLost` when one is lost."""
@@ -204,7 +211,7 @@ class Leader(Group):
             dist.destroy_process_group()
 
     def _lose_rank(self, rank: int, why: str) -> None:
-        self._answers.put((rank, why))
+        self._answers.put((rank, {"failed": why}))
         process = self._processes.get(rank)
         if process is not None:
             time.sleep(0.05)  # its status comes with its end
@@ -282,9 +289,9 @@ class Member(Group):
         self.records: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         read_all(self._link, self._on_record, lambda why: os._exit(1))
 
-    def ready(self) -> None:
-        """Tells that this rank has loaded its share."""
-        self._link.send({})
+    def ready(self, device: torch.device) -> None:
+        """Tells that this rank has loaded its share, and what room that leaves."""
+        self._link.send({"free": torch.cuda.mem_get_info(device)[0]} if device.type == "cuda" else {})
 
     def _on_record(self, record: dict[str, Any]) -> None:
         if record["op"] == "signs":
