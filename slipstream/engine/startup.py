@@ -143,6 +143,8 @@ async def start_model(
 
     `fail` hears, on the event loop, when its device is of no use any more.
     """
+    if rank_here():
+        raise InvalidConfig("torchrun spreads targets only; start this service by itself, or with --gpus")
     config.pin()
     order = rank_order(config, strict_width)
     thread = ModelThread(config.num_threads)

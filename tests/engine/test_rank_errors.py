@@ -55,6 +55,12 @@ def test_torchrun_says_which_ranks_there_are(monkeypatch: pytest.MonkeyPatch) ->
         assert config(gpus="0,1").devices
 
 
+async def test_torchrun_spreads_targets_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(InvalidConfig, match="start this service by itself"):
+        await startup.start_model(config(), lambda error: None)
+
+
 def text_model(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18_944} | changes
