@@ -14,7 +14,7 @@ from slipstream.engine.parallel.ranks import rank_here
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
-from slipstream.logs import configure_logs
+from slipstream.logs import configure_logs, log_all_output
 from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.target.servicer import TargetServicer
@@ -106,6 +106,7 @@ async def setup(
 def main() -> None:
     """Serves; as a rank of `torchrun` other than 0, holds a share of the model for the one that does."""
     if rank_here():
+        log_all_output()
         configure_logs("target")
         config = parse_config(TargetConfig, "target", sys.argv[1:], os.environ)
         run_follower(rank_order(config, config.strict_width))

@@ -1,6 +1,7 @@
 """What a process that owns a model can be told at start, and how its model comes up."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -152,7 +153,8 @@ async def start_model(
     thread.on_device_lost = partial(_tell_lost, loop, order.devices[0], fail)
 
     def on_lost(error: SlipstreamError) -> None:
-        loop.call_soon_threadsafe(fail, error)
+        with contextlib.suppress(RuntimeError):  # the loop may have ended
+            loop.call_soon_threadsafe(fail, error)
 
     model = await thread.run(lambda: _load(order) if order.size == 1 else load_together(order, on_lost)[0])
     await thread.run(lambda: warm_up(model))

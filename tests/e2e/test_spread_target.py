@@ -20,7 +20,7 @@ from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import Strike
 from tests.support.gateway_client import Captioned, caption, until
-from tests.support.processes import START_S, STOP_S, eventually, logged, model_flags, running
+from tests.support.processes import START_S, STOP_S, eventually, logged, model_flags, read_log, running
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -62,6 +62,7 @@ async def spread(world: World) -> AsyncIterator[Spread]:
     flags = {**options.extra_flags, "target": ("--ranks", "2")}
     async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
         yield Spread(stack, channel, world)
+        assert read_log(stack.processes["target"].log_path), "and every line is JSON, whoever wrote it"
 
 
 @pytest.mark.parametrize("method", METHODS)

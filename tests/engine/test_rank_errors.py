@@ -1,5 +1,6 @@
 """What cannot be spread over processes, or does not come together, is refused in words that say what to do."""
 
+import json
 import socket
 import sys
 import threading
@@ -12,7 +13,7 @@ from torch.distributed import HashStore
 
 from slipstream.engine import startup
 from slipstream.engine.parallel import links, ranks
-from slipstream.engine.parallel.links import Link, LinkLost
+from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Leader, RankOrder
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together
@@ -151,3 +152,30 @@ def test_records_and_signs_share_a_link(monkeypatch: pytest.MonkeyPatch) -> None
     sending.join()
     assert [record["n"] for record in heard] == list(range(200))
     mine.close(), theirs.close()
+
+
+def test_strangers_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What connects has to know the token, and says so at once or is dropped."""
+    monkeypatch.setattr(links, "GREETING_S", 0.2)
+    store = HashStore()
+    leader = Leader(2, store, lambda error: None)
+    meeting = threading.Thread(target=leader.meet, args=("127.0.0.1",))
+    meeting.start()
+    host, port, token = json.loads(store.get("leader"))
+    silent = socket.create_connection((host, port))
+    for said in (b"\xff" * 8, b"\0\0\0\2[]", b"\0\0\0\3{}}", b"\0\0\0\2{}"):
+        with socket.create_connection((host, port)) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(64).strip(b"\0") == b"", "nothing but signs of life, and the end"
+    for greeting in ({"rank": 1, "token": "guessed"}, {"rank": 2, "token": token}, {"rank": "1", "token": token}):
+        refused = connect((host, port), greeting, 10)
+        with pytest.raises(LinkLost):
+            refused.receive()
+        refused.close()
+    assert meeting.is_alive()
+    member = connect((host, port), {"rank": 1, "token": token}, 10)
+    meeting.join(60)
+    assert list(leader._links) == [1]
+    leader.publish("noted", what="x")
+    assert member.receive() == {"op": "noted", "what": "x"}
+    silent.close(), member.close(), leader.close()

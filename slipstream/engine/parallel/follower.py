@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from slipstream.engine.parallel.mirror import join_heads, own_heads
 from slipstream.engine.parallel.ranks import Member, RankOrder, join
 from slipstream.engine.text_attention import TextAttention
 from slipstream.errors import SlipstreamError
-from slipstream.logs import configure_logs, get_logger
+from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.speculation.protocol import TokenTree
 
 Record = Mapping[str, Any]
@@ -135,18 +135,28 @@ def follow(order: RankOrder) -> None:
         follower.do(member.records.get())
 
 
-def run_follower(order: RankOrder) -> None:
+def run_follower(order: RankOrder) -> NoReturn:
     """The body of a follower's process. Exits with the status of what went wrong; rank 0 ends it without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for rank 0, which stops in good order
+    status = 1
     try:
         follow(order)
-    except (SlipstreamError, LinkLost) as error:
+    except SlipstreamError as error:
+        status = error.exit_code
         get_logger().error("rank.failed", error=str(error))
-        sys.exit(error.exit_code if isinstance(error, SlipstreamError) else 1)
+    except LinkLost as error:
+        get_logger().error("rank.failed", error=str(error))
+    except Exception:
+        get_logger().exception("rank.failed")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # also where another thread waits for a rank that is gone
 
 
 def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    log_all_output()
     configure_logs("target")
     told = json.loads(sys.argv[1])
     run_follower(RankOrder(**told | {"devices": tuple(told["devices"])}))

@@ -17,6 +17,9 @@ SILENCE_S = 4.0
 PATIENCE_S = 300.0
 """The same while it loads, when libraries may hold the interpreter for long."""
 _HEADER_BYTES = 4
+_MAX_RECORD_BYTES = 1 << 26
+GREETING_S = 5.0
+"""For the first record of who connects."""
 
 
 class LinkLost(ConnectionError):
@@ -45,10 +48,24 @@ class Link:
 
     def receive(self) -> dict[str, Any]:
         """The next record. Raises `LinkLost`."""
-        while not (data := self._take(int.from_bytes(self._take(_HEADER_BYTES), "big"))):
+        while not (num_bytes := int.from_bytes(self._take(_HEADER_BYTES), "big")):
             pass
-        record: dict[str, Any] = json.loads(data)
+        if num_bytes > _MAX_RECORD_BYTES:
+            raise LinkLost(f"it sent a record of {num_bytes} bytes")
+        try:
+            record = json.loads(self._take(num_bytes))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise LinkLost("it sent something that is no record")
         return record
+
+    def receive_greeting(self) -> dict[str, Any]:
+        """The first record, from somebody who may be a stranger. Raises `LinkLost`."""
+        self._end.settimeout(GREETING_S)
+        greeting = self.receive()
+        self._end.settimeout(PATIENCE_S)
+        return greeting
 
     def close(self) -> None:
         self._closed.set()
@@ -109,7 +126,7 @@ def read_all(link: Link, on_record: Callable[[dict[str, Any]], None], on_lost: C
         try:
             while True:
                 on_record(link.receive())
-        except (LinkLost, ValueError) as error:
+        except LinkLost as error:
             on_lost(str(error))
 
     threading.Thread(target=read, name="link", daemon=True).start()

@@ -143,11 +143,12 @@ class Leader(Group):
 
     def _greet(self, link: Link, token: str) -> None:
         try:
-            greeting = link.receive()
-        except (LinkLost, ValueError):
+            greeting = link.receive_greeting()
+        except LinkLost:
             return link.close()
-        rank = int(greeting.get("rank", 0))
-        if greeting.get("token") != token or rank not in range(1, self.size) or rank in self._links:
+        rank, said = greeting.get("rank"), str(greeting.get("token"))
+        is_known = secrets.compare_digest(said.encode(), token.encode())
+        if not is_known or not isinstance(rank, int) or not 0 < rank < self.size or rank in self._links:
             return link.close()
         self._links[rank] = link
         read_all(
@@ -243,21 +244,23 @@ class Leader(Group):
 def lead(order: RankOrder, on_lost: Callable[[DeviceLost], None]) -> Leader:
     """Rank 0 with all its followers there, started here or by `torchrun`. Raises `ModelNotUsable`."""
     if rank_here() is not None:
-        leader = Leader(order.size, _store_of_torchrun(), on_lost)
-        leader.meet(os.environ["MASTER_ADDR"])
-        return leader
+        return _met(Leader(order.size, _store_of_torchrun(), on_lost), os.environ["MASTER_ADDR"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.create_server((_LOCALHOST, 0)) as listener:
         port = listener.getsockname()[1]
         store = TCPStore(_LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     leader = Leader(order.size, store, on_lost)
+    leader.start(order, port)
+    os.environ["LOCAL_RANK"] = _local(order, 0)  # from which upstream takes this rank's device
+    return _met(leader, _LOCALHOST)
+
+
+def _met(leader: Leader, host: str) -> Leader:
     try:
-        leader.start(order, port)
-        leader.meet(_LOCALHOST)
+        leader.meet(host)
     except BaseException:
         leader.close()
         raise
-    os.environ["LOCAL_RANK"] = _local(order, 0)  # from which upstream takes this rank's device
     return leader
 
 
