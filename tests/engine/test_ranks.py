@@ -135,5 +135,37 @@ def test_what_is_no_more_is_forgotten(spread: Spread) -> None:
     assert not spread.losses and spread.leader.loss is None
 
 
+def test_video_that_is_dropped_twice_is_recorded_of_what_is_left(spread: Spread) -> None:
+    """As FastV and PyramidDrop do: the rows that count change while the prompt runs."""
+    means = []
+    for model in spread.both():
+        plan = model.plan_prompt(PROMPT, len(FRAMES))
+        attention = TextAttention(plan, text_rows=[-1])
+        with torch.inference_mode():
+            prefill = model.start_prefill(plan, model.encode_frames(FRAMES), observer=attention)
+        found = []
+        for layer in range(1, model.info.num_layers + 1):
+            prefill.run_layers(layer)
+            found.append(attention.mean([layer - 1]))
+            prefill.keep_video(found[-1].topk(len(found[-1]) // 2).indices.sort().values)
+        means.append(torch.cat(found))
+        prefill.finish()[0].close()
+    assert torch.allclose(*means, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_strict_width(spread: Spread, width: int) -> None:
+    """Every step is filled up and rolled back at all ranks alike."""
+    alone, over_ranks = spread.both()
+    for model in spread.both():
+        model.strict_width = 8
+    try:
+        rows = [model.step([(prefilled(model)[0], list(range(width)))])[0] for model in (alone, over_ranks)]
+    finally:
+        for model in spread.both():
+            model.strict_width = 0
+    assert rows[0].shape[0] == width and torch.allclose(*rows, atol=1e-4)
+
+
 def test_ranks_of_one_machine_share_its_memory(spread: Spread) -> None:
     assert [model.room(1000) for model in spread.both()] == [1000, 1000 // spread.leader.size]

@@ -20,7 +20,7 @@ from slipstream.engine.forward import ForwardPass, Rows, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.parallel.ranks import Leader
 from slipstream.engine.parallel.shards import gather_last
-from slipstream.engine.segments import Observer
+from slipstream.engine.segments import Observer, Recording
 
 # -- to the followers -------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,8 @@ class MirroredPass(ForwardPass):
         """Whether the followers were told to run all of it at once."""
         self.number = director.name(self)
         self._observers: Sequence[Observer | None] = [rows.observer for rows in batch]
-        self._told: list[tuple[Any, ...]] = [() for _ in batch]
+        self._told: dict[int, tuple[Recording, Tensor]] = {}
+        """What the followers know of each observer: they are kept here, so that nothing new can be taken for them."""
         op = "run" if is_whole else "start"
         director.publish(op, number=self.number, rows=[describe_rows(rows) for rows in batch])
         with director.leader.together():
@@ -160,9 +161,12 @@ class MirroredPass(ForwardPass):
         new = []
         for index, observer in enumerate(self._observers):
             recording = observer.recording if observer is not None else None
-            if recording is None or self._told[index] == (id(recording), id(recording.video)):
+            if recording is None:
                 continue
-            self._told[index] = id(recording), id(recording.video)
+            told_of, told_video = self._told.get(index, (None, None))
+            if told_of is recording and told_video is recording.video:
+                continue
+            self._told[index] = recording, recording.video
             recording.join_heads = partial(join_heads, size=self._director.leader.size)
             told = {"segment": index, "order": recording.order, "video": described(recording.video)}
             new.append((told, recording.video))
