@@ -47,6 +47,7 @@ async def setup(
     kv_budget_bytes, embedding_cache_bytes = config.budgets(
         model, KV_SHARE, config.embedding_cache_mb, EMBEDDINGS_RATIO
     )
+    await config.open_static_steps(model, thread, kv_budget_bytes)
     limits = DraftLimits(
         max_sessions=config.max_sessions,
         kv_budget_bytes=kv_budget_bytes,

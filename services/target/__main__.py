@@ -79,6 +79,7 @@ async def setup(
     model, thread = await start_model(config, lifecycle.fail, strict_width=config.strict_width)
     prefix_cache_mb = 0 if config.strict_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
+    await config.open_static_steps(model, thread, kv_budget_bytes + prefix_cache_bytes)
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,
         max_sessions=config.max_sessions,

@@ -1,8 +1,8 @@
 """The attention call of every decoder layer: writes new keys and values into each session's cache and attends over it.
 
 A packed pass carries rows of several sessions along the sequence axis. The decoder layers hand their extra keyword
-arguments through to the attention function, which is how `segments` and `kernel` arrive here. Grouped-query attention
-folds the query heads of a group into rows of their key/value head, so keys and values are never copied.
+arguments through to the attention function, which is how `attend` arrives here. Grouped-query attention folds the
+query heads of a group into rows of their key/value head, so keys and values are never copied.
 
 Milliseconds a layer on one idle Xeon core: fp32, 4 heads on 2 KV heads of 64, 6,272 tokens of past. The first two are
 kept; the others lost.
@@ -116,7 +116,7 @@ queries, and log-sum-exp [kv_heads, m] of the scaled scores."""
 
 def by_matmul(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Two matrix products around a softmax: the floor that works everywhere."""
-    scores = torch.bmm(query * scale, keys.transpose(1, 2)).to(_wide(query))
+    scores = torch.bmm(query * scale, keys.transpose(1, 2)).to(wide_dtype(query))
     lse = scores.logsumexp(dim=-1)
     return torch.bmm((scores - lse[..., None]).exp().to(values.dtype), values), lse
 
@@ -146,17 +146,34 @@ class JoinedKernel(SdpaKernel):
         if not segment.is_masked or past == 0:
             return super().attend(query, keys, values, segment, scale)
         folded = query.reshape(kv_heads, -1, query.shape[-1])
-        wide = _wide(query)
-        output, past_lse = self._attend_past(folded, keys[:, :past], values[:, :past], scale)
-        scores = folded.to(wide) @ keys[:, past:].to(wide).transpose(1, 2) * scale
-        scores += segment.window_mask.repeat(len(query) // kv_heads, 1)
-        lse = torch.logaddexp(past_lse.to(wide), scores.logsumexp(dim=-1))[..., None]
-        joined = (scores - lse).exp() @ values[:, past:].to(wide)
-        joined += output.to(wide) * (past_lse[..., None] - lse).exp()
-        return joined.to(query.dtype).view(query.shape)
+        of_past = self._attend_past(folded, keys[:, :past], values[:, :past], scale)
+        mask = segment.window_mask.repeat(len(query) // kv_heads, 1)
+        return join_window(of_past, folded, keys[:, past:], values[:, past:], mask, scale).view(query.shape)
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def join_window(
+    of_past: tuple[Tensor, Tensor], query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float
+) -> Tensor:
+    """Attention over past and window from that over the past.
+
+    Args:
+        of_past: as `PastAttention` returns it.
+        query: [kv_heads, m, head_dim]. `keys`, `values`: the window's own, [kv_heads, n, head_dim].
+        mask: 0 or -inf, broadcast against [kv_heads, m, n]; every row sees a key.
+
+    Returns:
+        Shape and dtype of `query`.
+    """
+    wide = wide_dtype(query)
+    output, past_lse = (part.to(wide) for part in of_past)
+    scores = query.to(wide) @ keys.to(wide).transpose(-1, -2) * scale + mask
+    lse = torch.logaddexp(past_lse, scores.logsumexp(dim=-1))[..., None]
+    joined = (scores - lse).exp() @ values.to(wide)
+    joined += output * (past_lse[..., None] - lse).exp()
+    return joined.to(query.dtype)
+
+
+def wide_dtype(tensor: Tensor) -> torch.dtype:
     """What scores are kept in: at least fp32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
@@ -222,6 +239,33 @@ def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_en
     return kernels[name]()
 
 
+class Attend(Protocol):
+    """All that a pass does in the attention of one layer."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """[heads, rows, head_dim], rotated, and twice [kv_heads, rows, head_dim] -> [rows, heads, head_dim]."""
+        ...
+
+
+def attend_segments(
+    segments: Sequence[Segment], kernel: Kernel, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    """`Attend` over every segment's own cache."""
+    outputs = []
+    for whole in segments:
+        segment = whole.in_layer(layer)
+        rows = segment.rows
+        keys, values = segment.cache.write(layer, key[:, rows], value[:, rows])
+        if segment.observer is not None:
+            segment.observer.observe(layer, query[:, rows], keys[:, : segment.num_keys], scale)
+        if segment.past == 0 and segment.tree is None:
+            output = kernel.attend_causal(query[:, rows], key[:, rows], value[:, rows], scale)
+        else:
+            output = kernel.attend(query[:, rows], keys, values, segment, scale)
+        outputs.append(output.transpose(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -230,36 +274,22 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    segments: Sequence[Segment],
-    kernel: Kernel,
+    attend: Attend,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over every segment's own cache; the signature is that of `AttentionInterface`.
+    """What a decoder layer calls, with the signature of `AttentionInterface`; `attend` comes from the pass.
 
     Args:
         module: the layer's attention module, for its `layer_idx`.
         query: [1, heads, rows, head_dim], rotated. `key`, `value`: [1, kv_heads, rows, head_dim].
-        attention_mask: unused; segments carry what each row may see.
+        attention_mask: unused; the pass knows what each row may see.
 
     Returns:
         [1, rows, heads, head_dim], and no attention weights.
     """
     layer = module.layer_idx
     assert isinstance(layer, int)
-    outputs = []
-    for whole in segments:
-        segment = whole.in_layer(layer)
-        rows = segment.rows
-        keys, values = segment.cache.write(layer, key[0, :, rows], value[0, :, rows])
-        if segment.observer is not None:
-            segment.observer.observe(layer, query[0, :, rows], keys[:, : segment.num_keys], scaling)
-        if segment.past == 0 and segment.tree is None:
-            output = kernel.attend_causal(query[0, :, rows], key[0, :, rows], value[0, :, rows], scaling)
-        else:
-            output = kernel.attend(query[0, :, rows], keys, values, segment, scaling)
-        outputs.append(output.transpose(0, 1))
-    packed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return packed[None], None
+    return attend(layer, query[0], key[0], value[0], scaling)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -17,6 +18,7 @@ from slipstream.engine.video_lm import VideoLM, Window, check_positions
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
+from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from slipstream.speculation.protocol import TokenTree
@@ -130,6 +132,38 @@ class LineWriter:
         return not session.growth.is_complete
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
+        """The next token of every session, or the next few where that takes no wait between them."""
+        num_tokens = min(map(self._room_ahead, sessions), default=0)
+        batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens > 1 else []
+        try:
+            written = self._model.write_ahead(batch, num_tokens) if batch else None
+        except Exception:
+            written = None  # a step of one token finds out whose fault it is
+        if written is None:
+            self._step(sessions)
+            return
+        for session, token_ids in zip(sessions, written, strict=True):
+            self._take(session, token_ids)
+
+    def _room_ahead(self, session: DraftSession) -> int:
+        """Tokens that the session may write without a look at their logits."""
+        line, state = session.line, session.work.state
+        num_unseen = len(line.output) - (state.num_tokens - state.num_prompt_tokens)
+        if self._model.static is None or session.growth or num_unseen != 1 or not session.sampler.takes_largest:
+            return 0
+        return min(line.write_until, self._room(session)) - len(line.output)
+
+    def _take(self, session: DraftSession, written: Sequence[int]) -> None:
+        """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
+        taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
+        state = session.work.state
+        state.rollback(state.num_tokens - len(written) + len(taken))
+        for token in taken:
+            self._append(session, token, None)
+        if not taken:
+            self._step([session])
+
+    def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits."""
         batch = [(session, session.work.state, _unseen(session)) for session in sessions]
         stepping = [(state, unseen) for _, state, unseen in batch if unseen]
@@ -142,7 +176,7 @@ class LineWriter:
                 rows = outcome if isinstance(unseen, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
                 self._grow(session, session.growth, rows)
             else:
-                self._append(session, outcome[-1] if unseen else outcome)
+                self._choose(session, outcome[-1] if unseen else outcome)
 
     def _grow(self, session: DraftSession, growth: TreeGrowth, rows: torch.Tensor) -> None:
         try:
@@ -155,13 +189,16 @@ class LineWriter:
             chunk = DraftTokens(session.line.epoch, len(growth.text), tree.token_ids, pass_s, parents=tree.parents)
             self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
 
-    def _append(self, session: DraftSession, logits: torch.Tensor) -> None:
-        line = session.line
+    def _choose(self, session: DraftSession, logits: torch.Tensor) -> None:
         try:
-            token, proposal = session.sampler.choose(logits, line.output)
+            token, proposal = session.sampler.choose(logits, session.line.output)
         except Exception as error:
             self._fail(session, error)
-            return
+        else:
+            self._append(session, token, proposal)
+
+    def _append(self, session: DraftSession, token: int, proposal: Proposal | None) -> None:
+        line = session.line
         line.output.append(token)
         if proposal is not None:
             session.proposals.append(proposal)

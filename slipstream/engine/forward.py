@@ -3,16 +3,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from slipstream.engine.attention import Kernel
+from slipstream.engine.attention import Attend, Kernel, attend_segments
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
 from slipstream.engine.segments import Observer, Segment, kept_rows
+from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
 from slipstream.speculation.protocol import TokenTree
 
@@ -95,17 +97,10 @@ class ForwardPass:
 
     def run_layers(self, until_layer: int) -> None:
         """Run layers up to, not including, `until_layer`; does nothing for those already run."""
-        runner = self._runner
+        attend = partial(attend_segments, self._segments, self._runner.kernel)
         with torch.inference_mode():
-            for layer in runner.layers(self._hidden.shape[1])[self._next_layer : until_layer]:
-                self._hidden = layer(
-                    self._hidden,
-                    attention_mask=None,
-                    position_ids=self._position_ids,
-                    position_embeddings=self._rotary,
-                    segments=self._segments,
-                    kernel=runner.kernel,
-                )
+            for layer in self._runner.layers(self._hidden.shape[1])[self._next_layer : until_layer]:
+                self._hidden = call_layer(layer, self._hidden, self._position_ids, self._rotary, attend)
                 self._add_features()
                 self._next_layer += 1
 
@@ -144,7 +139,7 @@ class ForwardPass:
             hidden = self.hidden
             if last_row_only:
                 hidden = hidden[[segment.rows.stop - 1 for segment in self._segments]]
-            logits = self._runner.lm_head(self._runner.decoder.norm(hidden)).float()
+            logits = self._runner.logits(hidden)
         for segment, num_tokens in zip(self._segments, self._num_tokens, strict=True):
             segment.cache.advance(num_tokens)
         lengths = [1 if last_row_only else segment.length for segment in self._segments]
@@ -173,6 +168,8 @@ class Runner:
         self.lm_head = lm_head
         self.kernel = kernel
         self.fixed_shapes = fixed_shapes
+        self.pool: KVPool | None = None
+        """Where new caches lie, see `StaticSteps`; None: each in memory of its own."""
         self.num_layers = len(decoder.layers)
         self.whole_rows = whole_rows(decoder.config, decoder.embed_tokens.weight.element_size())
         self._layers = list(decoder.layers)
@@ -199,6 +196,8 @@ class Runner:
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for one session, with room for `capacity` tokens."""
+        if self.pool is not None:
+            return PooledCache(self.num_layers, capacity=capacity, pool=self.pool, whole_granules=self.fixed_shapes)
         return KVCache(self.num_layers, capacity=capacity, **self.cache_layout)
 
     @property
@@ -218,14 +217,30 @@ class Runner:
         with torch.inference_mode():
             return ForwardPass(self, batch)
 
+    def run_through(self, hidden: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """All layers, [1, rows, hidden] -> the same, with `position_ids` as upstream takes them."""
+        rotary = self.decoder.rotary_emb(hidden, position_ids)
+        for layer in self._layers:
+            hidden = call_layer(layer, hidden, position_ids, rotary, attend)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Behind the last layer: [rows, hidden] -> fp32 [rows, vocab]."""
+        return cast(Tensor, self.lm_head(self.decoder.norm(hidden)).float())
+
     def run(self, batch: Sequence[Rows]) -> list[Tensor]:
         """A packed pass as a whole; see `ForwardPass.finish`."""
         return self.start(batch).finish()
 
 
+def call_layer(layer: nn.Module, hidden: Tensor, position_ids: Tensor, rotary: Any, attend: Attend) -> Tensor:
+    """One upstream decoder layer: [1, rows, hidden] -> the same."""
+    places = {"position_ids": position_ids, "position_embeddings": rotary}
+    return cast(Tensor, layer(hidden, attention_mask=None, **places, attend=attend))
+
+
 def _segments(batch: Sequence[Rows]) -> list[Segment]:
-    segments = []
-    start = 0
+    segments, start = list[Segment](), 0
     for rows in batch:
         hidden, length = rows.hidden, rows.hidden.shape[0]
         past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)

@@ -38,7 +38,9 @@ class Layout(Enum):
 
 
 @dataclass(slots=True)
-class _LayerBuffers:
+class LayerBuffers:
+    """One layer's rows, and room for more: [kv_heads, capacity, head_dim] each."""
+
     keys: Tensor
     values: Tensor
 
@@ -57,7 +59,7 @@ class KVCache:
     def __init__(
         self, num_layers: int, *, capacity: int, key_layout: Layout, value_layout: Layout, whole_granules: bool = False
     ) -> None:
-        self._layers: list[_LayerBuffers | None] = [None] * num_layers
+        self._layers: list[LayerBuffers | None] = [None] * num_layers
         self._missing = [0] * num_layers
         self._capacity = round_up(capacity)
         self._key_layout = key_layout
@@ -82,7 +84,8 @@ class KVCache:
     @property
     def num_bytes(self) -> int:
         """Bytes of the buffers that exist now."""
-        return sum(buffers.keys.nbytes + buffers.values.nbytes for buffers in self._layers if buffers is not None)
+        held = map(self._held, range(self.num_layers))
+        return sum(buffers.keys.nbytes + buffers.values.nbytes for buffers in held if buffers is not None)
 
     def num_missing(self, layer: int) -> int:
         """How many rows fewer than tokens a layer holds."""
@@ -95,7 +98,7 @@ class KVCache:
         """
         assert self._length == 0, "rows are left out of a prompt only"
         for layer in range(from_layer, self.num_layers):
-            assert self._layers[layer] is None, "the layers that have run keep their rows"
+            assert self._held(layer) is None, "the layers that have run keep their rows"
             self._missing[layer] += num_tokens
 
     def view_length(self, num_tokens: int) -> int:
@@ -127,7 +130,7 @@ class KVCache:
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of all keys and values of a layer that has been written to, [kv_heads, rows, head_dim]."""
-        buffers = self._layers[layer]
+        buffers = self._held(layer)
         assert buffers is not None, "nothing was written to this layer"
         num_rows = self._num_rows(layer)
         return buffers.keys[:, :num_rows], buffers.values[:, :num_rows]
@@ -184,8 +187,8 @@ class KVCache:
         self.reserve(num_tokens)
         num_new = num_tokens - self._length
         with torch.inference_mode():  # as when the buffers were made
-            for layer, buffers in enumerate(other._layers):
-                if buffers is not None:
+            for layer in range(other.num_layers):
+                if (buffers := other._held(layer)) is not None:
                     end = num_tokens - other._missing[layer]
                     rows = slice(max(0, end - num_new), end)
                     self.write(layer, buffers.keys[:, rows], buffers.values[:, rows])
@@ -216,15 +219,20 @@ class KVCache:
         num_missing = self._missing[layer]
         return max(0, self._length - num_missing) if num_missing else self._length
 
-    def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> _LayerBuffers:
-        current = self._layers[layer]
+    def _held(self, layer: int) -> LayerBuffers | None:
+        """None of a layer that was not written to."""
+        return self._layers[layer]
+
+    def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> LayerBuffers:
+        """With room for as many tokens as `reserve` was told, of rows like these."""
+        current = self._held(layer)
         num_rows = self._capacity - self._missing[layer]
         if current is not None and current.keys.shape[1] >= num_rows:
             return current
         kv_heads, _, head_dim = keys.shape
         shape = (kv_heads, round_up(num_rows), head_dim)
         zeroed = self._whole_granules  # what is masked must still be a number
-        grown = _LayerBuffers(
+        grown = LayerBuffers(
             self._key_layout.allocate(shape, keys, zeroed=zeroed),
             self._value_layout.allocate(shape, values, zeroed=zeroed),
         )

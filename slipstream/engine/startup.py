@@ -19,9 +19,9 @@ from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import check_checkpoint
 from slipstream.engine.thread import ModelThread
-from slipstream.engine.video_lm import VideoLM
+from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
-from slipstream.logs import LEVELS
+from slipstream.logs import LEVELS, get_logger
 from slipstream.rpc.tls import WireOptions
 
 # -- config -----------------------------------------------------------------------------------------------------------
@@ -50,6 +50,12 @@ class ModelServiceConfig(WireOptions):
         "processes that share the model on the CPU; as many GPUs are named by --gpus", default=1, check=between(1, 64)
     )
     attention: str = option("attention kernel: auto, matmul, sdpa, flash or joined", default="auto")
+    static_steps: str = option(
+        "decoding steps of fixed shapes over one pool of keys and values, which a GPU replays as graphs: auto, on or"
+        " off; auto: on CUDA",
+        default=AUTO,
+        check=one_of(AUTO, "on", "off"),
+    )
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
     cpu: int = option("core to run on; -1 leaves the choice to the system", default=-1, check=between(-1, 4095))
     max_sessions: int = option("captions served at once", default=16, check=between(1, 4096))
@@ -113,6 +119,15 @@ class ModelServiceConfig(WireOptions):
             kv_bytes = max(0, min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes)))
         return kv_bytes, cache_bytes
 
+    async def open_static_steps(self, model: VideoLM, thread: ModelThread, num_bytes: int) -> None:
+        """Has a model that is ready take static steps over a pool of so many bytes, where that was asked for.
+
+        Raises `ModelNotUsable` when there is no room for the pool.
+        """
+        on_one_gpu = len(self.devices) == 1 and torch.device(model.info.device).type == "cuda"
+        if self.static_steps == "on" or (self.static_steps == AUTO and on_one_gpu):
+            await thread.run(lambda: _try_static_steps(model, num_bytes))
+
     @property
     def frames_budget_bytes(self) -> int:
         """Bytes for frames, which lie in the machine's memory whatever the device is."""
@@ -135,6 +150,8 @@ class ModelServiceConfig(WireOptions):
 # How a model comes up: loaded on its own thread, and one pass run, so that kernels are chosen and faults show.
 
 FRAMES, SIDE, STEPS = 2, 64, (1, 2, 4, 8)
+MAX_DIFFERENCE = 0.05
+"""Of a static step's logits from those of any other step, beside the largest: more than 16 bits explain."""
 
 
 async def start_model(
@@ -148,6 +165,8 @@ async def start_model(
         raise InvalidConfig("torchrun spreads targets only; start this service by itself, or with --gpus")
     config.pin()
     order = rank_order(config, strict_width)
+    if config.static_steps == "on" and order.size > 1:
+        raise InvalidConfig("--static-steps on works with one device; leave it out where several share the model")
     thread = ModelThread(config.num_threads)
     loop = asyncio.get_running_loop()
     thread.on_device_lost = partial(_tell_lost, loop, order.devices[0], fail)
@@ -201,12 +220,41 @@ def _tell_lost(
     loop.call_soon_threadsafe(fail, DeviceLost(f"{device} failed, and this process cannot use it any more: {reason}"))
 
 
+def _try_static_steps(model: VideoLM, num_bytes: int) -> None:
+    """Has the model take static steps if their logits are those of its other steps, up to rounding."""
+    model.open_static_steps(num_bytes)
+    steps, model.static = model.static, None
+    state = _short_prefill(model)
+    differences = []
+    for num_tokens in _steps_of(model):
+        window, found = [0] * num_tokens, []
+        for model.static in (None, steps):
+            found += model.step([(state, window)])
+            state.rollback(state.num_prompt_tokens)
+        differences.append(float((found[0] - found[1]).abs().max() / found[0].abs().max()))
+    state.close()
+    assert steps is not None, "they have just been opened"
+    if max(differences) > MAX_DIFFERENCE:
+        model.static = None
+        get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
+    else:
+        get_logger().info("static_steps.on", attention=steps.attention, difference=max(differences))
+
+
 def warm_up(model: VideoLM) -> None:
     """Encodes a few grey frames, prefills a prompt and judges a few windows. Runs on the model's thread."""
+    state = _short_prefill(model)
+    for num_tokens in _steps_of(model):
+        model.step([(state, [0] * num_tokens)])
+        state.rollback(state.num_prompt_tokens)
+    state.close()
+
+
+def _short_prefill(model: VideoLM) -> DecodeState:
     plan = model.plan_prompt("Describe this video.", FRAMES, frame_size=(SIDE, SIDE))
     embeddings = model.encode_frames(np.full((FRAMES, SIDE, SIDE, 3), 127, dtype=np.uint8))
-    state, _ = model.start_prefill(plan, embeddings).finish()
-    for num_tokens in (size for size in STEPS if not model.strict_width or size <= model.strict_width):
-        model.step([(state, [0] * num_tokens)])
-        state.rollback(plan.num_tokens)
-    state.close()
+    return model.start_prefill(plan, embeddings).finish()[0]
+
+
+def _steps_of(model: VideoLM) -> list[int]:
+    return [size for size in STEPS if not model.strict_width or size <= model.strict_width]

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import Observer, kept_rows
+from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
@@ -41,6 +42,8 @@ class VideoLM:
         """Above 0, every step runs alone and at exactly this width, see `step`."""
         self.on_pass: Callable[[int, float], None] = lambda num_states, seconds: None
         """Called after every `step`, on the thread that runs it."""
+        self.static: StaticSteps | None = None
+        """Steps of fixed shapes, see `open_static_steps`; None: every pass has the shape that it needs."""
         self.runner = runner
         self._adapter = adapter
         self._text = text
@@ -141,6 +144,11 @@ class VideoLM:
         num_tokens = min(kv_bytes // self.runner.kv_bytes_per_token, self.info.max_context)
         return self.runner.prefill_bytes(num_tokens)
 
+    def open_static_steps(self, num_bytes: int) -> None:
+        """Has all caches lie in a pool of so many bytes from now on, and decoding take steps of fixed shapes, which a
+        GPU replays as graphs. Raises `ModelNotUsable` when there is no room for the pool."""
+        self.static = StaticSteps(self.runner, num_bytes, self._adapter.num_axes, width=self.strict_width)
+
     def start_prefill(
         self,
         plan: PromptPlan,
@@ -229,6 +237,8 @@ class VideoLM:
         """What `step` does once its windows are known to fit; returns when the device is done."""
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
+        if self.static is not None and (found := self.static.run(batch)) is not None:
+            return found
         logits = self.runner.run([self._step_rows(state, window) for state, window in batch])
         finish_work(logits[0].device)
         return logits
@@ -236,11 +246,31 @@ class VideoLM:
     def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
         assert num_fill >= 0, "a window must fit the strict width"
+        if self.static is not None and (found := self.static.run([(state, token_ids)])) is not None:
+            return found[0]
         filled = [*token_ids, *[token_ids[-1]] * num_fill]
         (logits,) = self.runner.run([self._step_rows(state, filled)])
         state.rollback(num_tokens + len(token_ids))
         finish_work(logits.device)
         return logits[: len(token_ids)]
+
+    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+        """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,
+        of which all but the last are in the cache then, too. None, and nothing has happened, where that takes no less
+        than `step` again and again. A token below 0 says that the logits were not finite.
+
+        Raises:
+            LimitExceeded: see `step`.
+        """
+        if self.static is None:
+            return None
+        if any(state.next_position + num_tokens > self.info.max_context for state, _ in batch):
+            raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
+        started = time.perf_counter()
+        written = self.static.write_ahead(batch, num_tokens)
+        if written is not None:
+            self.on_pass(len(batch), time.perf_counter() - started)
+        return written
 
     def text_stream(self) -> TextStream:
         """A fresh incremental detokeniser."""

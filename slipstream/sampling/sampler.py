@@ -213,9 +213,14 @@ class DraftSampler:
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int) -> None:
         self.params = params
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._warp = Warp(params, prompt_ids, vocab_size)
         self._races = Races(params.seed, vocab_size)
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `choose` takes the largest of the logits, whatever was written before."""
+        return self.params.greedy and self.params.repetition_penalty == 1.0
 
     def choose(self, logits: Tensor, output: Sequence[int]) -> tuple[int, Proposal | None]:
         """The token that follows `output`, and under rule "rejection" what it was drawn from.
@@ -226,7 +231,7 @@ class DraftSampler:
         Raises:
             SlipstreamError: logits that are not finite.
         """
-        rows = logits[None, : self._vocab_size]
+        rows = logits[None, : self.vocab_size]
         if self.params.greedy:
             return self._warp.likeliest(rows, output)[0], None
         draft = self._warp.probabilities(rows, output)
@@ -251,7 +256,7 @@ class DraftSampler:
         Raises:
             SlipstreamError: logits that are not finite.
         """
-        rows = logits[None, : self._vocab_size]
+        rows = logits[None, : self.vocab_size]
         if not self.params.greedy:
             return self._races.ranked(self._warp.probabilities(rows, output)[0], len(output), count)
         self._warp.likeliest(rows, output)

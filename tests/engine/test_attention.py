@@ -1,12 +1,21 @@
 """Every kernel computes the textbook formula, over packed segments of different pasts."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from slipstream.engine.attention import IMPLEMENTATION, Kernel, MatmulKernel, SdpaKernel, get_kernel
-from slipstream.engine.attention import packed_attention as attend
+from slipstream.engine.attention import (
+    IMPLEMENTATION,
+    Kernel,
+    MatmulKernel,
+    SdpaKernel,
+    attend_segments,
+    get_kernel,
+    packed_attention,
+)
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.segments import Segment
 
@@ -49,13 +58,14 @@ def test_packed_segments_equal_the_textbook(kernel: Kernel, heads: int, kv_heads
         expected.append(textbook(query[0, :, new], keys, values))
         segments.append(segment)
         start += num_rows
-    output, weights = attend(layer, query, key, value, None, scaling=SCALE, segments=segments, kernel=kernel)
+    attend = partial(attend_segments, segments, kernel)
+    output, weights = packed_attention(layer, query, key, value, None, scaling=SCALE, attend=attend)
     assert weights is None
     torch.testing.assert_close(output[0], torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_the_function_is_registered_with_transformers() -> None:
-    assert AttentionInterface()[IMPLEMENTATION] is attend
+    assert AttentionInterface()[IMPLEMENTATION] is packed_attention
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from slipstream.engine import VideoLM, load_model
 from slipstream.engine import draft_engine as writer_module
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
 from slipstream.messages import DraftStart, Frames
@@ -25,9 +26,12 @@ NUM_TOKENS = 20
 FROM_THE_START = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    return load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+@pytest.fixture(scope="module", params=["any shape", "static"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    model = load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+    if request.param == "static":
+        model.open_static_steps(64 * MIB)
+    return model
 
 
 @asynccontextmanager

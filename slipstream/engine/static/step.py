@@ -1,0 +1,168 @@
+"""A pass of one fixed shape: on CUDA recorded once and replayed as one graph, elsewhere run as it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slipstream.engine.forward import Runner
+from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
+from slipstream.engine.static.windows import MakeWindows, Places, StepShape
+from slipstream.engine.thread import finish_work
+from slipstream.speculation.protocol import TokenTree
+
+MAX_AHEAD = 4
+"""Most tokens that are written before the host reads the first: what a restart of the line throws away at most."""
+NO_TOKEN = -1
+_WARM_UPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One session's rows of a step."""
+
+    extent: Extent
+    past: int
+    """Tokens in the cache."""
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    tree: TokenTree | None = None
+    """Whose nodes these are; None: a chain."""
+
+
+class StaticStep:
+    """One shape of steps of one model.
+
+    Args:
+        runner: whose weights are used.
+        shape: of every run.
+        pool: where keys and values lie.
+        make_windows: the attention.
+        num_axes: of position ids.
+    """
+
+    def __init__(
+        self, runner: Runner, shape: StepShape, pool: KVPool, make_windows: MakeWindows, num_axes: int
+    ) -> None:
+        self._runner = runner
+        self._shape = shape
+        self._num_axes = num_axes
+        self._inputs = _Inputs(shape, pool.keys[0].device)
+        self._windows = make_windows(pool, self._inputs.places)
+        self._logits = torch.empty(0)
+        self._inputs.fill(())
+        with torch.inference_mode():
+            self._replay = _recorded(self._compute, pool.keys[0].device)
+
+    def run(self, entries: Sequence[Entry]) -> list[Tensor]:
+        """The fp32 logits behind each entry's tokens, [n, vocab] each. Returns when the device is done."""
+        with torch.inference_mode():
+            self._inputs.fill(entries)
+            self._replay()
+            by_session = self._logits.view(self._shape.num_sessions, self._shape.num_rows, -1)
+            found = [logits[: len(entry.token_ids)].clone() for logits, entry in zip(by_session, entries, strict=False)]
+        finish_work(self._logits.device)
+        return found
+
+    def write_ahead(self, entries: Sequence[Entry], num_tokens: int) -> list[list[int]]:
+        """For each entry of one token the greedy tokens that follow it, each fed to the model by the device itself;
+        `NO_TOKEN` where logits are not finite. The cache then holds all of them but the last. One row shapes only."""
+        assert self._shape.num_rows == 1 and 0 < num_tokens <= MAX_AHEAD
+        with torch.inference_mode():
+            self._inputs.fill(entries)
+            for _ in range(num_tokens):
+                self._replay()
+            written: list[list[int]] = self._inputs.written[: len(entries), :num_tokens].tolist()
+        return written
+
+    def _compute(self) -> None:
+        runner, inputs = self._runner, self._inputs
+        self._windows.begin()
+        hidden = runner.decoder.embed_tokens(inputs.token_ids)[None]
+        positions = inputs.positions
+        position_ids = positions[None] if self._num_axes == 1 else positions.expand(self._num_axes, 1, -1)
+        hidden = runner.run_through(hidden, position_ids, self._windows)
+        self._logits = runner.logits(hidden[0])
+        if self._shape.num_rows == 1:
+            inputs.feed(self._logits)
+
+
+class _Inputs:
+    """All that differs between two runs, which goes to the device in one copy."""
+
+    def __init__(self, shape: StepShape, device: torch.device) -> None:
+        sessions, rows = shape.num_sessions, shape.num_rows
+        sizes = [*[(sessions, rows)] * 3, *[(sessions,)] * 4, (1,), (sessions, rows, rows)]
+        ends = accumulate((int(np.prod(size)) for size in sizes), initial=0)
+        spans = [slice(start, end) for start, end in pairwise(ends)]
+        self._host = torch.zeros(spans[-1].stop, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._device = self._host.to(device, copy=True)
+        numbers: list[NDArray[np.int64]] = [
+            self._host.numpy()[span].reshape(size) for span, size in zip(spans, sizes, strict=True)
+        ]
+        tensors = [self._device[span].view(size) for span, size in zip(spans, sizes, strict=True)]
+        self._ids, self._positions, self._write_rows, *by_session, self._count, self._visible = numbers
+        self._starts, self._lengths, self._past, self._is_real = by_session
+        ids, positions, write_rows, starts, lengths, past, self._advance, self._written_count, visible = tensors
+        self.token_ids, self.positions = ids.view(-1), positions.view(-1)
+        self.places = Places(shape, starts, lengths, past, write_rows.view(-1), visible)
+        self.written = torch.zeros(sessions, MAX_AHEAD, dtype=torch.int64, device=device)
+        self._shape = shape
+        self._scratch = Extent(0, NUM_SCRATCH_ROWS, ref(self))
+        self._chain = np.tril(np.ones((rows, rows), dtype=np.int64))
+
+    def fill(self, entries: Sequence[Entry]) -> None:
+        """What a run starts from; sessions and rows beyond those of the entries do harm to nobody."""
+        nobody = Entry(self._scratch, 1, (0,), (0,))
+        self._count[:] = 0
+        for session in range(self._shape.num_sessions):
+            is_real = session < len(entries)
+            entry = entries[session] if is_real else nobody
+            num_new = len(entry.token_ids)
+            self._ids[session, :num_new], self._ids[session, num_new:] = entry.token_ids, entry.token_ids[-1]
+            self._positions[session, :num_new] = entry.positions
+            self._positions[session, num_new:] = entry.positions[-1]
+            self._write_rows[session] = np.arange(self._shape.num_rows)  # scratch
+            if is_real:
+                first = entry.extent.start + entry.past
+                self._write_rows[session, :num_new] = np.arange(first, first + num_new)
+            self._starts[session], self._lengths[session] = entry.extent.start, entry.extent.length
+            self._past[session], self._is_real[session] = entry.past, is_real
+            self._visible[session] = self._chain
+            if entry.tree is not None:
+                self._visible[session, :num_new] = 0
+                self._visible[session][entry.tree.visible()] = 1
+        self._device.copy_(self._host, non_blocking=True)
+
+    def feed(self, logits: Tensor) -> None:
+        """The next step takes in what these logits choose, one place further on."""
+        choice = logits.argmax(dim=-1, keepdim=True)
+        is_finite = logits.gather(-1, choice).isfinite()
+        self.written.index_copy_(1, self._written_count, torch.where(is_finite, choice, NO_TOKEN))
+        self.token_ids.copy_(choice[:, 0])
+        for moving in (self.positions, self.places.write_rows, self.places.past):
+            moving.add_(self._advance)
+        self._written_count.add_(1)
+
+
+def _recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], Any]:
+    """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
+    if device.type != "cuda":
+        return compute
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):
+                compute()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            compute()
+    return graph.replay

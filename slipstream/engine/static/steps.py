@@ -1,0 +1,209 @@
+"""Which static step a pass takes: by its sessions, their rows and the room of their caches."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.forward import DecodeState, Runner
+from slipstream.engine.static.pool import KVPool, PooledCache
+from slipstream.engine.static.step import MAX_AHEAD, Entry, StaticStep
+from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
+from slipstream.engine.thread import finish_work, is_device_lost
+from slipstream.errors import ModelNotUsable
+from slipstream.logs import get_logger
+from slipstream.speculation.protocol import TokenTree
+
+NUM_SESSIONS = (1, 2, 4)
+NUM_ROWS = (1, 2, 4, 8, 16, 32)
+CAPACITIES = (4096, 8192, 16384, 32768, 65536)
+MAX_ERROR = 2e-2
+"""Of a way to attend in 16 bits, beside the largest number that there is."""
+_REPEATS = 5
+
+
+class StaticSteps:
+    """The static steps of one model, each recorded when it is first needed. Belongs to the model's thread.
+
+    Args:
+        runner: whose caches lie in the pool from now on.
+        num_bytes: of the pool.
+        num_axes: of position ids.
+        width: above 0, the rows of every step, one session at a time: then a token has the same bits in any window.
+
+    Raises:
+        ModelNotUsable: the device has no room for the pool.
+    """
+
+    def __init__(self, runner: Runner, num_bytes: int, num_axes: int, *, width: int = 0) -> None:
+        attention = cast(Any, runner.decoder.layers[0]).self_attn
+        like, head_dim = attention.k_proj.weight, attention.head_dim
+        num_rows = num_bytes // runner.kv_bytes_per_token
+        try:
+            self.pool = KVPool(runner.num_layers, num_rows, like.shape[0] // head_dim, head_dim, like)
+        except torch.OutOfMemoryError as error:
+            raise ModelNotUsable(
+                f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
+                " --prefix-cache-mb, or start with --static-steps off"
+            ) from error
+        self._runner = runner
+        self._num_axes = num_axes
+        self._width = width
+        self._steps: dict[StepShape, StaticStep | None] = {}
+        runner.pool = self.pool
+        self.attention, self._make_windows = self._choose_windows()
+
+    def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Tensor] | None:
+        """As `VideoLM.step`; None, and nothing has happened, for a batch that no static step fits."""
+        entries = _entries(batch)
+        step = None if entries is None else self._find(entries)
+        if entries is None or step is None:
+            return None
+        logits = step.run(entries)
+        for (state, _), entry in zip(batch, entries, strict=True):
+            state.cache.advance(len(entry.token_ids))
+        return logits
+
+    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+        """See `VideoLM.write_ahead`."""
+        num_tokens = min(num_tokens, MAX_AHEAD)
+        for state, _ in batch:
+            state.cache.reserve(state.num_tokens + num_tokens)
+        entries = None if self._width else _entries([(state, (token,)) for state, token in batch])
+        step = None if entries is None else self._find(entries)
+        if entries is None or step is None:
+            return None
+        written = step.write_ahead(entries, num_tokens)
+        for state, _ in batch:
+            state.cache.advance(num_tokens)
+        return written
+
+    def _find(self, entries: Sequence[Entry]) -> StaticStep | None:
+        shape = self._shape_of(entries)
+        if shape is None:
+            return None
+        if shape not in self._steps:
+            self._steps[shape] = self._make(shape)
+        return self._steps[shape]
+
+    def _shape_of(self, entries: Sequence[Entry]) -> StepShape | None:
+        """The least that fits."""
+        most_rows = max(len(entry.token_ids) for entry in entries)
+        sessions = _at_least(len(entries), (1,) if self._width else NUM_SESSIONS)
+        rows = _at_least(most_rows, (self._width,) if self._width else NUM_ROWS)
+        capacity = _at_least(max(entry.extent.length for entry in entries), CAPACITIES)
+        return None if sessions is None or rows is None or capacity is None else StepShape(sessions, rows, capacity)
+
+    def _make(self, shape: StepShape) -> StaticStep | None:
+        """None where it cannot be recorded: passes of this shape go on without."""
+        started = time.perf_counter()
+        try:
+            step = StaticStep(self._runner, shape, self.pool, self._make_windows, self._num_axes)
+        except RuntimeError as error:
+            if is_device_lost(error):
+                raise
+            get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
+            return None
+        get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
+        return step
+
+    def _choose_windows(self) -> tuple[str, MakeWindows]:
+        """The fastest way to attend that is right here; with a fixed width the one whose bits stay the same, as with a
+        pool in which no video has room."""
+        if self._width or self.pool.num_free < CAPACITIES[0]:
+            return "whole", WholeWindows
+        ways = known_windows(self.pool)
+        heads = int(self._runner.decoder.config.num_attention_heads)
+        timed = []
+        for name, make in ways:
+            try:
+                seconds, error = _try(self.pool, make, heads)
+            except (RuntimeError, ImportError, TypeError) as failure:  # of another torch, too
+                if is_device_lost(failure):
+                    raise
+                get_logger().info("static_attention.unusable", name=name, error=str(failure).partition("\n")[0])
+                continue
+            if error <= MAX_ERROR:
+                timed.append((seconds, name, make))
+        assert timed, "a masked attention works everywhere"
+        _, name, make = min(timed, key=lambda way: way[0])
+        return name, make
+
+
+def _try(pool: KVPool, make: MakeWindows, heads: int) -> tuple[float, float]:
+    """Seconds of the attention of one layer and window, and its largest error beside the largest number, in fp64."""
+    head_dim = pool.keys[0].shape[-1]
+    extent = pool.take(min(CAPACITIES[0], pool.num_free), pool)
+    assert extent is not None, "so much is free"
+    length = extent.length
+    held, shape = pool.view(0, extent), StepShape(1, NUM_TRIED, length)
+    generator = torch.Generator(pool.keys[0].device).manual_seed(0)
+    with torch.inference_mode():
+        for rows in (held.keys, held.values):
+            rows.normal_(generator=generator)
+        like = pool.keys[0]
+        query = torch.randn(heads, NUM_TRIED, head_dim, dtype=like.dtype, device=like.device, generator=generator)
+        past = length - NUM_TRIED
+        keys, values = (rows[:, past:].clone() for rows in (held.keys, held.values))
+        places = _places(shape, extent.start, length, past, like.device)
+        windows = make(pool, places)
+        seconds = []
+        for _ in range(_REPEATS):
+            started = time.perf_counter()
+            windows.begin()
+            output = windows(0, query, keys, values, head_dim**-0.5)
+            finish_work(like.device)
+            seconds.append(time.perf_counter() - started)
+        error = _error(output, query, held.keys, held.values)
+    pool.give_back(extent)
+    return statistics.median(seconds), error
+
+
+NUM_TRIED = 8
+"""Rows of the window that ways to attend are compared on."""
+
+
+def _places(shape: StepShape, start: int, length: int, past: int, device: torch.device) -> Places:
+    def number(value: int) -> Tensor:
+        return torch.tensor([value], device=device)
+
+    rows = torch.arange(shape.num_rows, device=device)
+    visible = (rows[:, None] >= rows)[None].long()
+    return Places(shape, number(start), number(length), number(past), start + past + rows, visible)
+
+
+def _error(output: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> float:
+    """Of [rows, heads, d], beside the largest number of the same in fp64."""
+    heads, num_rows, head_dim = query.shape
+    folded = query.double().view(len(keys), -1, head_dim)
+    scores = folded @ keys.double().transpose(1, 2) * head_dim**-0.5
+    unseen = torch.ones(num_rows, keys.shape[1], dtype=torch.bool, device=query.device)
+    unseen = unseen.triu(1 + keys.shape[1] - num_rows).repeat(heads // len(keys), 1)
+    right = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ values.double()
+    right = right.view(heads, num_rows, head_dim).transpose(0, 1)
+    return float((output.double() - right).abs().max() / right.abs().max())
+
+
+def _entries(batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Entry] | None:
+    """None when a session's rows do not lie in the pool as a step needs them."""
+    entries = []
+    for state, window in batch:
+        tree = window if isinstance(window, TokenTree) else None
+        if tree is not None and tree.num_cached:
+            return None
+        token_ids = window if not isinstance(window, TokenTree) else window.new_token_ids
+        cache = state.cache
+        cache.reserve(cache.length + len(token_ids))
+        if not isinstance(cache, PooledCache) or cache.extent is None or not cache.is_whole:
+            return None
+        depths = range(len(token_ids)) if tree is None else tree.depths
+        positions = [state.next_position + depth for depth in depths]
+        entries.append(Entry(cache.extent, cache.length, token_ids, positions, tree))
+    return entries
+
+
+def _at_least(number: int, sizes: Sequence[int]) -> int | None:
+    return next((size for size in sizes if size >= number), None)

@@ -1,0 +1,184 @@
+"""Attention of a static step: windows of several sessions over a pool, with every place and length on the device.
+
+Nothing here depends on what the host knows of a session, so that one graph serves all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from slipstream.engine.attention import join_window, wide_dtype
+from slipstream.engine.static.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What a graph is recorded for."""
+
+    num_sessions: int
+    num_rows: int
+    """Of each session: a window and the token before it."""
+    capacity: int
+    """Most tokens that a session's extent may hold."""
+
+    @property
+    def num_all_rows(self) -> int:
+        return self.num_sessions * self.num_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the sessions of a step stand, int64 on the pool's device."""
+
+    shape: StepShape
+    starts: Tensor
+    """First row of each session's extent, [sessions]."""
+    lengths: Tensor
+    """Rows of each extent, at most `capacity`, [sessions]."""
+    past: Tensor
+    """Tokens that each session's rows all see, at least one, [sessions]."""
+    write_rows: Tensor
+    """Pool rows that the step's keys and values go to, [sessions * rows]."""
+    visible: Tensor
+    """Which rows of its window a row sees, 0 or 1, [sessions, rows, rows]; itself at least."""
+
+    def pool_rows(self) -> Tensor:
+        """[sessions, capacity]: an extent's rows, the last one over and over behind its end."""
+        columns = torch.arange(self.shape.capacity, device=self.starts.device)
+        return self.starts[:, None] + columns.minimum(self.lengths[:, None] - 1)
+
+    def past_mask(self) -> Tensor:
+        """Bool [sessions, capacity]."""
+        return torch.arange(self.shape.capacity, device=self.past.device) < self.past[:, None]
+
+    def whole_mask(self) -> Tensor:
+        """Past and window as they lie in the extent, bool [sessions, rows, capacity]."""
+        columns = torch.arange(self.shape.capacity, device=self.past.device) - self.past[:, None]
+        among = columns.clamp(0, self.shape.num_rows - 1)[:, None].expand(-1, self.shape.num_rows, -1)
+        in_window = (columns >= 0) & (columns < self.shape.num_rows)
+        return (self.visible.gather(2, among).bool() & in_window[:, None]) | self.past_mask()[:, None]
+
+
+class Windows:
+    """The attention of one kind of step, see `Attend`."""
+
+    def __init__(self, pool: KVPool, places: Places) -> None:
+        self.pool = pool
+        self.places = places
+
+    def begin(self) -> None:
+        """What all layers share is made of the places as they are now."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.pool.keys[layer].index_copy_(0, self.places.write_rows, key.transpose(0, 1))
+        self.pool.values[layer].index_copy_(0, self.places.write_rows, value.transpose(0, 1))
+        heads, _, head_dim = query.shape
+        sessions, rows = self.places.shape.num_sessions, self.places.shape.num_rows
+        kv_heads = key.shape[0]
+
+        def folded(tensor: Tensor) -> Tensor:
+            """[any heads, all rows, d] -> [sessions, kv_heads, group * rows, d]."""
+            return tensor.view(kv_heads, -1, sessions, rows, head_dim).permute(2, 0, 1, 3, 4).flatten(2, 3)
+
+        output = self._attend(layer, folded(query), folded(key), folded(value), scale)
+        by_row = output.view(sessions, kv_heads, -1, rows, head_dim).permute(0, 3, 1, 2, 4)
+        return by_row.reshape(-1, heads, head_dim)
+
+    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """[sessions, kv_heads, group * rows, d] over the past and the window's own [sessions, kv_heads, rows, d]."""
+        raise NotImplementedError
+
+    def _per_group(self, mask: Tensor, num_folded: int) -> Tensor:
+        """[sessions, rows, n] -> [sessions, 1, group * rows, n]."""
+        return mask.repeat(1, num_folded // self.places.shape.num_rows, 1)[:, None]
+
+
+class WholeWindows(Windows):
+    """One masked attention over as many rows as any extent may hold: works everywhere, and copies keys and values.
+
+    A key's place decides what is added up with what, and no row's place does: a token has the same bits in a window and
+    alone, as long as its extent has the same capacity.
+    """
+
+    def begin(self) -> None:
+        self._pool_rows = self.places.pool_rows()
+        self._mask = self.places.whole_mask()
+
+    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        rows = self._pool_rows
+        held_keys, held_values = (held[layer][rows].transpose(1, 2) for held in (self.pool.keys, self.pool.values))
+        mask = self._per_group(self._mask, query.shape[2])
+        return scaled_dot_product_attention(query, held_keys, held_values, attn_mask=mask, scale=scale)
+
+
+PastOfPool = Callable[[Tensor, KVPool, int, Places, float], tuple[Tensor, Tensor]]
+"""Queries [sessions, kv_heads, m, d], pool, layer, places and scale -> their attention over the past, shaped as they
+are, and log-sum-exp [sessions, kv_heads, m] of the scaled scores."""
+
+
+class JoinedWindows(Windows):
+    """Attention over the past by a kernel that reads the pool where it lies, joined to the window: `JoinedKernel`."""
+
+    def __init__(self, pool: KVPool, places: Places, attend_past: PastOfPool) -> None:
+        super().__init__(pool, places)
+        self._attend_past = attend_past
+
+    def begin(self) -> None:
+        self._mask = torch.where(self.places.visible.bool(), 0.0, -torch.inf)
+
+    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        of_past = self._attend_past(query, self.pool, layer, self.places, scale)
+        return join_window(of_past, query, keys, values, self._per_group(self._mask, query.shape[2]), scale)
+
+
+def past_by_copy(query: Tensor, pool: KVPool, layer: int, places: Places, scale: float) -> tuple[Tensor, Tensor]:
+    """Two matrix products over a copy of the past: what other ways are compared with."""
+    rows = places.pool_rows()
+    keys, values = (held[layer][rows].transpose(1, 2).to(wide_dtype(query)) for held in (pool.keys, pool.values))
+    scores = query.to(keys.dtype) @ keys.transpose(-1, -2) * scale
+    scores = scores.masked_fill(~places.past_mask()[:, None, None], float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    return (scores - lse[..., None]).exp() @ values, lse
+
+
+def past_by_varlen(query: Tensor, pool: KVPool, layer: int, places: Places, scale: float) -> tuple[Tensor, Tensor]:
+    """Torch's flash attention for sequences of different lengths (CUDA, 16 bits). A session is one query row, of which
+    all rows of its window are heads, so that its keys and values are read once; starts and lengths stay on the device.
+    """
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # torch 2.11
+
+    sessions, kv_heads, num_folded, head_dim = query.shape
+    one_row = query.reshape(sessions, kv_heads * num_folded, head_dim)
+    counted = torch.arange(sessions + 1, dtype=torch.int32, device=query.device)
+    starts = torch.cat([places.starts, places.starts[-1:] + places.lengths[-1:]]).to(torch.int32)
+    output, lse = varlen_attn(
+        one_row,
+        pool.keys[layer],
+        pool.values[layer],
+        counted,
+        starts,
+        1,
+        places.shape.capacity,
+        return_aux=AuxRequest(lse=True),
+        scale=scale,
+        enable_gqa=True,
+        seqused_k=places.past.to(torch.int32),
+    )
+    return output.view(query.shape), lse.T.reshape(sessions, kv_heads, num_folded)
+
+
+MakeWindows = Callable[[KVPool, Places], Windows]
+
+
+def known_windows(pool: KVPool) -> Sequence[tuple[str, MakeWindows]]:
+    """Ways to attend that may work on the pool's device, by name, the one that always works first."""
+
+    def joined(attend_past: PastOfPool) -> MakeWindows:
+        return lambda pool, places: JoinedWindows(pool, places, attend_past)
+
+    ways: list[tuple[str, MakeWindows]] = [("whole", WholeWindows), ("copy", joined(past_by_copy))]
+    half = pool.keys[0].dtype in (torch.float16, torch.bfloat16)
+    return [*ways, ("varlen", joined(past_by_varlen))] if half and pool.keys[0].is_cuda else ways

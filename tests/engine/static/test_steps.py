@@ -1,0 +1,216 @@
+"""Static steps of a whole model: the logits of other steps, the same bits in every window, and what fits no step."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slipstream.engine import DecodeState, VideoLM, load_model
+from slipstream.engine.startup import _try_static_steps
+from slipstream.engine.static import steps
+from slipstream.engine.static.pool import PooledCache
+from slipstream.engine.static.step import MAX_AHEAD, NO_TOKEN, StaticStep
+from slipstream.engine.static.windows import JoinedWindows, WholeWindows, known_windows
+from slipstream.errors import LimitExceeded
+from slipstream.speculation.protocol import TokenTree
+from tests.engine.conftest import Pair, random_frames
+from tests.engine.test_qwen2_5_vl import load_qwen
+from tests.engine.test_tree_rows import trees
+from tests.support.tiny_checkpoint import write_tiny_qwen
+
+FRAMES = random_frames(4, 2)
+POOL_BYTES = 2**24
+WIDTH = 16
+
+
+def prefill(model: VideoLM, num_frames: int = 4) -> DecodeState:
+    frames = FRAMES[:num_frames]
+    return model.start_prefill(
+        model.plan_prompt("?", num_frames, frame_size=frames.shape[1:3]), model.encode_frames(frames)
+    ).finish()[0]
+
+
+def static_model(pair: Pair, **options: Any) -> VideoLM:
+    model = load_model(str(pair.path), **options)
+    model.open_static_steps(POOL_BYTES)
+    return model
+
+
+@pytest.fixture(scope="module", params=["whole", "copy"])
+def static(request: pytest.FixtureRequest, pair: Pair) -> VideoLM:
+    """Takes static steps only: a step that fell back to an ordinary one would fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "known_windows", lambda pool: [w for w in known_windows(pool) if w[0] == request.param])
+        model = static_model(pair)
+    assert model.static is not None and model.static.attention == request.param
+    return model
+
+
+def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_history_is_that_of_other_steps(pair: Pair, static: VideoLM, data: st.DataObject) -> None:
+    num_sessions = data.draw(st.integers(1, 5), label="sessions")
+    pairs = [(prefill(static, 1 + index % 3), prefill(pair.ours, 1 + index % 3)) for index in range(num_sessions)]
+    for _ in range(data.draw(st.integers(1, 4), label="passes")):
+        among = data.draw(st.lists(st.sampled_from(pairs), min_size=1, unique_by=id), label="sessions of the pass")
+        windows = [data.draw(st.lists(st.integers(3, 290), min_size=1, max_size=40) | trees()) for _ in among]
+        ours = static.step([(state, window) for (state, _), window in zip(among, windows, strict=True)])
+        for (state, other), window, logits in zip(among, windows, ours, strict=True):
+            num_before = other.num_tokens
+            (expected,) = pair.ours.step([(other, window)])
+            close(logits, expected)
+            tree = window if isinstance(window, TokenTree) else None
+            kept = data.draw(st.integers(0, len(logits) - 1), label="kept")
+            for each in (state, other):
+                if tree is None:
+                    each.rollback(num_before + kept)
+                else:
+                    each.keep_path(num_before, tree.path(kept))
+            assert state.num_tokens == other.num_tokens
+    for state, _ in pairs:
+        state.close()
+
+
+def test_steps_are_taken_again_whoever_comes(static: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert static.static is not None
+    made: list[object] = []
+    monkeypatch.setattr(static.static, "_steps", {})
+    begin = StaticStep.__init__
+
+    def spy(self: StaticStep, *args: Any) -> None:
+        made.append(args[1])
+        begin(self, *args)
+
+    monkeypatch.setattr(StaticStep, "__init__", spy)
+    first, second = prefill(static), prefill(static, 2)
+    for window in ([5], [6, 7, 8], [9, 10, 11, 12]):
+        static.step([(first, window)])
+        static.step([(second, window)])
+    assert [(shape.num_sessions, shape.num_rows) for shape in made] == [(1, 1), (1, 4)]  # type: ignore[attr-defined]
+
+
+def test_tokens_are_written_ahead_as_one_by_one(pair: Pair, static: VideoLM) -> None:
+    states, others = [prefill(static), prefill(static, 2)], [prefill(pair.ours), prefill(pair.ours, 2)]
+    written = static.write_ahead([(states[0], 5), (states[1], 9)], 9)
+    assert written is not None and [len(tokens) for tokens in written] == [MAX_AHEAD] * 2
+    for state, other, first, tokens in zip(states, others, (5, 9), written, strict=True):
+        expected, token = [], first
+        for _ in range(MAX_AHEAD):
+            token = int(pair.ours.step([(other, [token])])[0].argmax())
+            expected.append(token)
+        assert tokens == expected and state.num_tokens == other.num_tokens
+        (after,), (right,) = static.step([(state, [3])]), pair.ours.step([(other, [3])])
+        close(after, right)
+
+
+def test_logits_that_are_no_numbers_are_told(pair: Pair) -> None:
+    broken = static_model(pair)
+    state = prefill(broken)
+    with torch.inference_mode():
+        broken.runner.decoder.norm.weight.mul_(torch.nan)  # type: ignore[union-attr, operator]
+    assert broken.write_ahead([(state, 5)], 2) == [[NO_TOKEN, NO_TOKEN]]
+
+
+def test_the_context_ends_for_tokens_ahead(static: VideoLM) -> None:
+    state = prefill(static)
+    room = static.info.max_context - state.next_position
+    with pytest.raises(LimitExceeded, match="end of the context"):
+        static.write_ahead([(state, 5)], room + 1)
+
+
+@pytest.mark.parametrize("attention", ["matmul", "sdpa"])
+def test_a_window_has_the_same_bits_however_many_rows_are_real(pair: Pair, attention: str) -> None:
+    model = static_model(pair, attention=attention, strict_width=WIDTH)
+    token_ids = [5 + 7 * index % 200 for index in range(WIDTH)]
+    state = prefill(model)
+    num_before = state.num_tokens
+    (whole,) = model.step([(state, token_ids)])
+    for num_real in range(1, WIDTH):
+        state.rollback(num_before)
+        (part,) = model.step([(state, token_ids[:num_real])])
+        assert torch.equal(part, whole[:num_real]) and state.num_tokens == num_before + num_real
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_a_token_has_the_same_bits_alone_and_in_a_window(pair: Pair, length: int) -> None:
+    """Over places where granules begin, too."""
+    model = static_model(pair, strict_width=WIDTH)
+    token_ids = [5 + 7 * index % 200 for index in range(96)]
+    by_width, by_length = prefill(model), prefill(model)
+    rows = {
+        width: torch.cat(
+            [model.step([(state, token_ids[at : at + width])])[0] for at in range(0, len(token_ids), width)]
+        )
+        for width, state in ((WIDTH, by_width), (length, by_length))
+    }
+    assert torch.equal(rows[WIDTH], rows[length])
+
+
+def test_a_pool_that_is_full_stops_nobody(pair: Pair) -> None:
+    model = load_model(str(pair.path))
+    model.open_static_steps(model.runner.kv_bytes_per_token * 64 * 9)
+    states = [prefill(model) for _ in range(3)]
+    assert [isinstance(state.cache, PooledCache) and state.cache.extent is not None for state in states][-1] is False
+    other = prefill(pair.ours)
+    for state in states:
+        (logits,) = model.step([(state, [5, 6])])
+        (expected,) = pair.ours.step([(other, [5, 6])])
+        close(logits, expected)
+        other.rollback(other.num_prompt_tokens)
+
+
+def test_a_step_that_cannot_be_recorded_is_done_without(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = static_model(pair)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(StaticStep, "__init__", fail)
+    state, other = prefill(model), prefill(pair.ours)
+    for _ in range(2):
+        close(model.step([(state, [5, 6])])[0], pair.ours.step([(other, [5, 6])])[0])
+    assert model.write_ahead([(state, 5)], 3) is None
+
+
+def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(WholeWindows):
+        def _attend(self, *args: Any) -> torch.Tensor:
+            return super()._attend(*args) * 1.1
+
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    ways = [("wrong", Wrong), ("fails", fail), ("whole", WholeWindows)]
+    monkeypatch.setattr(steps, "known_windows", lambda pool: ways)
+    model = static_model(pair)
+    assert model.static is not None and model.static.attention == "whole"
+
+
+def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(str(pair.path))
+    _try_static_steps(model, POOL_BYTES)
+    assert model.static is not None
+
+    def forgetful(self: JoinedWindows, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return query
+
+    monkeypatch.setattr(WholeWindows, "_attend", forgetful)
+    monkeypatch.setattr(steps.StaticSteps, "_choose_windows", lambda self: ("whole", WholeWindows))
+    model = load_model(str(pair.path))
+    _try_static_steps(model, POOL_BYTES)
+    assert model.static is None
+    close(model.step([(prefill(model), [5, 6])])[0], pair.ours.step([(prefill(pair.ours), [5, 6])])[0])
+
+
+def test_positions_of_several_axes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = write_tiny_qwen(tmp_path_factory.mktemp("qwen"), seed=5)
+    ours, theirs = load_model(str(path)), load_qwen(path).ours
+    ours.open_static_steps(POOL_BYTES)
+    state, other = prefill(ours), prefill(theirs)
+    close(ours.step([(state, [5, 6, 7])])[0], theirs.step([(other, [5, 6, 7])])[0])

@@ -1,0 +1,92 @@
+"""Static attention over a pool is the attention of any kernel, in fp64, whoever else is in the step."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from slipstream.engine.attention import MatmulKernel
+from slipstream.engine.kv_cache import KVCache, Layout
+from slipstream.engine.segments import Segment
+from slipstream.engine.static.pool import Extent, KVPool
+from slipstream.engine.static.windows import (
+    JoinedWindows,
+    MakeWindows,
+    Places,
+    StepShape,
+    WholeWindows,
+    past_by_copy,
+)
+from slipstream.speculation.protocol import TokenTree
+
+HEAD_DIM, SCALE, CAPACITY = 4, 0.3, 256
+KINDS: dict[str, MakeWindows] = {
+    "whole": WholeWindows,
+    "joined": lambda pool, places: JoinedWindows(pool, places, past_by_copy),
+}
+
+
+@st.composite
+def trees(draw: st.DrawFn, num_nodes: int) -> TokenTree:
+    return TokenTree((1,) * num_nodes, tuple(draw(st.integers(-1, node - 1)) for node in range(num_nodes)))
+
+
+def visible(tree: TokenTree | None, num_rows: int) -> Tensor:
+    if tree is None:
+        return torch.ones(num_rows, num_rows, dtype=torch.int64).tril()
+    seen = torch.zeros(num_rows, num_rows, dtype=torch.int64)
+    seen[tree.visible()] = 1
+    return seen
+
+
+def expected(query: Tensor, keys: Tensor, values: Tensor, past: int, tree: TokenTree | None) -> Tensor:
+    """[heads, rows, d] over [kv_heads, past + rows, d] -> [rows, heads, d]."""
+    cache = KVCache(1, capacity=1, key_layout=Layout.HEAD_TOKEN_DIM, value_layout=Layout.HEAD_TOKEN_DIM)
+    segment = Segment(0, query.shape[1], cache, past, query.device, query.dtype, tree)
+    return MatmulKernel().attend(query, keys, values, segment, SCALE).transpose(0, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_session_has_its_own_attention(kind: str, data: st.DataObject) -> None:
+    sessions, rows = data.draw(st.integers(1, 3), label="sessions"), data.draw(st.integers(1, 8), label="rows")
+    kv_heads, group = data.draw(st.sampled_from([(1, 1), (2, 1), (2, 3)]), label="heads")
+    shape = StepShape(sessions, rows, CAPACITY)
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(*size, HEAD_DIM, dtype=torch.float64, generator=generator)
+
+    pool = KVPool(1, CAPACITY * 3, kv_heads, HEAD_DIM, torch.empty(0, dtype=torch.float64))
+    for held in (pool.keys[0], pool.values[0]):
+        held.copy_(random(*held.shape[:2]))  # whatever others have there
+    extents: list[Extent] = []
+    for _ in range(sessions):
+        extent = pool.take(data.draw(st.integers(rows + 1, CAPACITY), label="room"), pool)
+        assert extent is not None
+        extents.append(extent)
+    past = [data.draw(st.integers(1, extent.length - rows), label="past") for extent in extents]
+    seen_by = [data.draw(st.none() | trees(rows), label="tree") for _ in extents]
+    for extent in extents:
+        for buffer in (pool.view(0, extent).keys, pool.view(0, extent).values):
+            buffer.copy_(random(kv_heads, extent.length))
+    query, key, value = random(kv_heads * group, sessions * rows), *random(2, kv_heads, sessions * rows)
+    places = Places(
+        shape,
+        torch.tensor([extent.start for extent in extents]),
+        torch.tensor([extent.length for extent in extents]),
+        torch.tensor(past),
+        torch.cat([torch.arange(rows) + extent.start + at for extent, at in zip(extents, past, strict=True)]),
+        torch.stack([visible(tree, rows) for tree in seen_by]),
+    )
+    windows = KINDS[kind](pool, places)
+    windows.begin()
+    output = windows(0, query, key, value, SCALE)
+    for session, (extent, at, tree) in enumerate(zip(extents, past, seen_by, strict=True)):
+        held = pool.view(0, extent)
+        own = slice(session * rows, (session + 1) * rows)
+        assert torch.equal(held.keys[:, at : at + rows], key[:, own]), "the pool has the new rows"
+        right = expected(query[:, own], held.keys[:, : at + rows], held.values[:, : at + rows], at, tree)
+        torch.testing.assert_close(output[own], right, rtol=1e-12, atol=1e-12)
