@@ -202,6 +202,7 @@ class KVCache:
             chosen: for each layer which of those, int64 [kv_heads, n], ascending.
         """
         self.leave_out(len(among) - chosen[0].shape[1])
+        self.reserve(other.length)
         with torch.inference_mode():
             for layer, of_layer in enumerate(chosen):
                 keys, values = (_chosen(rows, among.to(rows.device), of_layer) for rows in other.read(layer))

@@ -63,7 +63,7 @@ class KVPool:
 
     def take(self, num_tokens: int, owner: object) -> Extent | None:
         """Rows for that many tokens, all zero; None when there are not so many left."""
-        length = round_up(num_tokens)
+        length = round_up(max(1, num_tokens))
         if length > self.num_free:
             return None
         start = self._gap(length)
@@ -156,9 +156,12 @@ class PooledCache(KVCache):
             self.extent = None
 
     def reserve(self, num_tokens: int) -> None:
+        """See `KVCache`. The only place where rows of the pool are taken, and others moved."""
         super().reserve(num_tokens)
         extent = self.extent
-        if extent is not None and extent.length < self.capacity and not self._pool.grow(extent, self.capacity):
+        if extent is None and not any(self._layers):
+            self.extent = self._pool.take(self.capacity, self)
+        elif extent is not None and extent.length < self.capacity and not self._pool.grow(extent, self.capacity):
             self._leave_pool()
 
     def _held(self, layer: int) -> LayerBuffers | None:
@@ -167,8 +170,6 @@ class PooledCache(KVCache):
         return self._pool.view(layer, self.extent) if self._is_written[layer] else None
 
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> LayerBuffers:
-        if self.extent is None and not any(self._layers):
-            self.extent = self._pool.take(self.capacity, self)
         if self.extent is None:
             return super()._buffers(layer, keys, values)
         self._is_written[layer] = True

@@ -146,6 +146,7 @@ def test_layers_may_hold_fewer_rows(num_before: int) -> None:
     rows = torch.randn(2, LAYERS, KV_HEADS, num_before, HEAD_DIM, dtype=torch.float64)
     for cache in (ours, theirs):
         with torch.inference_mode():
+            cache.reserve(num_before)
             cache.write(0, rows[0, 0], rows[1, 0])
             cache.leave_out(4, from_layer=1)
             cache.write(1, rows[0, 1, :, 4:], rows[1, 1, :, 4:])
