@@ -30,6 +30,7 @@ position is judged by the target's own choice: a broken draft costs speed, not c
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -85,9 +86,10 @@ class Warp:
         """The greedy choice of each row, after the penalty. Raises like `probabilities`."""
         scores = self.penalised(logits, output, window)
         token_ids = scores.argmax(dim=-1, keepdim=True)
-        _finite(scores.gather(-1, token_ids))
-        choices: list[int] = token_ids[:, 0].tolist()
-        return choices
+        is_finite = scores.gather(-1, token_ids).isfinite()
+        choices, finite = torch.stack([token_ids[:, 0], is_finite[:, 0].long()]).tolist()  # one wait for a GPU
+        _check_finite(all(finite))
+        return cast(list[int], choices)
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
         """Float64 [n, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
@@ -115,9 +117,13 @@ class Warp:
 
 def _finite(best: Tensor) -> Tensor:
     """The best score of each row; a NaN anywhere in a row is its best."""
-    if not bool(best.isfinite().all()):
-        raise SlipstreamError("the model's logits are not finite numbers; try another dtype (--dtype)")
+    _check_finite(bool(best.isfinite().all()))
     return best
+
+
+def _check_finite(is_finite: bool) -> None:
+    if not is_finite:
+        raise SlipstreamError("the model's logits are not finite numbers; try another dtype (--dtype)")
 
 
 def _descending(rows: Tensor) -> Tensor:
