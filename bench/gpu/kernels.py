@@ -21,7 +21,7 @@ from torch import Tensor
 from bench.common import say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, attempt, measure_bandwidth
-from slipstream.engine.attention import JoinedKernel, Kernel, by_flash, by_matmul, get_kernel
+from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, get_kernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
 
@@ -36,34 +36,34 @@ MOST_ERROR, MOST_OVER_READING = 2e-2, 2.0
 # -- ways to attend ---------------------------------------------------------------------------------------------------
 
 
-def _by_varlen(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Torch's packed flash attention; one row whose heads are all queries, so that it splits the keys. Older versions
-    know fewer keywords."""
+def _by_varlen(query: Tensor, keys: Tensor, values: Tensor, scale: float, *, as_heads: bool) -> tuple[Tensor, Tensor]:
+    """Torch's packed flash attention over one sequence. The queries are heads of one row, for which it splits the keys
+    over the device, or rows of as many heads as there are of keys. Older versions know fewer keywords."""
     from torch.nn.attention import varlen
 
     kv_heads, num_queries, head_dim = query.shape
-    past = keys.shape[1]
+    past, num_rows = keys.shape[1], 1 if as_heads else num_queries
     known = inspect.signature(varlen.varlen_attn).parameters
-    bounds = _bounds(past, query.device)
-    asked: dict[str, Any] = {"enable_gqa": True, "seqused_k": bounds[1, 1:], "scale": scale}
+    bounds = _bounds(num_rows, past, query.device)
+    asked: dict[str, Any] = {"enable_gqa": as_heads, "seqused_k": bounds[1, 1:], "scale": scale}
     output, lse = varlen.varlen_attn(
-        query.reshape(1, -1, head_dim),
+        query.reshape(1, -1, head_dim) if as_heads else query.transpose(0, 1).contiguous(),
         keys.transpose(0, 1),
         values.transpose(0, 1),
         bounds[0],
         bounds[1],
-        1,
+        num_rows,
         past,
         return_aux=varlen.AuxRequest(lse=True),
         **{name: value for name, value in asked.items() if name in known},
     )
-    return output.view(query.shape), lse.view(kv_heads, num_queries)
+    return (output.view(query.shape) if as_heads else output.transpose(0, 1)), lse.view(kv_heads, num_queries)
 
 
 @lru_cache(maxsize=64)
-def _bounds(past: int, device: torch.device) -> Tensor:
+def _bounds(num_rows: int, past: int, device: torch.device) -> Tensor:
     """Where the one sequence begins and ends, of queries and of keys. Kept, as a graph takes nothing from the host."""
-    return torch.tensor([[0, 1], [0, past]], dtype=torch.int32, device=device)
+    return torch.tensor([[0, num_rows], [0, past]], dtype=torch.int32, device=device)
 
 
 def _by_flash_package(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def _flash_of(name: str) -> Iterator[None]:
 Way = Callable[["Case"], Tensor]
 
 
-def _joined(attend_past: Callable[..., tuple[Tensor, Tensor]], case: "Case") -> Tensor:
+def _joined(attend_past: PastAttention, case: "Case") -> Tensor:
     """The joined kernel; its one row sees all there is, and needs no join."""
     if case.num_rows > 1:
         return JoinedKernel(attend_past).attend(case.query, *case.seen, case.segment, case.scale)
@@ -115,16 +115,17 @@ def _whole(kernel: Kernel, case: "Case") -> Tensor:
 def make_ways(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], Way]]:
     """By name, what makes the way, or fails where it is not here."""
     whole = {name: partial(lambda n: partial(_whole, get_kernel(n, device, dtype)), name) for name in ("sdpa", "flash")}
-    pasts = {
+    pasts: dict[str, PastAttention] = {
         "matmul": by_matmul,
         "torch flash": by_flash,
-        "varlen": _by_varlen,
+        "varlen": partial(_by_varlen, as_heads=True),
+        "varlen rows": partial(_by_varlen, as_heads=False),
         "flash-attn": _by_flash_package,
         "flashinfer": _by_flashinfer,
     }
     joined = {f"joined, {name}": partial(partial, _joined, attend) for name, attend in pasts.items()}
     swapped = {
-        f"joined, varlen {name}": partial(partial, _under, partial(_flash_of, name), partial(_joined, _by_varlen))
+        f"joined, varlen {name}": partial(partial, _under, partial(_flash_of, name), partial(_joined, pasts["varlen"]))
         for name in ("FA3", "FA4")
     }
     return {**whole, **joined, **swapped}

@@ -97,6 +97,7 @@ def test_failures_are_named() -> None:
         ],
     }
     assert [line.partition(":")[0] for line in failures(document)] == ["a", "sd", "slipstream", "two"]
+    assert [line.partition(":")[0] for line in failures(document, tiny=True)] == ["a", "sd", "two"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_what_a_command_leaves(
 
 def test_all_commands_run_in_order_whatever_they_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(checks, "run_one", lambda argv, kept: asked.append(argv) or {"ok": len(asked) > 1})
+    monkeypatch.setattr(checks, "run_one", lambda argv, kept, tiny: asked.append(argv) or {"ok": len(asked) > 1})
     rows = run_all(list(checks.COMMANDS), "cuda:0", tmp_path, tiny=False)
     assert [row["command"] for row in rows] == list(checks.COMMANDS) == [argv[3] for argv in asked]
     assert not rows[0]["ok"] and all(row["ok"] for row in rows[1:])
