@@ -192,7 +192,7 @@ def start_ranks(given: Namespace, folder: Path) -> list[subprocess.Popen[bytes]]
     devices = [f"cuda:{rank}" if given.device.type == "cuda" else "cpu" for rank in range(given.tp)]
     order = RankOrder(given.model, tuple(devices), "float32" if given.tiny else "bfloat16", "auto", 0, 1)
     words = ["--model", given.model, "--order", json.dumps(asdict(order)), "--figures", str(folder / "figures.json")]
-    words += ["--video-tokens", str(given.video_tokens), "--repeats", str(given.repeats), "--device", str(given.device)]
+    words += ["--video-tokens", str(given.video_tokens), "--repeats", str(given.repeats)]
     words += ["--tiny"] if given.tiny else []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -200,8 +200,12 @@ def start_ranks(given: Namespace, folder: Path) -> list[subprocess.Popen[bytes]]
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(given.tp)}
     argv = [sys.executable, "-m", "bench", "gpu-tp", *words]
     return [
-        subprocess.Popen(argv, cwd=ROOT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(given.tp)
+        subprocess.Popen(
+            [*argv, "--device", device],
+            cwd=ROOT,
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, device in enumerate(devices)
     ]
 
 
