@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench guarantees identity draft-faults faults fuzz archive-bench simulate compose-check
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate compose-check
 
 setup: $(VENV)/.ready
 
@@ -44,6 +44,10 @@ replay-bench: setup
 
 gpu-bench: setup
 	$(BIN)/python -m bench gpu
+
+# On a machine with a GPU, an hour at most; a check that fails ends no other.
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m bench gpu-check
 
 guarantees: setup
 	$(BIN)/python -m bench guarantees

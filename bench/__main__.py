@@ -14,13 +14,24 @@ PROGRAMS = {
     "simulate": ("bench.simulate", "both pacing rules in simulated time, and what bad drafts cost"),
     "replay": ("bench.replay.program", "the real stack at the pace of the papers' devices"),
     "gpu": ("bench.gpu.program", "models of full size with random weights on a GPU"),
+    "gpu-check": ("bench.gpu.checks", "all checks for one GPU, in order, beside what passes"),
+    "gpu-write": ("bench.gpu.folders", "a geometry with random weights, as a folder of the hub's form"),
+    "gpu-serve": ("bench.gpu.serve", "models of full size from such folders through the real stack"),
+    "gpu-graph": ("bench.gpu.passes:main_graph", "decoding passes as they are served: seconds, launches, waits"),
+    "gpu-kernels": ("bench.gpu.kernels", "every way to attend over a past, beside maths in fp64"),
+    "gpu-vision": ("bench.gpu.passes:main_vision", "vision towers as they are served"),
+    "gpu-fault": ("bench.gpu.fault", "a failed assert on the device ends the target"),
+    "gpu-tp": ("bench.gpu.tp", "a model over several GPUs, and the loss of one"),
     "guarantees": ("bench.guarantees.program", "what docs/algorithms.md promises, part by part"),
     "identity": ("bench.guarantees.identity", "texts of the stack against transformers, token by token"),
     "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),
     "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),
     "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
-    "compose-check": ("bench.compose_check", "the containers, harmed under a batch; needs a running Docker"),
+    "compose-check": (
+        "bench.faults.program:main_compose",
+        "the containers, harmed under a batch; needs Docker",
+    ),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),
     "house": ("bench.house", "sizes and names of the code itself"),
@@ -36,7 +47,8 @@ def main(argv: Sequence[str]) -> None:
     name, *options = argv
     if name not in PROGRAMS:
         sys.exit(f"there is no benchmark {name!r}; python -m bench lists them")
-    importlib.import_module(PROGRAMS[name][0]).main(options)
+    module, _, function = PROGRAMS[name][0].partition(":")
+    getattr(importlib.import_module(module), function or "main")(options)
 
 
 if __name__ == "__main__":

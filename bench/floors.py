@@ -4,9 +4,8 @@ One thread, fp32, noise for frames. The floor of a pass is the longer of two tim
 core reads memory, and its multiplications at the speed of a large matrix product. Both are measured here.
 """
 
-import time
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from bench.common import MODELS, machine_facts, make_parser, say
+from bench.gpu.measure import Clock
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.engine import DecodeState, VideoLM, load_model
@@ -26,19 +26,11 @@ WINDOWS = {"target": (1, 2, 4, 8, 16), "draft": (1,)}
 READ_NUMBERS, PRODUCT_SIDE = 1 << 26, 1024
 
 
-def _seconds(work: Callable[[], object], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return median(times)
-
-
 def measure_core() -> tuple[float, float]:
     """Bytes read and multiply-adds carried out in a second."""
     numbers, square = torch.ones(READ_NUMBERS), torch.ones(PRODUCT_SIDE, PRODUCT_SIDE)
-    read_s, product_s = _seconds(numbers.sum, 5), _seconds(lambda: square @ square, 5)
+    clock = Clock(torch.device("cpu"), repeats=5)
+    read_s, product_s = clock.time(numbers.sum)["s"], clock.time(lambda: square @ square)["s"]
     return numbers.nbytes / read_s, PRODUCT_SIDE**3 / product_s
 
 
@@ -69,7 +61,7 @@ def _rows(role: str, num_frames: int, repeats: int, core: tuple[float, float]) -
     num_operations = sum(event.count for event in profiled.key_averages())
     rows = []
     for num_rows in WINDOWS[role]:
-        pass_s = _seconds(lambda n=num_rows: step(n), repeats)  # type: ignore[misc]
+        pass_s = Clock(torch.device("cpu"), repeats).time(partial(step, num_rows))["s"]
         product_s = num_rows * (num_weights + per_key * past) / core[1]
         floor_s = max(read_s, product_s)
         rows.append(

@@ -46,6 +46,7 @@ TESTS = {
     "files": "tests/video/test_mutated_files.py",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
+COMPOSE, LEAST_VIDEOS = "tests/e2e/test_compose_stack.py", 6
 PARTS = (
     "drain",
     "poison",
@@ -157,4 +158,17 @@ def main(argv: Sequence[str]) -> None:
         "machine": machine_facts(),
     }
     finish("faults", document, series=("parts",))
+    sys.exit(0 if ok else 1)
+
+
+def main_compose(argv: Sequence[str]) -> None:
+    """The containers of compose.yaml, harmed under a batch by a test, which needs a Docker daemon that answers, with
+    its compose plugin, on this machine. Exit status 1 if any step fails."""
+    parser = make_parser("compose-check", "Does the compose stack hold?", videos=(24, "clips of the batch"))
+    given = parser.parse_args(argv)
+    if given.videos < LEAST_VIDEOS:
+        parser.error(f"--videos: a batch of fewer than {LEAST_VIDEOS} is over before anything is broken")
+    found = run_to_end(run_test(COMPOSE, "compose", {"SLIPSTREAM_COMPOSE_VIDEOS": str(given.videos)}, "--capture=no"))
+    ok = found.pop("passed")
+    finish("compose-check", {"ok": ok, **found, "machine": machine_facts()})
     sys.exit(0 if ok else 1)

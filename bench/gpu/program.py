@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from bench.common import machine_facts, make_parser, say
+from bench.common import machine_facts, say
+from bench.gpu.checks import RANDOM, TINY, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, Job, attempt, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
 from bench.gpu.tables import markdown, pair_rows, replay_tables, write_tables
@@ -19,15 +20,9 @@ from bench.output import finish
 
 VIDEO_TOKENS, TINY_VIDEO_TOKENS = (8_192, 16_384, 25_000), (96, 192)
 COPIED_BYTES, TINY_COPIED_BYTES = 4 << 30, 1 << 20
-RANDOM = "Weights are random: times and memory are those of the real geometries; texts and acceptance are nobody's."
-TINY = "TINY geometries: this run shows that everything runs, its figures mean nothing."
 
 
 def measure(plan: Namespace) -> dict[str, Any]:
-    if plan.device.type == "cuda":
-        torch.cuda.set_device(plan.device)  # of this thread
-    else:
-        torch.set_num_threads(1)
     models: list[dict[str, Any]] = []
     for geometry in plan.geometries:
         models.append(measure_model(plan, geometry))
@@ -73,27 +68,16 @@ def keep(plan: Namespace, document: dict[str, Any]) -> None:
 
 
 def parse_plan(argv: Sequence[str]) -> Namespace:
-    parser = make_parser(
-        "gpu",
-        __doc__ or "",
-        device=("cuda", "cuda, cuda:1, or cpu together with --tiny"),
-        tiny=(False, "tiny geometries, to see that everything runs"),
-        repeats=20,
-        attention=("auto", "kernel of the engine: auto, sdpa, matmul or flash"),
-    )
+    attention = ("auto", "kernel of the engine: auto, sdpa, matmul or flash")
+    parser = make_gpu_parser("gpu", __doc__, repeats=20, attention=attention)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--models", nargs="+", default=list(GEOMETRIES), choices=list(GEOMETRIES), metavar="NAME")
+    paired = [name for pair in PAIRS for name in (pair.draft, pair.target)]
+    parser.add_argument("--models", nargs="+", default=paired, choices=list(GEOMETRIES), metavar="NAME")
     parser.add_argument("--video-tokens", nargs="+", type=int)
     parser.add_argument("--out", type=Path, help="file for the JSON document, too, as far as it is after each model")
     parser.add_argument("--tables", type=Path, help="folder for replay tables of what was measured")
-    plan = parser.parse_args(argv)
-    plan.device, plan.dtype = torch.device(plan.device), getattr(torch, plan.dtype)
-    if plan.device.type == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; `--device cpu --tiny` shows that the code runs")
-    if plan.device.type != "cuda" and not plan.tiny:
-        parser.error("full-size models need a GPU; on a CPU add --tiny")
-    if plan.device.type == "cuda" and plan.device.index is None:
-        plan.device = torch.device("cuda", torch.cuda.current_device())
+    plan = parse_device(parser, argv)
+    plan.dtype = getattr(torch, plan.dtype)
     plan.geometries = [tiny(GEOMETRIES[name]) if plan.tiny else GEOMETRIES[name] for name in plan.models]
     plan.video_tokens = plan.video_tokens or (TINY_VIDEO_TOKENS if plan.tiny else VIDEO_TOKENS)
     return plan

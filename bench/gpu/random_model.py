@@ -1,7 +1,7 @@
 """A geometry as the engine's own `VideoLM`, without checkpoint and tokenizer. Knows no measurement."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
+from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
+from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
@@ -71,7 +73,7 @@ PAIRS = (Pair("llava-onevision-qwen2-0.5b", "llava-onevision-qwen2-7b"), Pair("Q
 def tiny(geometry: Geometry) -> Geometry:
     """The same family in a size that a CPU runs in milliseconds; keeps the name."""
     layers = 4 if geometry.text["num_hidden_layers"] > 24 else 2
-    text = {**geometry.text, "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64}
+    text = {**geometry.text, "vocab_size": 672, "hidden_size": 32, "intermediate_size": 64}
     text |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2}
     vision = {**geometry.vision, "hidden_size": 16, "intermediate_size": 32}
     if geometry.family == "llava_onevision":
@@ -123,6 +125,8 @@ class RandomAdapter:
         self.frame_size = ANY_SIZE
         self._parts = parts
         self._side = geometry.vision.get("image_size", 0)
+        if not self._side:
+            parts.model.visual.config._attn_implementation = WINDOWED  # as the family's own adapter has it
 
     def plan_prompt(self, prompt: str, frames: FrameFacts) -> PromptPlan:
         return plan_of(frames.num_frames)
@@ -158,6 +162,7 @@ class RandomModel:
     upstream: PreTrainedModel
     device: torch.device
     dtype: torch.dtype
+    make_runner: Callable[..., Runner] = Runner
 
     @classmethod
     def make(cls, geometry: Geometry, device: torch.device, dtype: torch.dtype) -> "RandomModel":
@@ -167,12 +172,23 @@ class RandomModel:
     def _text(self) -> Any:
         return self.upstream.config.get_text_config()
 
-    def runner(self, kernel: Kernel) -> Runner:
+    def runner(self, kernel: Kernel, *, strict_width: int = 0) -> Runner:
         parts: Any = self.upstream
-        return Runner(cast(Decoder, parts.model.language_model), parts.lm_head, kernel)
+        decoder = cast(Decoder, parts.model.language_model)
+        return self.make_runner(decoder, parts.lm_head, kernel, fixed_shapes=strict_width > 0)
 
-    def engine(self, kernel: Kernel) -> VideoLM:
-        """The model as the services have it, except that it has no words."""
+    def engine(self, kernel: Kernel, *, strict_width: int = 0, static: bool = False) -> VideoLM:
+        """The model as the services have it, except that it has no words.
+
+        Args:
+            strict_width: see `VideoLM.step`.
+            static: steps have fixed shapes and addresses, and run from CUDA graphs.
+
+        Raises:
+            ModelNotUsable: static steps, which the engine does not have.
+        """
+        if static:
+            raise ModelNotUsable("the engine has no static steps")
         text = self._text
         info = ModelInfo(
             model_id=self.geometry.name,
@@ -186,7 +202,8 @@ class RandomModel:
             max_frames=MAX_CONTEXT,
         )
         adapter = RandomAdapter(self.upstream, self.geometry)
-        return VideoLM(info, adapter, self.runner(kernel), cast(TextDecoder, None))
+        runner = self.runner(kernel, strict_width=strict_width)
+        return VideoLM(info, adapter, runner, cast(TextDecoder, None), strict_width=strict_width)
 
     @property
     def weight_bytes(self) -> int:

@@ -18,16 +18,13 @@ def markdown(document: Row) -> str:
     for model in document["models"]:
         sizes = model["sizes"]
         draft = [line for row in sizes for line in _draft_rows(row, bandwidth)]
-        kernels = [_named(row, kernel=name, **found) for row in sizes for name, found in row["kernels"].items()]
         parts += [
             f"## {model['name']}: {model['parameters'] / 1e9:.2f} billion parameters",
             _table([{"encoding": model["encoding"]}]),
             "Target passes by rows, prefill and memory:",
-            _table([{**row, "draft": None, "kernels": None} for row in sizes]),
+            _table([{**row, "draft": None} for row in sizes]),
             f"Draft tokens by pruned share; bound: bytes / {bandwidth / 1e12:.2f} TB/s as copied here:",
             _table(draft),
-            "Kernels by rows of a pass, and the largest difference of a logit from the math path:",
-            _table(kernels),
         ]
     if document["pairs"]:
         parts += ["## Speed ratios of pairs", _table(document["pairs"])]

@@ -72,11 +72,11 @@ class Processes:
 
 
 @asynccontextmanager
-async def start_processes(target: Path, draft: Path, device: str) -> AsyncIterator[Processes]:
+async def start_processes(target: Path, draft: Path, device: str, dtype: str) -> AsyncIterator[Processes]:
     async with AsyncExitStack() as running:
         outside = running.enter_context(start_reference(min(os.sched_getaffinity(0))))
         stacks: dict[Place, MeasuredStack] = {}
-        for place, options in _settings(target, draft, device).items():
+        for place, options in _settings(target, draft, device, dtype).items():
             say(f"starting the stack: {place}")
             stack = await running.enter_async_context(Stack(options))
             captioner = await running.enter_async_context(connect_async(stack.gateway_address))
@@ -86,8 +86,8 @@ async def start_processes(target: Path, draft: Path, device: str) -> AsyncIterat
         yield Processes(stacks, outside, info.default_prompt)
 
 
-def _settings(target: Path, draft: Path, device: str) -> dict[Place, StackOptions]:
-    pair = StackOptions(target, draft, device=device, threads=1, pin=True, extra_flags=FRESH)
+def _settings(target: Path, draft: Path, device: str, dtype: str) -> dict[Place, StackOptions]:
+    pair = StackOptions(target, draft, device=device, dtype=dtype, threads=1, pin=True, extra_flags=FRESH)
     settings = {Place.PAIR: pair, Place.SAME: replace(pair, draft_model=target)}
     if device == "cpu":
         num_cores = len(os.sched_getaffinity(0))

@@ -23,7 +23,7 @@ from bench.report.page import show, write
 async def measure(given: Namespace, compared: Sequence[BenchMethod], command: str) -> dict[str, Any]:
     """Starts the processes, measures, and ends them."""
     started, budget, clips = datetime.now(UTC), Budget(60 * given.minutes), held_out_clips(given.clips)
-    async with start_processes(given.target, given.draft, given.device) as processes:
+    async with start_processes(given.target, given.draft, given.device, given.dtype) as processes:
         prompt = processes.default_prompt
         template = Task(clips[0], given.frames, prompt, given.max_new_tokens, given.target, given.draft)
         comparison = Comparison(processes, compared, clips, template, budget)
@@ -39,7 +39,8 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     """The command line, and the rows to measure."""
     flags = {"clips": (6, "at most; fewer where the time is short"), "frames": 128, "max_new_tokens": 320, **MODELS}
     flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
-    parser = make_parser("methods", "Every method on the same clips.", **flags, device=("cpu", "of target and draft"))
+    flags |= {"device": ("cpu", "of target and draft"), "dtype": ("auto", "of their weights")}
+    parser = make_parser("methods", "Every method on the same clips.", **flags)
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
     )

@@ -94,8 +94,10 @@ def show(document: dict[str, Any]) -> None:
 def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
     flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
-    flags["speed"] = (2.0, "divides a table's times, where its passes stay long enough")
+    flags["tables"] = (flags["tables"], "files of tables, and folders of such")
+    flags["speed"] = (2.0, "divides a table's times, or less, so that its passes stay long enough")
     given = make_parser("replay", "REPLAY: the stack at the pace of other devices.", **flags).parse_args(argv)
+    given.tables = [path for asked in given.tables for path in (sorted(asked.glob("*.json")) or [asked])]
     with tempfile.TemporaryDirectory(prefix="slipstream-replay-") as folder:
         document = run_to_end(measure(given, Path(folder)))
     show(document)

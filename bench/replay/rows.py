@@ -50,12 +50,13 @@ def replaying(options: StackOptions, table: Path, speed: float = 1.0, roles: Seq
 
 
 def open_replay(path: Path, speed: float) -> Replay:
-    """The table, at `speed` or as fast as it may be run. Raises `InvalidConfig` for what is no table."""
+    """The table, at `speed` or as fast as it may be run: a fast device's is run slower than it is, which keeps its
+    ratios, too. Raises `InvalidConfig` for what is no table."""
     target, draft = (load_device_times(str(path), role, 1.0) for role in ("target", "draft"))
     shortest_target_s, shortest_draft_s = (min(seconds for _, seconds in times.points) for times in (target, draft))
     fastest = min(shortest_target_s / LEAST_TARGET_PASS_S, shortest_draft_s / LEAST_DRAFT_PASS_S)
     speedups = json.loads(path.read_text()).get("speedups", {})
-    return Replay(path, max(min(speed, fastest), 1.0), target, draft, speedups)
+    return Replay(path, min(speed, fastest), target, draft, speedups)
 
 
 PLAIN = "autoregressive"

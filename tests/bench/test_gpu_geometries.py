@@ -14,7 +14,6 @@ from bench.gpu.measure import (
     Job,
     attempt,
     measure_draft,
-    measure_kernel,
     measure_memory,
     measure_passes,
     measure_prefill,
@@ -146,13 +145,8 @@ def test_the_draft_keeps_what_alpha_says(model: RandomModel) -> None:
         assert row["prefill"]["s"] > 0
 
 
-@pytest.mark.parametrize("name", ["math", "sdpa", "matmul", "joined", "joined-matmul"])
-def test_kernels_are_compared_with_the_math_path(model: RandomModel, name: str) -> None:
-    assert measure_kernel(job_of(model), name)["largest_difference"] < 1e-4
-
-
 def test_what_does_not_work_here_is_told_and_ends_nothing(model: RandomModel) -> None:
-    found = attempt(lambda: measure_kernel(job_of(model), "flash"))
+    found = attempt(lambda: measure_passes(Job(model, Clock(CPU), 100, attention="flash")))
     assert found["error"].startswith("ModelNotUsable")
 
 
@@ -175,7 +169,7 @@ def test_a_run_makes_one_document_with_tables_that_can_be_replayed(tmp_path: Pat
         times = load_device_times(str(path), role, speed=1.0)
         assert times.pass_s(place) == table[role]["pass_s"][str(place)]
     text = markdown(document)
-    assert "TINY" in text and "ModelNotUsable" in text
+    assert "TINY" in text
 
 
 def test_graph_times_make_a_table_of_their_own() -> None:

@@ -25,6 +25,8 @@ SPREAD = 6
 """Modules that came with models over several processes; the bound without them is the renovation's."""
 STATIC = 4
 """Modules that came with static steps."""
+GPU_CHECKS = 2
+"""Modules of bench beyond its bound: of the seven that came with the checks for a GPU the rest was room."""
 
 
 @pytest.fixture
@@ -78,6 +80,6 @@ def test_a_tree_without_circles_has_none(tree: Path) -> None:
 def test_our_own_house_keeps_its_bounds() -> None:
     document = make_document(ROOT)
     product, bench = document["areas"]["product"], document["areas"]["bench"]
-    assert product["modules"] <= 115 + SPREAD + STATIC and bench["modules"] <= 55
+    assert product["modules"] <= 115 + SPREAD + STATIC and bench["modules"] <= 55 + GPU_CHECKS
     assert not product["long_files"] and not product["long_functions"]
     assert not document["cycle"] and document["imports_pb2"] <= 14

@@ -25,6 +25,12 @@ def test_a_replay_runs_as_fast_as_its_passes_stay_long_enough() -> None:
     assert open_replay(TABLES / "0.5b-7b.json", 4.0).speed == pytest.approx(0.0783 / 0.05)
 
 
+def test_a_fast_devices_table_is_run_slower_than_it_is(tmp_path: Path) -> None:
+    table = {"name": "fast", "target": {"pass_s": {"1": 0.005}}, "draft": {"pass_s": {"0": 0.0008}}}
+    (tmp_path / "fast.json").write_text(json.dumps(table))
+    assert open_replay(tmp_path / "fast.json", 2.0).speed == pytest.approx(0.1)
+
+
 def test_a_table_without_its_prefill_is_the_same_otherwise(tmp_path: Path) -> None:
     whole = open_replay(LARGEST, 2.0)
     short = whole.without_prefill(tmp_path)

@@ -15,18 +15,21 @@ from slipstream.video.messages import DecodeLimits, SampledVideo
 WIDTH, HEIGHT, CELLS = 64, 48, 4
 
 
-def make_colour_clip(seed: int, num_frames: int = 24, frames_per_second: int = 8) -> bytes:
-    """An H.264 MP4 of coloured tiles that change over time."""
+def make_colour_clip(
+    seed: int, num_frames: int = 24, frames_per_second: int = 8, size: tuple[int, int] = (WIDTH, HEIGHT)
+) -> bytes:
+    """An H.264 MP4 of coloured tiles that change over time. `size`: width and height, multiples of 4."""
+    width, height = size
     chance = np.random.default_rng(seed)
     colours = chance.uniform(0, 255, (2, CELLS, CELLS, 3))
     with tempfile.NamedTemporaryFile(suffix=".mp4") as target:
         with av.open(target.name, "w") as output:
             stream = output.add_stream("libx264", rate=Fraction(frames_per_second))
             assert isinstance(stream, VideoStream)
-            stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             for share in np.linspace(0, 1, num_frames):
                 tiles = ((1 - share) * colours[0] + share * colours[1]).astype(np.uint8)
-                picture = tiles.repeat(HEIGHT // CELLS, axis=0).repeat(WIDTH // CELLS, axis=1)
+                picture = tiles.repeat(height // CELLS, axis=0).repeat(width // CELLS, axis=1)
                 output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             output.mux(stream.encode())
         return target.read()

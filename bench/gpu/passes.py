@@ -1,0 +1,205 @@
+"""`gpu-graph` and `gpu-vision`: seconds, launches and waits of decoding passes and vision towers, as they are served.
+
+Launches and waits are the calls into CUDA that torch's profiler sees. Where the engine has static steps (CUDA graphs),
+they are judged, and must write the eager steps' tokens; where not, eager ones are.
+"""
+
+import gc
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bench.common import say
+from bench.gpu.checks import Report, make_gpu_parser, parse_device
+from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth
+from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
+from slipstream.engine.attention import SdpaKernel, get_kernel
+from slipstream.engine.forward import DecodeState
+from slipstream.engine.video_lm import VideoLM
+from slipstream.pruning import num_kept
+
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch")
+WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize")
+"""How calls begin that launch something, and that wait for the device."""
+
+
+def count_calls(run: Callable[[], object], device: torch.device) -> dict[str, int]:
+    """What one run asks of the device: `launches`, `waits`, `kernels` that it ran; and torch's own `operations`."""
+    on_cuda = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    with torch.inference_mode():
+        run()
+        with profile(activities=[ProfilerActivity.CPU, *on_cuda], acc_events=True) as profiled:
+            run()
+    calls = [event.name for event in profiled.events() if event.device_type.name == "CPU"]
+    num_kernels = sum(event.device_type.name == "CUDA" for event in profiled.events())
+    return {
+        "launches": sum(name.startswith(LAUNCHES) for name in calls),
+        "waits": sum(name.startswith(WAITS) for name in calls),
+        "kernels": num_kernels,
+        "operations": sum(name.startswith("aten::") for name in calls),
+    }
+
+
+def seen(calls: dict[str, int], name: str, device: torch.device) -> int | None:
+    """None without CUDA, where nothing is launched or waited for."""
+    return calls[name] if device.type == "cuda" else None
+
+
+# -- gpu-graph --------------------------------------------------------------------------------------------------------
+
+DRAFTS = ("Qwen2.5-VL-7B", "llava-onevision-qwen2-0.5b")
+TARGETS = ("Qwen2.5-VL-7B", "Qwen2.5-VL-32B")
+ALPHA, STRICT_WIDTH = 0.9, 16
+MODES = {"eager": False, "static": True}
+MOST_OVER_FLOOR, MOST_GROWTH, MOST_LAUNCHES, MOST_WAITS = 1.5, 1.15, 2, 1
+COUNTED_TOKENS = 8
+
+
+def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
+    bandwidth = measure_bandwidth(Clock(given.device, given.repeats), (1 << 20) if given.tiny else (4 << 30))
+    found = {}
+    for name in given.models:
+        say(f"gpu-graph: {name}")
+        model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
+        modes = {
+            mode: attempt(partial(_measure_steps, model, given, bandwidth, static=static))
+            for mode, static in MODES.items()
+        }
+        found[name] = {**modes, "ids": attempt(partial(_same_ids, model, given))}
+        _judge_steps(report, name, found[name], given)
+        del model
+        _free(given.device)
+    return {"bandwidth_bytes_per_s": bandwidth, "measured": found}
+
+
+def _measure_steps(model: RandomModel, given: Namespace, bandwidth: float, *, static: bool) -> dict[str, Any]:
+    engine = model.engine(get_kernel("auto", model.device, model.dtype), static=static)
+    sizes = {str(size): _measure_size(model, engine, given, size, bandwidth) for size in given.video_tokens}
+    state = model.filled_state(engine.runner, NUM_BEFORE + num_kept(given.video_tokens[0], ALPHA) + NUM_TEXT)
+    calls = count_calls(lambda: greedy_tokens(engine, state, 1, COUNTED_TOKENS), given.device)
+    return {"sizes": sizes, "a_token": {name: count / COUNTED_TOKENS for name, count in calls.items()}}
+
+
+def _measure_size(model: RandomModel, engine: VideoLM, given: Namespace, size: int, bandwidth: float) -> dict[str, Any]:
+    """T_q as of a draft that keeps a share of the video, T_p(k) as of a target that has all of it; in seconds."""
+    clock, name = Clock(given.device, given.repeats), model.geometry.name
+    row: dict[str, Any] = {}
+    if name in DRAFTS:
+        num_tokens = NUM_BEFORE + num_kept(size, ALPHA) + NUM_TEXT
+        draft_s = _pass_s(clock, engine, model.filled_state(engine.runner, num_tokens), 1)
+        row |= {"T_q": draft_s, "T_q_over_floor": draft_s * bandwidth / model.pass_bytes(num_tokens)}
+    if name in TARGETS:
+        state = model.filled_state(engine.runner, NUM_BEFORE + size + NUM_TEXT)
+        row["T_p"] = {str(rows): _pass_s(clock, engine, state, rows) for rows in WINDOWS}
+        row["T_p_growth"] = row["T_p"]["8"] / row["T_p"]["1"]
+    return row
+
+
+def _pass_s(clock: Clock, engine: VideoLM, state: DecodeState, num_rows: int) -> float:
+    return clock.time(partial(judge, engine, state, num_rows))["s"]
+
+
+def _same_ids(model: RandomModel, given: Namespace) -> bool:
+    """Whether static steps of a strict width write the eager ones' tokens, over one cache's content."""
+    kernel = get_kernel("auto", model.device, model.dtype, masked_ends=True)
+    texts = []
+    for static in MODES.values():
+        engine = model.engine(kernel, strict_width=STRICT_WIDTH, static=static)
+        state = model.filled_state(engine.runner, NUM_BEFORE + given.video_tokens[0] + NUM_TEXT, headroom=1024)
+        texts.append(greedy_tokens(engine, state, 1, given.tokens))
+    return texts[0] == texts[1]
+
+
+def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namespace) -> None:
+    mode = "static" if "error" not in found["static"] else "eager"
+    served, what = found[mode], f"{name}, {mode}"
+    if "error" in served:
+        return report.equals(f"{what}: measured", served, "without an error")
+    for size, row in served["sizes"].items():
+        if name == "Qwen2.5-VL-7B":
+            report.at_most(f"{what}, {size}: T_q over bytes/bandwidth", row["T_q_over_floor"], MOST_OVER_FLOOR)
+        if "T_p_growth" in row:
+            report.at_most(f"{what}, {size}: T_p(8) over T_p(1)", row["T_p_growth"], MOST_GROWTH)
+    if name in DRAFTS:
+        for calls, most in (("launches", MOST_LAUNCHES), ("waits", MOST_WAITS)):
+            report.at_most(f"{what}: {calls} a token", seen(served["a_token"], calls, given.device), most)
+    report.equals(f"{name}: ids of static steps are the eager ones'", found["ids"], True)
+
+
+def main_graph(argv: Sequence[str]) -> None:
+    parser = make_gpu_parser("gpu-graph", "Decoding passes as they are served.", repeats=20)
+    parser.add_argument("--models", nargs="+", default=[*DRAFTS, TARGETS[1]], choices=list(GEOMETRIES), metavar="NAME")
+    parser.add_argument("--video-tokens", nargs="+", type=int, help="8,192 and 25,000")
+    parser.add_argument("--tokens", type=int, help="whose ids are compared; 512")
+    given = parse_device(parser, argv)
+    given.dtype = torch.float32 if given.tiny else torch.bfloat16
+    given.video_tokens = given.video_tokens or ((96, 192) if given.tiny else (8_192, 25_000))
+    given.tokens = given.tokens or (16 if given.tiny else 512)
+    report = Report(given)
+    report.finish(series=("measured",), **measure_graphs(given, report))
+
+
+# -- gpu-vision -------------------------------------------------------------------------------------------------------
+
+TOWERS = {
+    "Qwen ViT": ("Qwen2.5-VL-7B", (336, 588), 0.6),
+    "SigLIP": ("llava-onevision-qwen2-0.5b", (384, 384), 0.4),
+}
+"""By name: whose it is, height and width of the frames, most seconds for all of them."""
+NUM_FRAMES, TINY_FRAMES, TINY_SIDES = 128, 16, (56, 84)
+MOST_KERNELS = 15_000
+
+
+def measure_towers(given: Namespace, report: Report) -> dict[str, Any]:
+    found = {}
+    for tower, (name, sides, most_s) in TOWERS.items():
+        say(f"gpu-vision: {tower}")
+        model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
+        count, (height, width) = (TINY_FRAMES, TINY_SIDES) if given.tiny else (NUM_FRAMES, sides)
+        row = found[tower] = attempt(partial(_measure_tower, model, given, (count, height, width, 3)))
+        about = f"{tower}, {count} frames {width}x{height}"
+        report.at_most(f"{about}: seconds", row.get("s", row), most_s)
+        if tower == "Qwen ViT":
+            report.at_most(f"{about}: kernels", row.get("kernels", row), MOST_KERNELS)
+            report.at_most(f"{tower}: waits inside a chunk", row.get("waits_a_chunk", row), 0)
+        del model
+        _free(given.device)
+    return {"towers": found}
+
+
+def _measure_tower(model: RandomModel, given: Namespace, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Of frames that are noise; making pixels of them, which other threads do, is not counted."""
+    engine = model.engine(SdpaKernel())
+    chunks = engine.preprocess(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8), shape[0])
+    timing = Clock(given.device, given.repeats).time(lambda: engine.encode(chunks))
+    calls = count_calls(lambda: engine.encode(chunks), given.device)
+    in_chunk = count_calls(lambda: engine._adapter.encode(chunks[0]), given.device)
+    return {
+        **timing,
+        "chunks": len(chunks),
+        **{name: seen(calls, name, given.device) for name in ("launches", "kernels", "waits")},
+        "operations": calls["operations"],
+        "waits_a_chunk": seen(in_chunk, "waits", given.device),
+    }
+
+
+def main_vision(argv: Sequence[str]) -> None:
+    given = parse_device(make_gpu_parser("gpu-vision", "Vision towers as they are served.", repeats=5), argv)
+    given.dtype = torch.float32 if given.tiny else torch.bfloat16
+    report = Report(given)
+    report.finish(**measure_towers(given, report))
+
+
+def _geometry(name: str, given: Namespace) -> Any:
+    return tiny(GEOMETRIES[name]) if given.tiny else GEOMETRIES[name]
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
