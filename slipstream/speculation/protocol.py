@@ -66,6 +66,10 @@ class TokenTree:
                 return child
         return None
 
+    def children(self, node: int) -> list[int]:
+        """The nodes behind `node` (-1: the roots), ascending."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from a root to `node`, both included, ascending."""
         nodes = []
