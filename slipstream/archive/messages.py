@@ -160,6 +160,9 @@ class Receipt:
     """Runs of the job that were begun, the last one included."""
     reused: bool = False
     """Another batch had asked the same of the same content, and its result was taken."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    """Tokens of hints that became text, and those that were judged in vain; the hints themselves are not kept."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,9 @@ def grow_tree(index: HintIndex, candidates: Sequence[Candidate], limits: TreeLim
 
         chance * T_p(k) > (T_p(k + 1) - T_p(k)) * (1 + sum of chances).
 
-    Where rows cost nothing, as on a device that waits for its memory, only `max_rows` ends the tree.
+    The first row is no row more but another kind of pass, as one row takes another kernel than several: so the tree as
+    a whole must promise more than a plain pass. Where rows cost nothing, as on a device that waits for its memory, only
+    `max_rows` ends it.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -65,9 +67,13 @@ def grow_tree(index: HintIndex, candidates: Sequence[Candidate], limits: TreeLim
             parents.append(parent)
             expected += chance
         heapq.heappush(queue, (negative * candidate.survival, depth + 1, order, node))
-    return TokenTree(tuple(tokens), tuple(parents)) if tokens else None
+    if not tokens or expected * limits.pass_s(0) <= limits.pass_s(len(tokens)):
+        return None
+    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def _pays(chance: float, num_rows: int, expected: float, limits: TreeLimits) -> bool:
+    if not num_rows:
+        return True
     pass_s = limits.pass_s(num_rows)
     return chance * pass_s > (limits.pass_s(num_rows + 1) - pass_s) * expected

@@ -57,6 +57,17 @@ EXACT = Tolerance()
 
 
 @dataclass(frozen=True)
+class Hints:
+    """What a drafter that makes trees of texts is told when its session is opened."""
+
+    texts: tuple[str, ...] = ()
+    """What the answer may be like. More may come later."""
+    max_rows: int = 0
+    """Of one tree."""
+    tolerance: Tolerance = EXACT
+
+
+@dataclass(frozen=True)
 class Rating:
     """What the model thinks behind some text: its own choice, and candidates in its eyes."""
 
