@@ -15,7 +15,7 @@ from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, PassFacts
-from slipstream.speculation.hints.tolerance import Rating, accept_tolerantly
+from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
 from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
 from slipstream.speculation.pacing import WindowCosts
 from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
@@ -128,7 +128,10 @@ class _Passes:
         try:
             state, window = next(drafting) if logits is None else drafting.send(logits)
         except StopIteration as done:
-            self._judge(_drafted(done.value, num_tokens), draft_s + time.perf_counter() - started)
+            self._judge(
+                _drafted(done.value, num_tokens, not _tolerance(self.session).is_lossy),
+                draft_s + time.perf_counter() - started,
+            )
             return
 
         def on_logits(logits: torch.Tensor, pass_s: float) -> bool:
@@ -172,11 +175,13 @@ class _Passes:
             self._loop.call_soon_threadsafe(self._done.put_nowait, outcome)
 
 
-def _drafted(drafted: Sequence[int] | TokenTree | None, num_tokens: int) -> JudgeRequest:
-    """The pass over what a drafter returned, which may be more than it was asked for."""
+def _drafted(drafted: Sequence[int] | TokenTree | None, num_tokens: int, may_be_chain: bool) -> JudgeRequest:
+    """The pass over what a drafter returned, which may be more than it was asked for. A tree without branches is judged
+    as a chain, which takes fewer steps; but tolerance is of trees."""
     if isinstance(drafted, TokenTree):
         tree, _ = drafted.shallow(num_tokens)
-        return JudgeRequest(tree.token_ids if tree else (), tree=tree)
+        branches = tree is not None and not (tree.is_chain and may_be_chain)
+        return JudgeRequest(tree.token_ids if tree else (), tree=tree if branches else None)
     return JudgeRequest(tuple(drafted or ())[:num_tokens])
 
 
@@ -232,6 +237,11 @@ def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeReque
     return Judgement(verdict, tuple(text.pieces), facts)
 
 
+def _tolerance(session: TargetSession) -> Tolerance:
+    hints = session.request.hints
+    return EXACT if hints is None else hints.tolerance
+
+
 def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest) -> Verdict:
     committed, sampler, window = session.committed, session.sampler, request.window
     if request.tree is None:
@@ -246,9 +256,8 @@ def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest)
     def rate(row: int, path: tuple[int, ...], candidates: Sequence[int]) -> Rating:
         return sampler.rate(logits[row : row + 1], [*committed, *(window[node] for node in path)], candidates)
 
-    hints = session.request.hints
-    if hints is not None and hints.tolerance.is_lossy:
-        path, own_token = accept_tolerantly(request.tree, rate, hints.tolerance)
+    if (tolerance := _tolerance(session)).is_lossy:
+        path, own_token = accept_tolerantly(request.tree, rate, tolerance)
     else:
         path, own_token = accept_tree(request.tree, choose)
     return end_verdict(window, len(path), own_token, len(committed), session.rule, path)
