@@ -11,6 +11,8 @@ from typing import Any
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.messages import Caption
 
+MAX_ITEM_HINT_BYTES = 64 * 1024
+"""Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
 OptionValues = Mapping[str, Any]
 """Options of `CaptionOptions` by name, as somebody gave them: not checked yet."""
 
