@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
+from slipstream.engine.local_drafter import PIECE_TOKENS, Drafting, DraftingSession, LocalDrafter
 from slipstream.speculation.hints.draft_tree import TreeLimits
 from slipstream.speculation.hints.strategies import HintStrategy, Lookup, Resynchronising, Windowed
 
@@ -29,8 +29,11 @@ class HintDrafter(LocalDrafter):
     def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
         yield from ()
         session, strategy = self._session, self._strategy
-        while session.hints.waiting:
-            strategy.add(session.hints.waiting.popleft())
+        num_read = 0
+        while session.hints.waiting and num_read < PIECE_TOKENS:
+            piece = session.hints.waiting.popleft()
+            strategy.add(piece.token_ids, goes_on=piece.goes_on)
+            num_read += len(piece.token_ids)
         strategy.commit(committed[self._num_told :])
         self._num_told = len(committed)
         limits = TreeLimits(num_tokens, session.max_rows, as_chain=session.as_chain)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -32,12 +32,24 @@ MAX_HINT_TOKENS = 65_536
 """Of all hints of a session: their index takes some 30 MB then. What is more than that is left out."""
 
 
+PIECE_TOKENS = 4096
+"""Read in before one pass; that many take some 20 ms, and other sessions wait for the same thread."""
+
+
+class HintPiece(NamedTuple):
+    """A part of a hint text that one pass reads in."""
+
+    token_ids: tuple[int, ...]
+    goes_on: bool
+    """It is more of the text of the piece before."""
+
+
 class HintRoom:
     """The hints of one session on their way from the event loop to the model's thread, and how many it may have."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[int, ...]] = deque()
-        """Token ids of texts that the drafter has not taken yet; it takes them from the left."""
+        self.waiting: deque[HintPiece] = deque()
+        """What the drafter has not taken yet; it takes them from the left."""
         self.num_tokens = 0
 
     def add(self, texts: Iterable[Sequence[int]]) -> int:
@@ -47,9 +59,9 @@ class HintRoom:
             taken = tuple(text[: MAX_HINT_TOKENS - self.num_tokens])
             if len(taken) < len(text):
                 get_logger().warning("hints.cut", num_tokens=len(text), num_taken=len(taken), most=MAX_HINT_TOKENS)
-            if taken:
-                self.waiting.append(taken)
-                self.num_tokens += len(taken)
+            for first in range(0, len(taken), PIECE_TOKENS):
+                self.waiting.append(HintPiece(taken[first : first + PIECE_TOKENS], goes_on=first > 0))
+            self.num_tokens += len(taken)
         return self.num_tokens - num_before
 
 

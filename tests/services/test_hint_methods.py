@@ -6,7 +6,7 @@ import random
 import pytest
 
 from slipstream.engine import VideoLM, load_model
-from slipstream.engine.local_drafter import MAX_HINT_TOKENS, HintRoom
+from slipstream.engine.local_drafter import MAX_HINT_TOKENS, PIECE_TOKENS, HintRoom
 from slipstream.engine.target_engine import MAX_PULLS, TargetEngine
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
@@ -82,6 +82,20 @@ async def test_hints_that_come_late_help_from_then_on(model: VideoLM) -> None:
         after = await judged(engine, session, ROUNDS)
         assert session.committed == expected
         assert len(after) < (NUM_TOKENS - 11) / 2
+
+
+async def test_a_long_hint_is_read_in_pass_by_pass(model: VideoLM) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await opened(engine, "hints")
+        noise = random.Random(1).choices(range(model.info.vocab_size), k=2 * PIECE_TOKENS - len(expected) // 2)
+        session.hints.add([[*noise, *expected]])
+        assert len(session.hints.waiting) == 3, "the end of the text is in two pieces"
+        await judged(engine, session, JudgeRequest(num_passes=1, self_draft=DEPTH))
+        assert len(session.hints.waiting) == 2
+        judgements = await judged(engine, session, ROUNDS)
+        assert session.committed == expected
+        assert len(judgements) < NUM_TOKENS / 2
 
 
 async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
@@ -170,8 +184,10 @@ async def test_the_rows_of_a_tree_count_in_the_budget(model: VideoLM) -> None:
 def test_a_session_takes_so_many_tokens_of_hints_and_no_more() -> None:
     room = HintRoom()
     assert room.add([[1] * (MAX_HINT_TOKENS - 10), [2] * 100, [3]]) == MAX_HINT_TOKENS
-    assert [len(text) for text in room.waiting] == [MAX_HINT_TOKENS - 10, 10]
     assert room.add([[4]]) == 0
+    assert sum(len(piece.token_ids) for piece in room.waiting) == MAX_HINT_TOKENS
+    assert max(len(piece.token_ids) for piece in room.waiting) == PIECE_TOKENS
+    assert [piece.token_ids[0] for piece in room.waiting if not piece.goes_on] == [1, 2]
 
 
 def test_hints_on_the_wire() -> None:

@@ -37,6 +37,22 @@ LAST_EXPORT_S = 15.0
 SHOWN_CONFLICTS = 10
 
 
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Items are named relative to this folder.", show_default="each source's own", rich_help_panel=BATCH_PANEL
+    ),
+]
+HintsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="CAPTIONS.jsonl of an earlier batch: what was said of the same file is drafted from.",
+        show_default="no hints",
+        rich_help_panel=BATCH_PANEL,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class _Request:
     """One command line, parsed."""
@@ -76,26 +92,12 @@ def submit_command(
         list[str] | None,
         typer.Option(help="KEY=VALUE of your own; may be repeated.", rich_help_panel=BATCH_PANEL),
     ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            help="Items are named relative to this folder.",
-            show_default="each source's own",
-            rich_help_panel=BATCH_PANEL,
-        ),
-    ] = None,
+    root: RootOption = None,
     wait: Annotated[
         bool | None, typer.Option("--wait/--no-wait", help="Until the batch ends.", show_default="with --output")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-    hints_from: Annotated[
-        Path | None,
-        typer.Option(
-            help="CAPTIONS.jsonl of an earlier batch: what was said of the same file is drafted from.",
-            show_default="no hints",
-            rich_help_panel=BATCH_PANEL,
-        ),
-    ] = None,
+    hints_from: HintsOption = None,
     options: CaptionOptions,
     connection: ConnectionOptions,
 ) -> None:

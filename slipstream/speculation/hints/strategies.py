@@ -15,8 +15,8 @@ from slipstream.speculation.protocol import TokenTree
 class HintStrategy(Protocol):
     """Drafts for one text. It is told all that is committed, in order."""
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        """One more hint; at any time."""
+    def add(self, token_ids: Sequence[int], *, goes_on: bool = False) -> None:
+        """One more hint, or more of the one before; at any time."""
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """The text goes on with these."""
@@ -44,8 +44,8 @@ class Windowed:
         self._window = window
         self._text: list[int] = []
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        self._index.add(token_ids)
+    def add(self, token_ids: Sequence[int], *, goes_on: bool = False) -> None:
+        (self._index.extend if goes_on else self._index.add)(token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self._text = [*self._text, *token_ids][-self._window :]
@@ -122,8 +122,8 @@ class Resynchronising:
         self._experience = Experience(self._index)
         self._text: list[int] = []
 
-    def add(self, token_ids: Sequence[int]) -> None:
-        self._index.add(token_ids)
+    def add(self, token_ids: Sequence[int], *, goes_on: bool = False) -> None:
+        (self._index.extend if goes_on else self._index.add)(token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         guesses = self._guesses()
@@ -153,7 +153,7 @@ class Lookup:
         self._latest: list[int] = []
         """The last token, which is not indexed yet: the end of the text is no place that it goes on from."""
 
-    def add(self, token_ids: Sequence[int]) -> None:
+    def add(self, token_ids: Sequence[int], *, goes_on: bool = False) -> None:
         raise TypeError("prompt lookup takes no hints")
 
     def commit(self, token_ids: Sequence[int]) -> None:
