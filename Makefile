@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate compose-check
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate documents compose-check
 
 setup: $(VENV)/.ready
 
@@ -70,6 +70,9 @@ archive-bench: setup
 
 simulate: setup
 	$(BIN)/python -m bench simulate
+
+documents: setup
+	$(BIN)/python -m bench documents
 
 compose-check: setup
 	$(BIN)/python -m bench compose-check

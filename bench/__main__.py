@@ -32,6 +32,7 @@ PROGRAMS = {
         "bench.faults.program:main_compose",
         "the containers, harmed under a batch; needs Docker",
     ),
+    "documents": ("bench.documents.program", "text that is already there as a draft: hints"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),
     "house": ("bench.house", "sizes and names of the code itself"),

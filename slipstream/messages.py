@@ -10,6 +10,7 @@ import numpy as np
 
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.sampling.params import GREEDY, NO_DEFAULTS, Proposal, SamplingDefaults, SamplingParams
+from slipstream.speculation.hints.tolerance import Hints
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
 
@@ -65,9 +66,8 @@ class SessionStart:
     prompt: str
     sampling: SamplingParams = field(default=GREEDY, kw_only=True)
     seconds_per_frame: float | None = field(default=None, kw_only=True)
-    """None: not known."""
     times_s: tuple[float, ...] = field(default=(), kw_only=True)
-    """When each frame is shown; none: not known."""
+    """When each frame is shown. None and none: not known."""
     guidance_capability: bytes = field(default=b"", kw_only=True, repr=False)
     """Who shows it may pull the target's guidance."""
     request_id: str = field(default="", kw_only=True)
@@ -87,6 +87,8 @@ class TargetStart(SessionStart):
     """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
+    hints: Hints | None = None
+    """For a drafter that makes trees of texts."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,8 @@ class StageChange:
     stage: str
     done: int = 0
     total: int = 0
-    """0 where there is nothing to count."""
     detail: str = ""
-    """Why, where that is of interest."""
+    """Why, where that is of interest. The total is 0 where there is nothing to count."""
 
 
 @dataclass(frozen=True)
@@ -226,9 +227,8 @@ class CommittedToken:
 
     token_id: int
     piece: str
-    """"" while a character is incomplete."""
     from_draft: bool
-    """The draft wrote it and the target accepted it."""
+    """The draft wrote it and the target accepted it. The piece is "" while a character is incomplete."""
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,8 @@ class Trace:
     kind: str
     """"pass" (the target judged a window), "draft" (the draft wrote) or "restart" (it was told to begin anew)."""
     at_s: float
-    """Of the gateway's clock."""
     asked_s: float = 0.0
-    """Of a pass: when it could first have begun."""
+    """Of the gateway's clock: now, and, of a pass, when it could first have begun."""
     pass_s: float = 0.0
     tokens: int = 0
     accepted: int = 0
@@ -292,9 +291,8 @@ class Timings:
     draft_ready_s: float = 0.0
     """From the same moment to the draft's readiness; 0 without a draft."""
     generate_s: float = 0.0
-    """From the first committed token to the last."""
     total_s: float = 0.0
-    """From the request's arrival to its last token."""
+    """To the last token: from the first committed one, and from the request's arrival."""
     longest_gap_s: float = 0.0
     """Between two commits."""
     resumptions: int = 0
@@ -310,9 +308,8 @@ class PassCost:
     window: int
     count: int
     pass_s: float
-    """Mean seconds of the model pass."""
     round_s: float
-    """Mean seconds from asking for the pass to its verdict at the gateway."""
+    """Mean seconds of the model pass, and from asking for it to its verdict at the gateway."""
 
 
 @dataclass(frozen=True)
@@ -344,6 +341,9 @@ class Speculation:
     gate_closings: int = 0
     gated_tokens: int = 0
     """Tokens committed while the gate was closed."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    """Tokens of hints that became text, and those that were judged in vain, as often as they were."""
     pass_costs: tuple[PassCost, ...] = ()
     """By window length, ascending."""
 

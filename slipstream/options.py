@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
+from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
 
 UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
+MAX_PREDICTION_BYTES = 1024**2
+"""Of all predictions of one caption together, in UTF-8."""
 
 Group = Literal["common", "sampling", "speculation", "baselines"]
 Receiver = Literal["target", "draft"]
@@ -53,6 +56,8 @@ class OptionSpec:
     high: float | None
     flag: str
     """Of the command line, without dashes; empty: none."""
+    is_file: bool
+    """The command line takes files that hold the values."""
     fallback: Any
     """The value where neither the request, the method nor the gateway says one; `UNSET`: there is none."""
     gateway_default: str
@@ -76,6 +81,7 @@ def _option(
     low: float | None = None,
     high: float | None = None,
     flag: str | None = None,
+    is_file: bool = False,
     fallback: Any = UNSET,
     gateway_default: str = "",
     gateway_limit: str = "",
@@ -83,7 +89,7 @@ def _option(
 ) -> Any:
     """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
     row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
-    row |= {"low": low, "high": high, "flag": flag, "fallback": fallback}
+    row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
     row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit}
     return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)
 
@@ -94,6 +100,7 @@ class CaptionOptions:
 
     Raises:
         InvalidRequest: a value of the wrong type, out of range or unknown; it names the option and what is allowed.
+        LimitExceeded: predictions of more than `MAX_PREDICTION_BYTES`.
     """
 
     prompt: str = _option(
@@ -191,6 +198,23 @@ class CaptionOptions:
     trace: bool = _option(
         "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
     )
+    prediction: tuple[str, ...] = _option(
+        "Text that the caption may be like, such as an old one; there may be several.",
+        default="none",
+        flag="prediction-file",
+        is_file=True,
+        fallback=(),
+    )
+    tolerance: float = _option(
+        "tau of paper 003 (method hsd): below 1 what a prediction has is taken if it is nearly as likely.",
+        "baselines",
+        default="1",
+        low=0,
+        high=1,
+    )
+    tolerance_rule: str = _option(
+        "How the paper's eq. 10 is read.", "baselines", default="log_ratio", choices=tuple(ToleranceRule)
+    )
     lossy: str = _option(
         "Prunes the target itself, which changes the text: for comparison.",
         "baselines",
@@ -205,6 +229,7 @@ class CaptionOptions:
         for name, value in self.given().items():
             _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
+        _check_texts(self.get("prediction", ()))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "CaptionOptions":
@@ -254,14 +279,28 @@ OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
 
 
 def _check(spec: OptionSpec, value: object) -> None:
-    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business, and
-    sampling options are checked by `SamplingParams`."""
-    if spec.group == "sampling":
+    """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
+    sampling options are checked by `SamplingParams`, and predictions together."""
+    if spec.group == "sampling" or spec.name == "prediction":
         return
     _check_type(spec, value)
     if spec.choices and value not in spec.choices:
         raise InvalidRequest(f"{spec.name} {value!r} is unknown; choose one of {', '.join(spec.choices)}")
     _check_range(spec, value)
+
+
+def _check_texts(texts: object) -> None:
+    """Raises for predictions that no gateway would take."""
+    if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequest("prediction must be texts")
+    try:
+        num_bytes = sum(len(text.encode()) for text in texts)
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            "a prediction is no valid Unicode, such as one that was read from bytes that are no UTF-8"
+        ) from None
+    if num_bytes > MAX_PREDICTION_BYTES:
+        raise LimitExceeded(f"the predictions have {num_bytes} bytes; at most {MAX_PREDICTION_BYTES} are taken")
 
 
 def _check_type(spec: OptionSpec, value: object) -> None:

@@ -82,7 +82,8 @@ def test_every_option_has_a_flag_or_none_on_purpose() -> None:
 
 def test_every_option_has_a_value_in_a_plan_but_those_that_may_lack_one() -> None:
     plan = make_plan(CaptionOptions(), CONFIG)
-    assert {spec.name for spec in OPTIONS} - set(plan.options.given()) == {"gamma", "lossy", "lossy_keep"}
+    may_lack = {"gamma", "lossy", "lossy_keep", "tolerance", "tolerance_rule"}
+    assert {spec.name for spec in OPTIONS} - set(plan.options.given()) == may_lack
     assert plan.sampling == SamplingParams()
 
 

@@ -54,6 +54,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         get_logger().info("session.opened", num_frames=num_frames, prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:
             get_logger().info("session.lossy", method=request.lossy.method, keep=request.lossy.keep)
+        if request.hints is not None and request.hints.tolerance.is_lossy:
+            get_logger().info("session.lossy", method=request.local_drafter, tolerance=request.hints.tolerance.tau)
         try:
             queued = () if session.has_place else ((QUEUED_KEY, "1"),)
             await context.send_initial_metadata((*self._metadata, *queued))  # at once: the draft's session waits for it
@@ -94,6 +96,13 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         guidance = await self.engine.guidance(request.session_id, kind, score, capability=request.capability)
         for chunk in guidance_chunks(guidance, self.engine.guidance_layer):
             yield chunk
+
+    async def AddHints(
+        self, request: target_pb2.AddHintsRequest, context: grpc.aio.ServicerContext
+    ) -> target_pb2.AddHintsResponse:
+        texts = tuple(request.texts)
+        num_tokens = await self.engine.add_hints(request.session_id, texts, capability=request.capability)
+        return target_pb2.AddHintsResponse(num_tokens=num_tokens)
 
 
 def _read_score(name: str) -> Score:

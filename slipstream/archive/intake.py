@@ -7,7 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from slipstream.archive.messages import BatchItem, BatchOptions, OptionValues, Submitted
+from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem, BatchOptions, OptionValues, Submitted
 from slipstream.archive.queue import BacklogFull, BatchSpec, JobQueue, JobSpec, Priority, SubmitOutcome
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
@@ -112,7 +112,10 @@ def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> i
 def _plan(values: OptionValues, config: GatewayConfig) -> CaptionPlan:
     if values.get("path") or values.get("request_id"):
         raise InvalidRequest("path and request_id must be empty in the options of a batch; an item names its source")
-    return make_plan(CaptionOptions.from_mapping(values), config)
+    plan = make_plan(CaptionOptions.from_mapping(values), config)
+    if sum(len(text.encode()) for text in plan.options.prediction) > MAX_ITEM_HINT_BYTES:
+        raise LimitExceeded(f"the predictions of a job have more than {MAX_ITEM_HINT_BYTES} bytes; give fewer of them")
+    return plan
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> None:

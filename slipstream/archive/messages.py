@@ -11,6 +11,8 @@ from typing import Any
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.messages import Caption
 
+MAX_ITEM_HINT_BYTES = 64 * 1024
+"""Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
 OptionValues = Mapping[str, Any]
 """Options of `CaptionOptions` by name, as somebody gave them: not checked yet."""
 
@@ -160,6 +162,9 @@ class Receipt:
     """Runs of the job that were begun, the last one included."""
     reused: bool = False
     """Another batch had asked the same of the same content, and its result was taken."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    """Tokens of hints that became text, and those that were judged in vain; the hints themselves are not kept."""
 
 
 @dataclass(frozen=True)

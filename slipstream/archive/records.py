@@ -189,7 +189,7 @@ def content_key(
     """Equal keys: the same was asked of the same file, models and release, so the text can be taken over. `owner`:
     whose results they are, where not everybody's.
 
-    All options count, also those that change the speed only: a result tells how it was made.
+    All options but hints count, also those that change the speed only: a result tells how it was made.
     """
     parts = [__version__, video_sha256, target.revision, target.dtype]
     if plan.speculative and plan.sampling.rule == REJECTION:
@@ -214,12 +214,16 @@ def make_receipt(
         video_bytes=video.num_bytes,
         text_sha256=hashlib.sha256(caption.text.encode()).hexdigest(),
         runs=runs,
+        accepted_prediction_tokens=caption.speculation.accepted_prediction_tokens,
+        rejected_prediction_tokens=caption.speculation.rejected_prediction_tokens,
     )
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:
-    """All options after defaults that say something of the result."""
-    return {name: value for name, value in plan.options.given().items() if name != "trace"}
+    """All options after defaults that say something of the result. Hints are left out, which may be long and do not
+    change the text; below a tolerance of 1 they do."""
+    left_out = {"trace"} if plan.tolerance.is_lossy else {"trace", "prediction"}
+    return {name: value for name, value in plan.options.given().items() if name not in left_out}
 
 
 def tallies(caption: Caption) -> Mapping[str, float]:

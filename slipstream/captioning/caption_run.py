@@ -260,10 +260,10 @@ class CaptionRun:
         if self._pipeline.committed:
             self._pipeline.costs.target_pass_s.observe(window_len, round_s)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
-            self._stats.self_drafted(facts)
+            self._stats.self_drafted(facts, judgement.verdict.num_accepted if self._plan.method.takes_hints else None)
         self._pass_started, self._window_len = now, 0
         self._stats.stop_string = judgement.verdict.stop_string
-        actions = self._pipeline.on_verdict(judgement.verdict, round_s, held_s)
+        actions = self._pipeline.on_verdict(judgement.verdict, round_s, held_s, facts.num_drafted)
         self._carry_out(actions, judgement.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------

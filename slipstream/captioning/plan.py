@@ -11,9 +11,12 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.messages import DraftStart, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
+    METHODS,
     SPARSE_GAMMA,
+    TOLERANT_METHOD,
     Drafter,
     Lossy,
     Method,
@@ -52,8 +55,9 @@ class CaptionPlan:
 
     @property
     def resumable(self) -> bool:
-        """The text is a function of video, options and seed. Under the rule "rejection" it depends on the draft too."""
-        return not (self.speculative and self.sends_proposals)
+        """The text is a function of video, options and seed, and each of its tokens the target's own choice. Under the
+        rule "rejection" it depends on the draft too, and below a tolerance of 1 on the prediction."""
+        return not (self.speculative and self.sends_proposals) and not self.tolerance.is_lossy
 
     @property
     def speculative(self) -> bool:
@@ -64,6 +68,19 @@ class CaptionPlan:
     def drafts_itself(self) -> bool:
         """The target drafts with a part of its own cache."""
         return self.method.drafter is Drafter.SELF
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """What is taken of a prediction beside the target's own choices."""
+        given = self.options.given()
+        return Tolerance(given.get("tolerance", 1.0), given.get("tolerance_rule", Tolerance.rule))
+
+    @property
+    def hints(self) -> Hints | None:
+        """For a drafter at the target that makes trees of texts."""
+        if self.method.max_window is None:
+            return None
+        return Hints(self.options.prediction, self.options.max_window, self.tolerance)
 
     @property
     def sends_proposals(self) -> bool:
@@ -96,8 +113,7 @@ def make_plan(
     """Fills in defaults, makes an id where none is given, and checks limits. Raises `InvalidRequest` or `LimitExceeded`
     naming the option."""
     _check_limits(asked, config)
-    default_method = "slipstream" if config.draft else "autoregressive"
-    method = get_method(asked.get("method", default_method))
+    method = get_method(asked.get("method", _default_method(asked, config)))
     method = method.changed(*(asked.get(name, None) for name in _METHOD_PARTS))
     defaults = _defaults(asked, method, config)
     options = asked.over(CaptionOptions(**defaults))
@@ -113,6 +129,7 @@ def make_plan(
         delivered=tuple(delivered),
     )
     _check_delivered(plan)
+    _check_hints(plan)
     _check_prompt(options.prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
@@ -121,12 +138,22 @@ def make_plan(
     return plan
 
 
+def _default_method(asked: CaptionOptions, config: GatewayConfig) -> str:
+    if asked.get("prediction", ()):
+        return "hints"
+    return "slipstream" if config.draft else "autoregressive"
+
+
 def _defaults(asked: CaptionOptions, method: Method, config: GatewayConfig) -> dict[str, Any]:
     """A value for every option that has one without being asked for: the gateway's, the method's, or the table's."""
     values = {spec.name: spec.fallback for spec in OPTIONS if spec.fallback is not UNSET}
     values |= {spec.name: _gateway_default(spec, config) for spec in OPTIONS if spec.gateway_default}
     values |= {name: getattr(method, name) for name in _METHOD_PARTS if getattr(method, name) is not None}
     values |= {"method": method.name, "guidance": _guidance(asked, method.pruner)}
+    if method.max_window is not None:
+        values["max_window"] = min(method.max_window, config.max_window)
+    if "tolerance" in asked.given():
+        values["tolerance_rule"] = Tolerance.rule
     return values | ({"lossy_keep": DEFAULT_LOSSY_KEEP} if "lossy" in asked.given() else {})
 
 
@@ -169,6 +196,22 @@ def _check_delivered(plan: CaptionPlan) -> None:
         )
 
 
+def _check_hints(plan: CaptionPlan) -> None:
+    """Raises `InvalidRequest` for texts that the method would not look at, and for a tolerance that it cannot have."""
+    takers = ", ".join(name for name, method in METHODS.items() if method.takes_hints)
+    if plan.options.prediction and not plan.method.takes_hints:
+        raise InvalidRequest(
+            f"method {plan.method.name!r} drafts from no prediction; leave it out, or ask for {takers}"
+        )
+    if not plan.tolerance.check().is_lossy:
+        return
+    if plan.method.name != TOLERANT_METHOD or not plan.sampling.greedy:
+        raise InvalidRequest(
+            f"a tolerance below 1 is paper 003's and changes the text: ask for method {TOLERANT_METHOD!r} and "
+            "temperature 0"
+        )
+
+
 def _checked_id(request_id: str) -> str:
     """The id, made where none is given."""
     request_id = request_id or uuid.uuid4().hex
@@ -201,7 +244,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
     num_kept = max(round((1 - plan.options.alpha) * len(video.frames) * tokens_per_frame), 1)
     return TargetStart(
         session_id=key.session_id,
-        guidance_capability=key.guidance_capability if plan.speculative else b"",
+        guidance_capability=key.guidance_capability if plan.speculative or plan.method.takes_hints else b"",
         request_id=plan.request_id,
         with_guidance=plan.speculative,
         sampling=plan.sampling,
@@ -210,7 +253,8 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         with_attention=plan.with_attention,
         lossy=plan.lossy,
         local_drafter=plan.method.name if plan.drafts_itself else "",
-        self_draft_kept=num_kept if plan.drafts_itself else 0,
+        self_draft_kept=num_kept if plan.drafts_itself and plan.hints is None else 0,
+        hints=plan.hints,
         **plan.options.sent_to("target"),
     )
 

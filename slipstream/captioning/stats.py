@@ -77,6 +77,9 @@ class CaptionStats:
     draft_pass_s: float = 0.0
     draft_tokens: int = 0
     drafts_lost: int = 0
+    hints_accepted: int = 0
+    hints_rejected: int = 0
+    """Tokens of hints that were judged in vain, as often as they were."""
     passes: defaultdict[int, PassTally] = field(default_factory=lambda: defaultdict(PassTally))
     prefilled: Prefilled = field(default_factory=Prefilled)
     draft_ready: DraftReady = field(default_factory=DraftReady)
@@ -123,10 +126,13 @@ class CaptionStats:
         self.draft_tokens += num_passes
         self.draft_pass_s += tokens.pass_s * num_passes
 
-    def self_drafted(self, facts: PassFacts) -> None:
-        """The target drafted a window itself."""
+    def self_drafted(self, facts: PassFacts, num_from_hints: int | None) -> None:
+        """The target drafted a window itself, and accepted so many of its tokens; None: it drafts from no hints."""
         self.draft_tokens += facts.num_drafted
         self.draft_pass_s += facts.draft_s
+        if num_from_hints is not None:
+            self.hints_accepted += num_from_hints
+            self.hints_rejected += facts.num_drafted - num_from_hints
 
     def joined(self, now: float, ready: DraftReady) -> None:
         """A draft became ready; the first one's figures are kept."""
@@ -209,6 +215,8 @@ class CaptionStats:
             held_s=self.held_s,
             gate_closings=pipeline.gate.num_closings if pipeline.gate else 0,
             gated_tokens=pipeline.gate.num_gated_tokens if pipeline.gate else 0,
+            accepted_prediction_tokens=self.hints_accepted,
+            rejected_prediction_tokens=self.hints_rejected,
             pass_costs=tuple(
                 PassCost(
                     window=window_len,

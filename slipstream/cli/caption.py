@@ -21,8 +21,8 @@ from slipstream.cli.common import (
 from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
-from slipstream.errors import SlipstreamError
-from slipstream.options import OPTIONS, CaptionOptions, OptionSpec
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
+from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions, OptionSpec
 from slipstream.stack.local import Stack, StackOptions
 
 # -- caption options --------------------------------------------------------------------------------------------------
@@ -42,7 +42,23 @@ LARGE = 2**31
 def caption_options(**values: Any) -> CaptionOptions:
     """The options that were given; the gateway's defaults stand for the others."""
     given = {name: value for name, value in values.items() if value is not None and value != []}
+    for spec in OPTIONS:
+        if spec.is_file and spec.name in given:
+            given[spec.name] = [_read_text(spec, Path(path)) for path in given[spec.name]]
     return CaptionOptions.from_mapping(given)
+
+
+def _read_text(spec: OptionSpec, path: Path) -> str:
+    """A file's text. Raises `InvalidRequest` or `LimitExceeded` naming the flag and the file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_PREDICTION_BYTES + 1)
+        if len(content) > MAX_PREDICTION_BYTES:
+            raise LimitExceeded(f"--{spec.flag}: {str(path)!r} has more than {MAX_PREDICTION_BYTES} bytes")
+        return content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidRequest(f"--{spec.flag}: cannot read {str(path)!r}: {reason}") from None
 
 
 def _parameter(spec: OptionSpec) -> inspect.Parameter:
@@ -55,6 +71,7 @@ def _parameter(spec: OptionSpec) -> inspect.Parameter:
         rich_help_panel=_PANELS[spec.group],
         min=spec.low,
         max=spec.high if spec.high is None or spec.high < LARGE else None,
+        metavar="FILE" if spec.is_file else None,
     )
     kind: Any = list[spec.kind] if spec.repeated else spec.kind  # type: ignore[name-defined]
     return inspect.Parameter(

@@ -29,6 +29,10 @@ def closing_line(caption: Caption) -> str:
     ]
     if lossy := caption.options.get("lossy"):
         facts.insert(0, f"lossy: {lossy} keeps {caption.options['lossy_keep']:.0%}")
+    if 0 < (tau := caption.options.get("tolerance", 0)) < 1:
+        facts.insert(0, f"lossy: hints within a tolerance of {tau:g} ({caption.options['tolerance_rule']})")
+    if predicted := speculation.accepted_prediction_tokens:
+        facts.append(f"{predicted} tokens from hints")
     if speculation.judged:
         facts.insert(2, f"tau {speculation.tau:.2f}")
     if speculation.drafts_lost:

@@ -1,7 +1,8 @@
 """Judges windows: every session's passes are packed with the others', and each has its own verdict."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,6 +15,9 @@ from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, PassFacts
+from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
+from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
+from slipstream.speculation.pacing import WindowCosts
 from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
 
 
@@ -24,6 +28,8 @@ class WindowJudge:
         self._model = model
         self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS)
         self._longest_window = model.strict_width - 1 if model.strict_width else None
+        self._costs = WindowCosts()
+        """T_p(k) of all sessions. Touched on the model's thread only."""
 
     async def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
         """The first pass judges the window, each further one adds a token; less when the text ends before. Where the
@@ -43,7 +49,7 @@ class WindowJudge:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement
             return
-        passes = _Passes(session, self._batcher, request, self._longest_window)
+        passes = _Passes(session, self._batcher, request, self._longest_window, self._costs)
         if request.self_draft:
             await session.work.run(passes.begin_drafting, Lane.DECODE)
         else:
@@ -65,6 +71,7 @@ class _Passes:
     batcher: StepBatcher
     request: JudgeRequest
     longest_window: int | None
+    costs: WindowCosts
 
     def __post_init__(self) -> None:
         self._num_left = self.request.num_passes
@@ -86,7 +93,7 @@ class _Passes:
         """Begins to draft for the first pass. On the model's thread, as all that drafters do."""
         session = self.session
         if session.drafter is None:
-            session.drafter = _make_drafter(session)
+            session.drafter = _make_drafter(session, self.costs, self.longest_window)
             session.work.on_release(session.drafter.close)
         self._draft(session.drafter)
 
@@ -117,10 +124,14 @@ class _Passes:
     def _go_on_drafting(
         self, drafting: Drafting, num_tokens: int, logits: torch.Tensor | None = None, draft_s: float = 0.0
     ) -> None:
+        started = time.perf_counter()
         try:
             state, window = next(drafting) if logits is None else drafting.send(logits)
         except StopIteration as done:
-            self._judge(JudgeRequest(tuple(done.value[:num_tokens])), draft_s)
+            self._judge(
+                _drafted(done.value, num_tokens, not _tolerance(self.session).is_lossy),
+                draft_s + time.perf_counter() - started,
+            )
             return
 
         def on_logits(logits: torch.Tensor, pass_s: float) -> bool:
@@ -137,6 +148,7 @@ class _Passes:
         self.batcher.submit(Step(session.work, session.work.state, window, on_logits=on_logits, on_error=self._tell))
 
     def _on_logits(self, request: JudgeRequest, draft_s: float, logits: torch.Tensor, pass_s: float) -> bool:
+        self.costs.observe(len(request.window), pass_s)
         num_drafted = len(request.window) if self.request.self_draft else 0
         judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s))
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
@@ -153,12 +165,24 @@ class _Passes:
 
     def _told(self, verdict: Verdict, request: JudgeRequest) -> Verdict:
         """The verdict in words that the caller knows: nodes of its own tree, tokens that it has not seen."""
-        drafted = request.window[: verdict.num_accepted] if self.request.self_draft else ()
-        return replace(verdict, path=tuple(self._nodes[node] for node in verdict.path), drafted=drafted)
+        if self.request.self_draft:
+            accepted = verdict.path or range(verdict.num_accepted)
+            return replace(verdict, path=(), drafted=tuple(request.window[node] for node in accepted))
+        return replace(verdict, path=tuple(self._nodes[node] for node in verdict.path))
 
     def _tell(self, *outcomes: Judgement | Exception | None) -> None:
         for outcome in outcomes:
             self._loop.call_soon_threadsafe(self._done.put_nowait, outcome)
+
+
+def _drafted(drafted: Sequence[int] | TokenTree | None, num_tokens: int, may_be_chain: bool) -> JudgeRequest:
+    """The pass over what a drafter returned, which may be more than it was asked for. A tree without branches is judged
+    as a chain, which takes fewer steps; but tolerance is of trees."""
+    if isinstance(drafted, TokenTree):
+        tree, _ = drafted.shallow(num_tokens)
+        branches = tree is not None and not (tree.is_chain and may_be_chain)
+        return JudgeRequest(tree.token_ids if tree else (), tree=tree if branches else None)
+    return JudgeRequest(tuple(drafted or ())[:num_tokens])
 
 
 def _rows(last_token: int, request: JudgeRequest) -> Window:
@@ -168,8 +192,9 @@ def _rows(last_token: int, request: JudgeRequest) -> Window:
     return TokenTree((last_token, *request.window), (ROOT, *(parent + 1 for parent in request.tree.parents)))
 
 
-def _make_drafter(session: TargetSession) -> LocalDrafter:
+def _make_drafter(session: TargetSession, costs: WindowCosts, longest_window: int | None) -> LocalDrafter:
     assert session.drafter_type is not None
+    hints = session.request.hints
     return session.drafter_type(
         DraftingSession(
             plan=session.plan,
@@ -178,6 +203,11 @@ def _make_drafter(session: TargetSession) -> LocalDrafter:
             sampler=session.sampler,
             num_kept=session.request.self_draft_kept,
             max_new_tokens=session.request.max_new_tokens,
+            vocab_size=session.sampler.vocab_size,
+            max_rows=min(hints.max_rows if hints else 0, longest_window or MAX_ROWS),
+            as_chain=longest_window is not None,
+            costs=costs,
+            hints=session.hints,
         )
     )
 
@@ -207,6 +237,11 @@ def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeReque
     return Judgement(verdict, tuple(text.pieces), facts)
 
 
+def _tolerance(session: TargetSession) -> Tolerance:
+    hints = session.request.hints
+    return EXACT if hints is None else hints.tolerance
+
+
 def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest) -> Verdict:
     committed, sampler, window = session.committed, session.sampler, request.window
     if request.tree is None:
@@ -218,5 +253,11 @@ def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest)
         _, token = sampler.judge(logits[row : row + 1], [*committed, *(window[node] for node in path)], ())
         return token
 
-    path, own_token = accept_tree(request.tree, choose)
+    def rate(row: int, path: tuple[int, ...], candidates: Sequence[int]) -> Rating:
+        return sampler.rate(logits[row : row + 1], [*committed, *(window[node] for node in path)], candidates)
+
+    if (tolerance := _tolerance(session)).is_lossy:
+        path, own_token = accept_tolerantly(request.tree, rate, tolerance)
+    else:
+        path, own_token = accept_tree(request.tree, choose)
     return end_verdict(window, len(path), own_token, len(committed), session.rule, path)

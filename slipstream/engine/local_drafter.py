@@ -4,10 +4,11 @@ All of a drafter runs on the model's thread. It cannot harm the text: whatever i
 the draft service.
 """
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,12 +16,53 @@ from slipstream.engine.forward import DecodeState
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import PromptPlan, Window
 from slipstream.errors import InvalidRequest
+from slipstream.logs import get_logger
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.methods import METHODS
+from slipstream.speculation.pacing import WindowCosts
+from slipstream.speculation.protocol import TokenTree
 
-Drafting = Generator[tuple[DecodeState, Window], Tensor, Sequence[int]]
+Drafting = Generator[tuple[DecodeState, Window], Tensor, Sequence[int] | TokenTree | None]
 """One window in the making. Yields steps of the model, which may be packed with those of other sessions, and is sent
-the logits [n, vocab] that follow each of a step's tokens; returns the tokens of the window."""
+the logits [n, vocab] that follow each of a step's tokens; returns the tokens of the window, or a tree of them. None or
+no token: the pass is a plain one."""
+
+
+MAX_HINT_TOKENS = 65_536
+"""Of all hints of a session: their index takes some 30 MB then. What is more than that is left out."""
+
+
+PIECE_TOKENS = 4096
+"""Read in before one pass; that many take some 20 ms, and other sessions wait for the same thread."""
+
+
+class HintPiece(NamedTuple):
+    """A part of a hint text that one pass reads in."""
+
+    token_ids: tuple[int, ...]
+    goes_on: bool
+    """It is more of the text of the piece before."""
+
+
+class HintRoom:
+    """The hints of one session on their way from the event loop to the model's thread, and how many it may have."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[HintPiece] = deque()
+        """What the drafter has not taken yet; it takes them from the left."""
+        self.num_tokens = 0
+
+    def add(self, texts: Iterable[Sequence[int]]) -> int:
+        """Takes tokenised texts as far as there is room; how many tokens that were. On the event loop."""
+        num_before = self.num_tokens
+        for text in texts:
+            taken = tuple(text[: MAX_HINT_TOKENS - self.num_tokens])
+            if len(taken) < len(text):
+                get_logger().warning("hints.cut", num_tokens=len(text), num_taken=len(taken), most=MAX_HINT_TOKENS)
+            for first in range(0, len(taken), PIECE_TOKENS):
+                self.waiting.append(HintPiece(taken[first : first + PIECE_TOKENS], goes_on=first > 0))
+            self.num_tokens += len(taken)
+        return self.num_tokens - num_before
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +78,14 @@ class DraftingSession:
     num_kept: int
     """Video tokens that were asked for, for a drafter that sees a part of them."""
     max_new_tokens: int
+    vocab_size: int
+    max_rows: int = 0
+    """Most rows of a tree; 0: the drafter's own."""
+    as_chain: bool = False
+    """The model judges no trees."""
+    costs: WindowCosts = field(default_factory=WindowCosts)
+    """T_p(k) as passes at this model were measured, this session's included."""
+    hints: HintRoom = field(default_factory=HintRoom)
 
 
 class LocalDrafter(Protocol):
@@ -52,7 +102,8 @@ class LocalDrafter(Protocol):
     def __init__(self, session: DraftingSession) -> None: ...
 
     def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
-        """At most `num_tokens` tokens, 0 or more, that may follow the `committed` ones of the answer."""
+        """At most `num_tokens` tokens, 0 or more, that may follow the `committed` ones of the answer; of a tree so many
+        levels."""
         ...
 
     def on_commit(self) -> None:

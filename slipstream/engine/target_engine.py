@@ -6,7 +6,7 @@ The passes over windows are in `judging.py`, the prefill's blocks in `target_pre
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from slipstream.engine.batcher import SessionWork, frames_bytes
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
-from slipstream.engine.target_prefill import PromptPass, TargetSession, schedule_of
+from slipstream.engine.target_prefill import PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
@@ -25,7 +25,7 @@ from slipstream.messages import Judgement, JudgeRequest, Prefilled, PrefillStage
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
-from slipstream.speculation.methods import GuidanceKind
+from slipstream.speculation.methods import TOLERANT_METHOD, GuidanceKind
 from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
@@ -102,6 +102,9 @@ class TargetEngine:
             )
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
+        check_hints(request)
+        texts = request.hints.texts if request.hints is not None else ()
+        hint_ids = await asyncio.to_thread(self._tokenize, texts) if texts else []
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
         place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
@@ -119,6 +122,7 @@ class TargetEngine:
             place=place,
             work=work,
         )
+        session.hints.add(hint_ids)
         self._sessions[request.session_id] = session
         try:
             async with self._opened:
@@ -173,14 +177,23 @@ class TargetEngine:
         """Runs passes over the last committed token and the window; see `WindowJudge.judge`."""
         return self._judge.judge(session, request)
 
+    async def add_hints(self, session_id: str, texts: Sequence[str], *, capability: bytes) -> int:
+        """Gives a session more hints; how many tokens of them it took. Raises `SessionGone` when there is no such
+        session, or the capability is not the session's."""
+        session = await self._capable(session_id, capability)
+        if not capability or session.request.hints is None:
+            raise InvalidRequest(f"session {session_id!r} drafts from no hints")
+        session.num_pulls += 1
+        if session.num_pulls > MAX_PULLS:
+            raise LimitExceeded(f"this session was given hints {MAX_PULLS} times; give it more of them at once")
+        return session.hints.add(await asyncio.to_thread(self._tokenize, texts))
+
     async def guidance(
         self, session_id: str, kind: str, score: Score = Score.SIMILARITY_VARIATION, *, capability: bytes = b""
     ) -> Guidance:
         """The guidance of a session, as soon as the layers that it is made of have run: layer L, or all for attention
         as such. Raises `SessionGone` when there is no such session, or the capability is not the session's."""
-        session = await self._wait_opened(session_id)
-        if not hmac.compare_digest(session.request.guidance_capability, capability):
-            raise SessionGone(f"no session {session_id!r} is open here")
+        session = await self._capable(session_id, capability)
         session.num_pulls += 1
         if session.num_pulls > MAX_PULLS:
             raise LimitExceeded(
@@ -215,11 +228,23 @@ class TargetEngine:
 
     def _kv_bytes(self, request: TargetStart, plan: PromptPlan, drafter_type: type[LocalDrafter] | None) -> int:
         """What the session's caches will hold at most: its own, and its drafter's."""
-        num_bytes = self.model.kv_bytes(plan.num_tokens + request.max_new_tokens)
+        num_bytes = self.model.kv_bytes(plan.num_tokens + headroom_of(request))
         if drafter_type is None:
             return num_bytes
         num_cached = drafter_type.max_cached_tokens(plan, request.self_draft_kept, request.max_new_tokens)
         return num_bytes + (self.model.kv_bytes(num_cached) if num_cached else 0)
+
+    def _tokenize(self, texts: Iterable[str]) -> list[list[int]]:
+        """Each with an end of text behind it, as the answer that it is like may end there. On any thread."""
+        ends = list(self.model.info.eos_token_ids[:1])
+        return [[*self.model.tokenize(text), *ends] for text in texts]
+
+    async def _capable(self, session_id: str, capability: bytes) -> TargetSession:
+        """The session, for who shows its capability. Raises `SessionGone`."""
+        session = await self._wait_opened(session_id)
+        if not hmac.compare_digest(session.request.guidance_capability, capability):
+            raise SessionGone(f"no session {session_id!r} is open here")
+        return session
 
     async def _wait_opened(self, session_id: str) -> TargetSession:
         async with self._opened:
@@ -239,6 +264,15 @@ async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) ->
         if future.cancelled():
             raise SessionGone(f"session {session.request.session_id!r} has ended") from None
         raise
+
+
+def check_hints(request: TargetStart) -> None:
+    """Raises `InvalidRequest` for a tolerance that this session cannot have."""
+    hints = request.hints
+    if hints is None or not hints.tolerance.is_lossy:
+        return
+    if request.local_drafter != TOLERANT_METHOD or not request.sampling.greedy:
+        raise InvalidRequest(f"a tolerance below 1 is paper 003's: ask for {TOLERANT_METHOD!r} and temperature 0")
 
 
 def default_guidance_layer(num_layers: int) -> int:

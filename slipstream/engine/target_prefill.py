@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork, encode_blocks
 from slipstream.engine.kv_cache import KVCache
-from slipstream.engine.local_drafter import LocalDrafter
+from slipstream.engine.local_drafter import HintRoom, LocalDrafter
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
@@ -55,6 +55,7 @@ class TargetSession:
     work: SessionWork
     committed: list[int] = field(default_factory=list)
     """Touched on the model's thread only, once the prefill is done."""
+    hints: HintRoom = field(default_factory=HintRoom)
     first_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
@@ -66,6 +67,11 @@ class TargetSession:
     def has_place(self) -> bool:
         """It is served, and its frames may come; else it waits."""
         return self.place.admitted_at is not None and self.work.may_have_frames
+
+
+def headroom_of(request: TargetStart) -> int:
+    """Rows that the session's cache holds behind the prompt, at most: the answer and a tree behind it."""
+    return request.max_new_tokens + (request.hints.max_rows if request.hints is not None else 0)
 
 
 # -- prefill ----------------------------------------------------------------------------------------------------------
@@ -127,7 +133,7 @@ class PromptPass:
         started = time.perf_counter()
         observer = self._lossy or self._session.attention
         prefill = self._model.start_prefill(
-            plan, torch.cat(embeddings), headroom=request.max_new_tokens, observer=observer
+            plan, torch.cat(embeddings), headroom=headroom_of(request), observer=observer
         )
         embeddings.clear()
         keep_states = request.with_guidance or self._key is not None
@@ -151,7 +157,7 @@ class PromptPass:
     def _resumed(self, prefix: VideoPrefix) -> Iterator[PrefillEvent]:
         plan = self._session.plan
         started = time.perf_counter()
-        cache = prefix.cache.fork(prefix.num_tokens, plan.num_tokens + self._session.request.max_new_tokens)
+        cache = prefix.cache.fork(prefix.num_tokens, plan.num_tokens + headroom_of(self._session.request))
         prefill = self._model.resume_prefill(plan, cache, observer=self._session.attention)
         video_states, text_0 = prefix.video_states, prefill.text_states()
         self._until_guidance_s += time.perf_counter() - started

@@ -276,6 +276,11 @@ class VideoLM:
         """A fresh incremental detokeniser."""
         return TextStream(self._text)
 
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text as the model would write it in its answer; nothing in it acts as a special token. On any
+        thread."""
+        return self._text.encode(text)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens."""
         return self._text.decode(token_ids)

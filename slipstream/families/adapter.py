@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from slipstream.engine.forward import Decoder
 from slipstream.families.preprocess import FramePreprocessor
+from slipstream.families.prompts import inner_tokenizer
 from slipstream.frame_size import FrameSize
 from slipstream.speculation.methods import Positions
 
@@ -220,6 +222,15 @@ class TextDecoder:
         """The text; bytes that are no UTF-8 become U+FFFD."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text that stands behind a special token, as an answer does. On any thread."""
+        token_ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return token_ids
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        return inner_tokenizer(self._tokenizer)
 
     def has_text(self, token_id: int) -> bool:
         """Whether the token stands for bytes of text."""

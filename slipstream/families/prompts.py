@@ -68,7 +68,7 @@ class ChatTemplate:
             added_ids.setdefault(video_word, VIDEO_WORD)
         first_ids = tuple(backend.encode("", add_special_tokens=True).ids)
         pieces = tuple(_split(before, added_ids))
-        plain, inner = _plain_tokenizers(backend)
+        plain, inner = _without_specials(backend.to_str()), inner_tokenizer(backend)
         return cls(
             pieces,
             tuple(_split(after, added_ids)),
@@ -149,16 +149,19 @@ def find_video(token_ids: Sequence[int], placeholder: int, num_expected: int) ->
     return tuple(spans)
 
 
-def _plain_tokenizers(backend: Tokenizer) -> tuple[Tokenizer, Tokenizer]:
-    """Two that match no special tokens: for the first text, and for text behind a special token."""
+def inner_tokenizer(backend: Tokenizer) -> Tokenizer:
+    """For text behind a special token; it matches no special tokens."""
     inner = json.loads(backend.to_str())
     step = inner["pre_tokenizer"] or {}
     if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first":
         step["prepend_scheme"] = "never"
-    plain = Tokenizer.from_str(backend.to_str()), Tokenizer.from_str(json.dumps(inner))
-    for tokenizer in plain:
-        tokenizer.encode_special_tokens = True
-    return plain
+    return _without_specials(json.dumps(inner))
+
+
+def _without_specials(written: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(written)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _split(text: str, added_ids: dict[str, int]) -> Iterator[_Piece]:

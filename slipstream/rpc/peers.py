@@ -98,6 +98,18 @@ class RemoteTarget(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("target", address, target_pb2_grpc.TargetStub, open_channel(address, security))
 
+    async def add_hints(self, start: TargetStart, texts: Sequence[str], *, timeout_s: float = ASK_TIMEOUT_S) -> int:
+        """Gives the session that was begun so more hints; how many tokens of them it took. Where several targets are
+        behind one address, ask the one at `TargetCall.guidance_address`. Raises what the target says."""
+        request = target_pb2.AddHintsRequest(
+            session_id=start.session_id, texts=texts, capability=start.guidance_capability
+        )
+        try:
+            answer = await self._stub.AddHints(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise as_slipstream_error(error, "target") from None
+        return int(answer.num_tokens)
+
     def open(self, start: TargetStart, video: session_codec.HasFrames, *, timeout_s: float) -> "TargetCall":
         """Begins a session. The frames are read from their owner as they are sent."""
 

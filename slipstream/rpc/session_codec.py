@@ -35,6 +35,8 @@ from slipstream.rpc.codec import (
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import Proposal
+from slipstream.speculation.hints.tolerance import Hints, Tolerance
+from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine, TokenTree, Verdict
 
@@ -145,6 +147,7 @@ def target_start(start: TargetStart, frames: Frames) -> target_pb2.TargetRequest
         target_pb2.TargetStart,
         frames=frames_header(frames, start.seconds_per_frame, start.times_s),
         self_draft=_self_draft(start),
+        hints=_hints_message(start.hints) if start.hints else None,
     )
     return target_pb2.TargetRequest(start=message)
 
@@ -167,6 +170,7 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
         lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
         local_drafter=message.self_draft.drafter,
         self_draft_kept=message.self_draft.num_kept,
+        hints=_read_hints(message.hints) if message.HasField("hints") else None,
     )
 
 
@@ -174,6 +178,17 @@ def _self_draft(start: TargetStart) -> target_pb2.SelfDraft | None:
     if not start.local_drafter:
         return None
     return target_pb2.SelfDraft(drafter=start.local_drafter, num_kept=start.self_draft_kept)
+
+
+def _hints_message(hints: Hints) -> target_pb2.Hints:
+    tolerance = hints.tolerance
+    return to_message(hints, target_pb2.Hints, tolerance=tolerance.tau, tolerance_rule=tolerance.rule)
+
+
+def _read_hints(message: target_pb2.Hints) -> Hints:
+    """Raises `InvalidRequest` for a tolerance that there is not. Larger trees than any are taken for the largest."""
+    tolerance = Tolerance(message.tolerance or 1.0, message.tolerance_rule or Tolerance.rule).check()
+    return Hints(tuple(message.texts), min(message.max_rows, MAX_NODES), tolerance)
 
 
 def judge_message(action: JudgeWindow, proposals: Sequence[Proposal] = ()) -> target_pb2.TargetRequest:

@@ -39,6 +39,7 @@ from torch import Tensor
 from slipstream.errors import SlipstreamError
 from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
 
 # -- warp -------------------------------------------------------------------------------------------------------------
@@ -156,6 +157,7 @@ class TargetSampler:
         self.params = params
         self._warp = Warp(params, prompt_ids, vocab_size)
         self._races = Races(params.seed, vocab_size)
+        self.vocab_size = vocab_size
 
     def judge(
         self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal] = ()
@@ -178,6 +180,14 @@ class TargetSampler:
             if index == len(window) or token != window[index]:
                 return index, token
         raise AssertionError("the row behind the window always ends it")
+
+    def rate(self, logits: Tensor, committed: Sequence[int], candidates: Sequence[int]) -> Rating:
+        """The greedy choice behind `committed`, and how likely it and the candidates are, from logits [1, vocab].
+        Raises like `judge`."""
+        (own_token,) = self._warp.likeliest(logits, committed)
+        log_ps = self._warp.penalised(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
+        own, *others = log_ps[torch.tensor([own_token, *candidates], device=log_ps.device)].tolist()
+        return Rating(own_token, own, others)
 
     def _decide(
         self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal]

@@ -8,6 +8,7 @@ where its table says when it is first used.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from slipstream.errors import InvalidRequest
 
@@ -140,6 +141,12 @@ SPARSE_GAMMA = 9
 """Window of STD in the papers (000, table 1; 004, section 4)."""
 
 
+TOLERANT_METHOD = "hsd"
+"""The one that may take a hint's token for the target's own, see `slipstream.speculation.hints.tolerance`."""
+HINT_DEPTH, HINT_ROWS = 32, 48
+"""Levels and rows of a tree from hints, at most; how many of them a pass takes follows from what rows cost."""
+
+
 class Drafter(StrEnum):
     """Who writes the tokens that the target judges."""
 
@@ -171,6 +178,10 @@ class Method:
     """None: the policy's own."""
     local_drafter: str = ""
     """Where the drafter is SELF: `module:class` of its `slipstream.engine.local_drafter.LocalDrafter`."""
+    takes_hints: bool = False
+    """It drafts from the texts of the option `prediction`, and from those that come later."""
+    max_window: int | None = None
+    """Most rows of a pass, where the method wants others than the gateway's default."""
 
     @property
     def speculative(self) -> bool:
@@ -198,6 +209,8 @@ class Method:
         return method
 
 
+_HINTS = "slipstream.engine.hint_drafter"
+_HINT_TREES: dict[str, Any] = {"shape": Shape.TREE, "gamma": HINT_DEPTH, "max_window": HINT_ROWS}
 _METHODS = (
     Method("slipstream", Drafter.DRAFT, "uv_spread", "self_clocked", gate=True),
     Method("parallelvlm", Drafter.DRAFT, "uv", "fixed"),
@@ -206,6 +219,9 @@ _METHODS = (
     Method("sd_tree", Drafter.DRAFT, shape=Shape.TREE),
     Method("onsd", Drafter.DRAFT, "all"),
     Method("std", Drafter.SELF, gamma=SPARSE_GAMMA, local_drafter="slipstream.engine.sparse_drafter:SparseDrafter"),
+    Method("hints", Drafter.SELF, local_drafter=f"{_HINTS}:HintsDrafter", takes_hints=True, **_HINT_TREES),
+    Method("hsd", Drafter.SELF, local_drafter=f"{_HINTS}:HsdDrafter", takes_hints=True, **_HINT_TREES),
+    Method("prompt_lookup", Drafter.SELF, local_drafter=f"{_HINTS}:LookupDrafter", **_HINT_TREES),
     Method("autoregressive", Drafter.NONE),
 )
 METHODS = {method.name: method for method in _METHODS}

@@ -278,16 +278,21 @@ class Pipeline:
         self._silent = True
         return self._next_pass()
 
-    def on_verdict(self, verdict: Verdict, round_s: float = 0.0, held_s: float = 0.0) -> list[Action]:
+    def on_verdict(
+        self, verdict: Verdict, round_s: float = 0.0, held_s: float = 0.0, num_drafted: int | None = None
+    ) -> list[Action]:
         """A target pass ended. Raises `ProtocolViolation` for a verdict that answers nothing.
 
         `round_s`: seconds since it was asked for, or since the verdict before it of the same request; `held_s`: seconds
-        that the target was held before. The gate, if there is one, decides from them.
+        that the target was held before. The gate, if there is one, decides from them. `num_drafted`: tokens of a window
+        that the target drafted itself, where that may be fewer than it was asked for.
         """
         kind, in_batch = self._passes.kind, self._passes.follows_another
         window, depth = self._passes.answer(verdict)
         tokens = verdict.committed(window)
         self.committed.extend(tokens)
+        if num_drafted is not None and kind is PassKind.SELF:
+            depth = min(depth, num_drafted)
         if depth:
             self.costs.observe_window(verdict.num_accepted, depth)
             self.num_accepted += verdict.num_accepted

@@ -59,12 +59,21 @@ class TokenTree:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
+    @property
+    def is_chain(self) -> bool:
+        """It does not branch."""
+        return self.parents == tuple(range(ROOT, len(self) - 1))
+
     def child(self, node: int, token_id: int) -> int | None:
         """The first node with that token behind `node` (-1: among the roots), if there is one."""
         for child, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
             if parent == node and token == token_id:
                 return child
         return None
+
+    def children(self, node: int) -> list[int]:
+        """The nodes behind `node` (-1: the roots), ascending."""
+        return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> tuple[int, ...]:
         """The nodes from a root to `node`, both included, ascending."""

@@ -21,12 +21,14 @@ FILES = {
     "proto/slipstream/rpc/v1/job.proto": "message Job {\n  // message of old\n}\n",
     "bench/short.py": "def f():\n" + "    pass\n" * 60,
 }
-SPREAD = 6
-"""Modules that came with models over several processes; the bound without them is the renovation's."""
-STATIC = 4
-"""Modules that came with static steps."""
-GPU_CHECKS = 2
-"""Modules of bench beyond its bound: of the seven that came with the checks for a GPU the rest was room."""
+CAME_WITH = {
+    "models over several processes": 6,
+    "static steps": 4,
+    "text that is already there": 9,
+}
+"""Modules beyond the renovation's bound, by the capability that they brought."""
+CHECKS_CAME_WITH = {"checks for a GPU": 2, "hints": 3}
+"""The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
 
 @pytest.fixture
@@ -80,6 +82,7 @@ def test_a_tree_without_circles_has_none(tree: Path) -> None:
 def test_our_own_house_keeps_its_bounds() -> None:
     document = make_document(ROOT)
     product, bench = document["areas"]["product"], document["areas"]["bench"]
-    assert product["modules"] <= 115 + SPREAD + STATIC and bench["modules"] <= 55 + GPU_CHECKS
+    assert product["modules"] <= 115 + sum(CAME_WITH.values())
+    assert bench["modules"] <= 55 + sum(CHECKS_CAME_WITH.values())
     assert not product["long_files"] and not product["long_functions"]
     assert not document["cycle"] and document["imports_pb2"] <= 14

@@ -73,6 +73,31 @@ def test_sends_only_the_options_that_are_given(gateway: FakeGateway, tmp_path: P
     }
 
 
+def test_predictions_are_read_from_files(gateway: FakeGateway, tmp_path: Path) -> None:
+    video = str(good_video(tmp_path / "a.mp4"))
+    for name, content in (("1.txt", "A red circle.\n"), ("2.txt", "\ufeffEin Kreis \u00e4ndert sich.")):
+        (tmp_path / name).write_text(content)
+    files = [word for name in ("1.txt", "2.txt") for word in ("--prediction-file", str(tmp_path / name))]
+    assert run(["caption", video, "--gateway", gateway.address, *files, "--method", "hsd", "--tolerance", "0.75"]) == 0
+    assert list(gateway.options.prediction) == ["A red circle.\n", "Ein Kreis \u00e4ndert sich."]
+    assert gateway.options.tolerance == 0.75
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"x" * 10_000_000, "more than 1048576 bytes"), (b"caf\xe9", "it is not UTF-8"), (None, "No such file")],
+)
+def test_a_prediction_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, words: str
+) -> None:
+    path = tmp_path / "old.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert run(["caption", str(good_video(tmp_path / "a.mp4")), "--prediction-file", str(path)]) == 2
+    output = capsys.readouterr()
+    assert words in output.err and "--prediction-file" in output.err and len(output.err.splitlines()) == 1
+
+
 def test_json_is_one_object_a_video(gateway: FakeGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     videos = [str(good_video(tmp_path / name)) for name in ("a.mp4", "b.mp4")]
     assert run(["caption", *videos, "--json", "--gateway", gateway.address]) == 0

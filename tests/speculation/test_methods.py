@@ -60,7 +60,8 @@ def test_every_part_of_a_method_exists(method: Method) -> None:
 
 def test_an_unknown_method_lists_those_there_are() -> None:
     with pytest.raises(
-        InvalidRequest, match="slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, autoregressive"
+        InvalidRequest,
+        match="slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, hints, hsd, prompt_lookup, autoregressive",
     ):
         get_method("magic")
 

@@ -252,7 +252,7 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., custom_id: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., progress: _Optional[str] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., attempts: _Optional[int] = ..., crashes: _Optional[int] = ..., worker: _Optional[str] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused")
+    __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused", "accepted_prediction_tokens", "rejected_prediction_tokens")
     SLIPSTREAM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,8 @@ class Receipt(_message.Message):
     TEXT_SHA256_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     slipstream_version: str
     target: ModelReceipt
     draft: ModelReceipt
@@ -271,7 +273,9 @@ class Receipt(_message.Message):
     text_sha256: str
     runs: int
     reused: bool
-    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: _Optional[bool] = ...) -> None: ...
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: _Optional[bool] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class ModelReceipt(_message.Message):
     __slots__ = ("model_id", "revision", "dtype")

@@ -18,7 +18,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ..., resume_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,9 @@ class CaptionOptions(_message.Message):
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     LOSSY_KEEP_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_RULE_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -69,7 +72,10 @@ class CaptionOptions(_message.Message):
     lossy: str
     lossy_keep: float
     trace: bool
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[str]
+    tolerance: float
+    tolerance_rule: str
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ...) -> None: ...
 
 class CaptionEvent(_message.Message):
     __slots__ = ("stage", "text", "summary", "trace")
@@ -130,7 +136,7 @@ class CommittedToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep")
+    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep", "tolerance", "tolerance_rule")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +152,8 @@ class Summary(_message.Message):
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     LOSSY_KEEP_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_RULE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     num_tokens: int
@@ -161,7 +169,9 @@ class Summary(_message.Message):
     stop_string: str
     lossy: str
     lossy_keep: float
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ...) -> None: ...
+    tolerance: float
+    tolerance_rule: str
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ...) -> None: ...
 
 class VideoFacts(_message.Message):
     __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens", "reused_tokens")
@@ -218,7 +228,7 @@ class Timings(_message.Message):
     def __init__(self, decode_s: _Optional[float] = ..., target_encode_s: _Optional[float] = ..., target_prefill_s: _Optional[float] = ..., draft_encode_s: _Optional[float] = ..., draft_guidance_s: _Optional[float] = ..., draft_prune_s: _Optional[float] = ..., draft_prefill_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., draft_ready_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., total_s: _Optional[float] = ..., longest_gap_s: _Optional[float] = ..., resumptions: _Optional[int] = ..., resume_s: _Optional[float] = ...) -> None: ...
 
 class Speculation(_message.Message):
-    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens")
+    __slots__ = ("passes", "windows", "judged", "accepted", "restarts", "drafts_lost", "tau", "mean_accepted_length", "target_pass_s", "plain_pass_s", "draft_pass_s", "speed_ratio", "kept_tokens", "guidance_bytes", "kept_digest", "held_s", "pass_costs", "gate_closings", "gated_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
     PASSES_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +248,8 @@ class Speculation(_message.Message):
     PASS_COSTS_FIELD_NUMBER: _ClassVar[int]
     GATE_CLOSINGS_FIELD_NUMBER: _ClassVar[int]
     GATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     passes: int
     windows: int
     judged: int
@@ -257,7 +269,9 @@ class Speculation(_message.Message):
     pass_costs: _containers.RepeatedCompositeFieldContainer[PassCost]
     gate_closings: int
     gated_tokens: int
-    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., gate_closings: _Optional[int] = ..., gated_tokens: _Optional[int] = ...) -> None: ...
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    def __init__(self, passes: _Optional[int] = ..., windows: _Optional[int] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., restarts: _Optional[int] = ..., drafts_lost: _Optional[int] = ..., tau: _Optional[float] = ..., mean_accepted_length: _Optional[float] = ..., target_pass_s: _Optional[float] = ..., plain_pass_s: _Optional[float] = ..., draft_pass_s: _Optional[float] = ..., speed_ratio: _Optional[float] = ..., kept_tokens: _Optional[int] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., held_s: _Optional[float] = ..., pass_costs: _Optional[_Iterable[_Union[PassCost, _Mapping]]] = ..., gate_closings: _Optional[int] = ..., gated_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class PassCost(_message.Message):
     __slots__ = ("window", "count", "pass_s", "round_s")

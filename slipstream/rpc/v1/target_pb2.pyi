@@ -50,7 +50,7 @@ class TargetRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TargetStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., judge: _Optional[_Union[Judge, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
 
 class TargetStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability")
+    __slots__ = ("session_id", "prompt", "frames", "max_new_tokens", "with_guidance", "sampling", "with_attention", "lossy", "self_draft", "guidance_capability", "hints")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class TargetStart(_message.Message):
     LOSSY_FIELD_NUMBER: _ClassVar[int]
     SELF_DRAFT_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    HINTS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -71,7 +72,20 @@ class TargetStart(_message.Message):
     lossy: Lossy
     self_draft: SelfDraft
     guidance_capability: bytes
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ...) -> None: ...
+    hints: Hints
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., with_guidance: _Optional[bool] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., with_attention: _Optional[bool] = ..., lossy: _Optional[_Union[Lossy, _Mapping]] = ..., self_draft: _Optional[_Union[SelfDraft, _Mapping]] = ..., guidance_capability: _Optional[bytes] = ..., hints: _Optional[_Union[Hints, _Mapping]] = ...) -> None: ...
+
+class Hints(_message.Message):
+    __slots__ = ("texts", "max_rows", "tolerance", "tolerance_rule")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_RULE_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    max_rows: int
+    tolerance: float
+    tolerance_rule: str
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., max_rows: _Optional[int] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ...) -> None: ...
 
 class Lossy(_message.Message):
     __slots__ = ("method", "keep")
@@ -176,6 +190,22 @@ class PullGuidanceRequest(_message.Message):
     score: str
     capability: bytes
     def __init__(self, session_id: _Optional[str] = ..., kind: _Optional[_Union[GuidanceKind, str]] = ..., score: _Optional[str] = ..., capability: _Optional[bytes] = ...) -> None: ...
+
+class AddHintsRequest(_message.Message):
+    __slots__ = ("session_id", "texts", "capability")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    capability: bytes
+    def __init__(self, session_id: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., capability: _Optional[bytes] = ...) -> None: ...
+
+class AddHintsResponse(_message.Message):
+    __slots__ = ("num_tokens",)
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
 
 class GuidanceChunk(_message.Message):
     __slots__ = ("header", "data")

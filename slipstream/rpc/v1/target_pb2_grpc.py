@@ -50,6 +50,11 @@ class TargetStub:
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.PullGuidanceRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.GuidanceChunk.FromString,
                 _registered_method=True)
+        self.AddHints = channel.unary_unary(
+                '/slipstream.rpc.v1.Target/AddHints',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsResponse.FromString,
+                _registered_method=True)
 
 
 class TargetServicer:
@@ -78,6 +83,15 @@ class TargetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddHints(self, request, context):
+        """Gives a session more hints, at any time until its text has ended; they help from its next pass on.
+        NOT_FOUND when no such session is open here, or the capability is not the session's; INVALID_ARGUMENT when it drafts
+        from no hints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +109,11 @@ def add_TargetServicer_to_server(servicer, server):
                     servicer.PullGuidance,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.PullGuidanceRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.GuidanceChunk.SerializeToString,
+            ),
+            'AddHints': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddHints,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +197,33 @@ class Target:
             '/slipstream.rpc.v1.Target/PullGuidance',
             slipstream_dot_rpc_dot_v1_dot_target__pb2.PullGuidanceRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_target__pb2.GuidanceChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddHints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.rpc.v1.Target/AddHints',
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_target__pb2.AddHintsResponse.FromString,
             options,
             channel_credentials,
             insecure,

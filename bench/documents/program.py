@@ -1,0 +1,64 @@
+"""What text that is already there is worth as a draft, part by part.
+
+Exit status 1 when a text was not plain decoding's, or a part stayed below what is promised of it; `broken` names it.
+"""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bench.common import machine_facts, make_parser, run_to_end, say
+from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
+from bench.documents.recaption import LEAST_SPEEDUP, measure_recaption
+from bench.output import finish
+from bench.tables import print_rows
+
+PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
+    "identity": lambda given: measure_identity(given.schedules, given.seed),
+    "alignment": lambda given: measure_alignment(given.pages),
+    "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
+}
+HOLDS: dict[str, Callable[[Any], bool]] = {
+    "identity": lambda found: _is_whole(found["identical"]),
+    "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
+    "recaption": lambda found: (
+        all(_is_whole(row["identical"]) for row in found["rows"])
+        and found["rows"][1]["decoding_speedup"] >= LEAST_SPEEDUP
+    ),
+}
+
+
+def _is_whole(share: str) -> bool:
+    same, total = share.split("/")
+    return same == total
+
+
+def main(argv: Sequence[str]) -> None:
+    counts = {"schedules": (10_000, "of hints, in the pure core"), "seed": 1, "pages": (12, "of the traces")}
+    counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
+    parser = make_parser("documents", "Text that is already there as a draft.", **counts)
+    parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
+    given = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    document: dict[str, Any] = {}
+    for name in given.only:
+        started = time.monotonic()
+        document[name] = PARTS[name](given)
+        say(f"{name}: {time.monotonic() - started:.0f} s")
+        if rows := document[name].get("rows"):
+            print_rows(name, [_flat(row) for row in rows])
+    broken = [name for name, found in document.items() if not HOLDS[name](found)]
+    finish("documents", document | {"broken": broken, "machine": machine_facts()})
+    sys.exit(1 if broken else 0)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Nested figures beside the others."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name} {key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return flat

@@ -1,0 +1,101 @@
+"""The pocket archive captioned again, with what an older checkpoint said as hints and no draft process.
+
+The older checkpoint is the pocket draft, a model of a tenth of the size, alone at the target's place. Every caption of
+a clip finds the clip's prefill at hand, and all of its methods take turns, so that a machine whose speed drifts favours
+none.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.common import MODELS, PROMPT, Captioned, held_out_clips, run_caption, say
+from slipstream import AsyncCaptioner, CaptionOptions
+from slipstream.client.caption_client import GatewayAddress
+from slipstream.stack.local import Stack, StackOptions
+
+PLAIN = "plain"
+LEAST_SPEEDUP = 2.0
+"""Of decoding, with the older checkpoint's captions."""
+Variant = tuple[str, str]
+"""A method, and whose text it is told: "old" (the other checkpoint's), "own" (its own), "other" (of another clip)."""
+VARIANTS: dict[str, Variant] = {
+    PLAIN: ("autoregressive", ""),
+    "hints, old captions": ("hints", "old"),
+    "hsd, old captions": ("hsd", "old"),
+    "hints, own captions": ("hints", "own"),
+    "hsd, own captions": ("hsd", "own"),
+    "hints, of other clips": ("hints", "other"),
+    "hsd, of other clips": ("hsd", "other"),
+    "prompt_lookup": ("prompt_lookup", ""),
+}
+
+
+def _stack(model: Path) -> Stack:
+    return Stack(StackOptions(target_model=model, draft_model=None, threads=1))
+
+
+async def _texts(model: Path, clips: Sequence[Path], asked: Mapping[str, Any]) -> list[str]:
+    """What a checkpoint says of the clips."""
+    options = CaptionOptions(**asked, method="autoregressive")
+    async with _stack(model) as stack, AsyncCaptioner(gateway=GatewayAddress(stack.gateway_address)) as captioner:
+        return [(await run_caption(captioner, clip, options)).caption.text for clip in clips]
+
+
+async def measure_recaption(num_clips: int, num_frames: int, rounds: int) -> dict[str, Any]:
+    """Decoding's speed by method and hint, as times of plain decoding, and whether the texts are the same."""
+    clips = held_out_clips(num_clips)
+    asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": num_frames, "max_new_tokens": 320}
+    texts = {"old": await _texts(MODELS["draft"], clips, asked)}
+    say(f"the older checkpoint has captioned {len(clips)} clips")
+    captioned: dict[str, list[list[Captioned]]] = {name: [] for name in VARIANTS}
+    async with (
+        _stack(MODELS["target"]) as stack,
+        AsyncCaptioner(gateway=GatewayAddress(stack.gateway_address)) as captioner,
+    ):
+        plain = CaptionOptions(**asked, method="autoregressive")
+        texts["own"] = [(await run_caption(captioner, clip, plain)).caption.text for clip in clips]
+        texts["other"] = [*texts["own"][1:], texts["own"][0]]
+        for number, clip in enumerate(clips):
+            found: dict[str, list[Captioned]] = {name: [] for name in VARIANTS}
+            for turn in range(rounds):
+                for name in _rotated(list(VARIANTS), number + turn):
+                    method, of = VARIANTS[name]
+                    prediction = (texts[of][number],) if of else ()
+                    options = CaptionOptions(**asked, method=method, prediction=prediction)
+                    found[name].append(await run_caption(captioner, clip, options))
+            for name, of_clip in found.items():
+                captioned[name].append(of_clip)
+            say(f"clip {number + 1} of {len(clips)}")
+    rows = [_row(name, captioned[name], captioned[PLAIN]) for name in VARIANTS]
+    return {"rows": rows, "clips": len(clips), "frames": num_frames, "rounds": rounds}
+
+
+def _rotated(names: Sequence[str], by: int) -> list[str]:
+    by %= len(names)
+    return [*names[by:], *names[:by]]
+
+
+def _row(name: str, captioned: Sequence[Sequence[Captioned]], plain: Sequence[Sequence[Captioned]]) -> dict[str, Any]:
+    """Over clips, the seconds of each being the median of its rounds."""
+    own_s, plain_s = _decoding_s(captioned), _decoding_s(plain)
+    all_captions = [one.caption for of_clip in captioned for one in of_clip]
+    speculation = [caption.speculation for caption in all_captions]
+    expected = [of_clip[0].token_ids for of_clip in plain]
+    same = sum(one.token_ids == text for of_clip, text in zip(captioned, expected, strict=True) for one in of_clip)
+    passes = sum(each.passes for each in speculation)
+    rows = sum(each.accepted_prediction_tokens + each.rejected_prediction_tokens for each in speculation)
+    return {
+        "hints": name,
+        "decoding_speedup": round(plain_s / own_s, 2),
+        "tokens_per_s": round(sum(caption.num_tokens for caption in all_captions) / len(captioned[0]) / own_s, 1),
+        "tokens_a_pass": round(sum(caption.num_tokens - 1 for caption in all_captions) / passes, 2),
+        "rows_a_pass": round(rows / passes, 1),
+        "identical": f"{same}/{len(all_captions)}",
+    }
+
+
+def _decoding_s(captioned: Sequence[Sequence[Captioned]]) -> float:
+    """Over all clips; of each the median of its rounds."""
+    return sum(median(one.caption.timings.generate_s for one in of_clip) for of_clip in captioned)

@@ -1,0 +1,246 @@
+"""`slipstream archive submit`: hands in videos as a batch, and waits for the results where it is told to."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Submitted
+from slipstream.archive.queue import Priority
+from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
+from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
+from slipstream.cli.archive.old_captions import OldCaptions
+from slipstream.cli.archive.output import STDOUT, Format, Output, check_output, choose_format, export
+from slipstream.cli.archive.sources import Sources, batch_key
+from slipstream.cli.caption import caption_options
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options
+from slipstream.cli.views import complain, printable
+from slipstream.client.archive_client import ArchiveClient, Tell
+from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
+from slipstream.options import CaptionOptions
+from slipstream.speculation.methods import METHODS
+
+FIRST_EXPORT_S = 60.0
+EXPORT_SHARE = 0.05
+"""Most of the waiting time that goes into writing what is done so far."""
+LAST_EXPORT_S = 15.0
+"""What an interrupted command may still take to write what is done."""
+SHOWN_CONFLICTS = 10
+
+
+RootOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Items are named relative to this folder.", show_default="each source's own", rich_help_panel=BATCH_PANEL
+    ),
+]
+HintsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="CAPTIONS.jsonl of an earlier batch: what was said of the same file is drafted from.",
+        show_default="no hints",
+        rich_help_panel=BATCH_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One command line, parsed."""
+
+    items: Iterable[BatchItem]
+    batch: BatchOptions
+    output: Output | None
+    wait: bool
+    as_json: bool
+
+
+@bundled(options=caption_options, connection=connection_options)
+def submit_command(
+    *,
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="Folders, quoted patterns, files, or MANIFEST.jsonl (`-`: stdin).", show_default=False),
+    ],
+    gateway: GatewayOption,
+    output: Annotated[
+        str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt and srt.")
+    ] = None,
+    form: FormatOption = None,
+    csv_raw: RawOption = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Names the batch.",
+            show_default="a digest of output or sources, and options",
+            rich_help_panel=BATCH_PANEL,
+        ),
+    ] = None,
+    priority: Annotated[
+        Priority, typer.Option(help="Against other batches.", rich_help_panel=BATCH_PANEL)
+    ] = Priority.NORMAL,
+    meta: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE of your own; may be repeated.", rich_help_panel=BATCH_PANEL),
+    ] = None,
+    root: RootOption = None,
+    wait: Annotated[
+        bool | None, typer.Option("--wait/--no-wait", help="Until the batch ends.", show_default="with --output")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    hints_from: HintsOption = None,
+    options: CaptionOptions,
+    connection: ConnectionOptions,
+) -> None:
+    """Hand in videos as a batch, to be captioned in the background. Repeating it adds what is new and goes on."""
+    destination = None if output is None else _destination(output, form, as_json, csv_raw)
+    wait = output is not None if wait is None else wait
+    hints = None if hints_from is None else _read_hints(hints_from, options)
+    with Sources(sources, root, complain) as found:
+        found.check()
+        file = Path(destination.path) if destination and destination.path != STDOUT else None
+        names = found.names() if hints is None else [*found.names(), hints.name]
+        key = name or batch_key(options, file, names)
+        batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority)
+        items = found if hints is None else hints.hinted(found)
+        request = _Request(items, batch, destination, wait, as_json)
+        status = ask(gateway, connection, lambda client: _run(client, request))
+        if hints is not None:
+            _tell(f"{hints.num_hinted:,} of {hints.num_items:,} items have hints")
+        raise typer.Exit(status)
+
+
+def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
+    """Raises `InvalidRequest` for a file that holds no captions, and for a method that would not look at them."""
+    takers = [name for name, method in METHODS.items() if method.takes_hints]
+    if (method := options.get("method", takers[0])) not in takers:
+        raise InvalidRequest(f"--hints-from: method {method!r} drafts from no hints; leave it out, or ask for {takers}")
+    return OldCaptions.read(path)
+
+
+def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool) -> Output:
+    if output == STDOUT and as_json:
+        raise InvalidConfig("--json and --output - would mix on stdout; give one of them")
+    destination = Output(output, choose_format(form, output), csv_raw=csv_raw)
+    check_output(destination.path, destination.form)
+    return destination
+
+
+def _metadata(pairs: list[str] | tuple[()]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise InvalidRequest(f"--meta {pair!r}: give KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+async def _run(client: ArchiveClient, request: _Request) -> int:
+    submitted = await _hand_in(client, request)
+    status = _tell_submitted(submitted, request)
+    document = _submitted_dict(submitted, request.batch.key)
+    if request.wait:
+        batch = await _wait(client, submitted.batch_id, request.output)
+        status = status or exit_status(batch)
+        document["batch"] = batch_dict(batch)
+    if request.as_json:
+        typer.echo(json.dumps(document))
+    return status
+
+
+async def _hand_in(client: ArchiveClient, request: _Request) -> Submitted:
+    so_far = Submitted()
+    try:
+        with _counter() as tell:
+
+            def follow(submitted: Submitted, obstacle: str) -> None:
+                nonlocal so_far
+                so_far = submitted
+                tell(submitted, obstacle)
+
+            return await client.submit_all(request.batch, request.items, follow)
+    except asyncio.CancelledError:
+        _tell(f"interrupted: {so_far.num_handed_in:,} items are handed in, the same command goes on")
+        raise
+
+
+def _submitted_dict(submitted: Submitted, key: str) -> dict[str, Any]:
+    return {
+        "batch_id": submitted.batch_id,
+        "added": submitted.num_added,
+        "known": submitted.num_known,
+        "num_conflicts": submitted.num_conflicts,
+        "rejected": submitted.num_rejected,
+        "conflicts": submitted.conflicts,
+        "key": key,
+    }
+
+
+def _tell_submitted(submitted: Submitted, request: _Request) -> int:
+    """Says what became of the items; the exit status so far."""
+    line = f"batch {submitted.batch_id}: {submitted.num_added:,} added, {submitted.num_known:,} known already"
+    if submitted.num_rejected:
+        line += f", {submitted.num_rejected:,} of them cannot run (see `slipstream archive status`)"
+    typer.echo(printable(line), err=request.wait or request.as_json)
+    if not submitted.num_conflicts:
+        return 0
+    for custom_id in submitted.conflicts[:SHOWN_CONFLICTS]:
+        complain(custom_id, "the batch has this item with another source or other options; it stays as it was")
+    _tell(f"{submitted.num_conflicts:,} items were not taken; give another --name, or --root if names coincide")
+    return InvalidRequest.exit_code
+
+
+async def _wait(client: ArchiveClient, batch_id: str, output: Output | None) -> Batch:
+    """Follows the batch to its end and keeps the output up to date, also when interrupted."""
+    refresh_s, written_at = FIRST_EXPORT_S, time.monotonic()
+    try:
+        with choose_view(as_json=False, stream=sys.stderr) as show:
+            async with aclosing(client.watch(batch_id)) as snapshots:
+                async for batch in snapshots:
+                    show(batch)
+                    if output is not None and output.path != STDOUT and time.monotonic() - written_at > refresh_s:
+                        began = time.monotonic()
+                        await export(client, batch_id, output)
+                        written_at = time.monotonic()
+                        refresh_s = max(FIRST_EXPORT_S, (written_at - began) / EXPORT_SHARE)
+    except asyncio.CancelledError:
+        _tell(f"interrupted: batch {batch_id} goes on; the same command waits for it again")
+        if output is not None:
+            await _export_in_time(client, batch_id, output)
+        raise
+    if output is not None:
+        await export(client, batch_id, output)
+    return batch
+
+
+async def _export_in_time(client: ArchiveClient, batch_id: str, output: Output) -> None:
+    """For an interrupted command: what was written earlier stays where this does not succeed."""
+    try:
+        async with asyncio.timeout(LAST_EXPORT_S):
+            await export(client, batch_id, output)
+    except (TimeoutError, SlipstreamError):
+        _tell("the newest results could not be written in time; `slipstream archive export` fetches them")
+
+
+@contextmanager
+def _counter() -> Iterator[Tell]:
+    """Tells how far the hand-in is: live on a terminal; in a pipe only what it waits for."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda submitted, obstacle: _tell(obstacle) if obstacle else None
+        return
+    with console.status("reading") as line:
+        yield lambda submitted, obstacle: line.update(
+            Text(printable(obstacle or f"{submitted.num_handed_in:,} items handed in"))
+        )
+
+
+def _tell(line: str) -> None:
+    typer.echo(f"slipstream: {printable(line)}", err=True)
