@@ -55,7 +55,8 @@ def seen(calls: dict[str, int], name: str, device: torch.device) -> int | None:
 DRAFTS = ("Qwen2.5-VL-7B", "llava-onevision-qwen2-0.5b")
 TARGETS = ("Qwen2.5-VL-7B", "Qwen2.5-VL-32B")
 ALPHA, STRICT_WIDTH = 0.9, 16
-MODES = {"eager": False, "static": True}
+MODES = {"eager": 0, "static": 4096}
+"""Tokens that a pool has beside those of the longest video; 0: no static steps."""
 MOST_OVER_FLOOR, MOST_GROWTH, MOST_LAUNCHES, MOST_WAITS = 1.5, 1.15, 2, 1
 COUNTED_TOKENS = 8
 
@@ -67,8 +68,8 @@ def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
         say(f"gpu-graph: {name}")
         model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
         modes = {
-            mode: attempt(partial(_measure_steps, model, given, bandwidth, static=static))
-            for mode, static in MODES.items()
+            mode: attempt(partial(_measure_steps, model, given, bandwidth, extra=extra))
+            for mode, extra in MODES.items()
         }
         found[name] = {**modes, "ids": attempt(partial(_same_ids, model, given))}
         _judge_steps(report, name, found[name], given)
@@ -77,12 +78,18 @@ def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
     return {"bandwidth_bytes_per_s": bandwidth, "measured": found}
 
 
-def _measure_steps(model: RandomModel, given: Namespace, bandwidth: float, *, static: bool) -> dict[str, Any]:
-    engine = model.engine(get_kernel("auto", model.device, model.dtype), static=static)
+def _measure_steps(model: RandomModel, given: Namespace, bandwidth: float, *, extra: int) -> dict[str, Any]:
+    static_tokens = extra and extra + max(given.video_tokens)
+    engine = model.engine(get_kernel("auto", model.device, model.dtype), static_tokens=static_tokens)
     sizes = {str(size): _measure_size(model, engine, given, size, bandwidth) for size in given.video_tokens}
     state = model.filled_state(engine.runner, NUM_BEFORE + num_kept(given.video_tokens[0], ALPHA) + NUM_TEXT)
     calls = count_calls(lambda: greedy_tokens(engine, state, 1, COUNTED_TOKENS), given.device)
-    return {"sizes": sizes, "a_token": {name: count / COUNTED_TOKENS for name, count in calls.items()}}
+    attention = engine.static.attention if engine.static is not None else "auto"
+    return {
+        "attention": attention,
+        "sizes": sizes,
+        "a_token": {name: count / COUNTED_TOKENS for name, count in calls.items()},
+    }
 
 
 def _measure_size(model: RandomModel, engine: VideoLM, given: Namespace, size: int, bandwidth: float) -> dict[str, Any]:
@@ -108,8 +115,9 @@ def _same_ids(model: RandomModel, given: Namespace) -> bool:
     """Whether static steps of a strict width write the eager ones' tokens, over one cache's content."""
     kernel = get_kernel("auto", model.device, model.dtype, masked_ends=True)
     texts = []
-    for static in MODES.values():
-        engine = model.engine(kernel, strict_width=STRICT_WIDTH, static=static)
+    for extra in MODES.values():
+        static_tokens = extra and extra + max(given.video_tokens)
+        engine = model.engine(kernel, strict_width=STRICT_WIDTH, static_tokens=static_tokens)
         state = model.filled_state(engine.runner, NUM_BEFORE + given.video_tokens[0] + NUM_TEXT, headroom=1024)
         texts.append(greedy_tokens(engine, state, 1, given.tokens))
     return texts[0] == texts[1]

@@ -16,7 +16,6 @@ from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
 from slipstream.engine.video_lm import VideoLM
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
-from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
@@ -177,18 +176,13 @@ class RandomModel:
         decoder = cast(Decoder, parts.model.language_model)
         return self.make_runner(decoder, parts.lm_head, kernel, fixed_shapes=strict_width > 0)
 
-    def engine(self, kernel: Kernel, *, strict_width: int = 0, static: bool = False) -> VideoLM:
+    def engine(self, kernel: Kernel, *, strict_width: int = 0, static_tokens: int = 0) -> VideoLM:
         """The model as the services have it, except that it has no words.
 
         Args:
             strict_width: see `VideoLM.step`.
-            static: steps have fixed shapes and addresses, and run from CUDA graphs.
-
-        Raises:
-            ModelNotUsable: static steps, which the engine does not have.
+            static_tokens: above 0, steps are static, over a pool for so many tokens.
         """
-        if static:
-            raise ModelNotUsable("the engine has no static steps")
         text = self._text
         info = ModelInfo(
             model_id=self.geometry.name,
@@ -203,7 +197,10 @@ class RandomModel:
         )
         adapter = RandomAdapter(self.upstream, self.geometry)
         runner = self.runner(kernel, strict_width=strict_width)
-        return VideoLM(info, adapter, runner, cast(TextDecoder, None), strict_width=strict_width)
+        engine = VideoLM(info, adapter, runner, cast(TextDecoder, None), strict_width=strict_width)
+        if static_tokens:
+            engine.open_static_steps(static_tokens * runner.kv_bytes_per_token)
+        return engine
 
     @property
     def weight_bytes(self) -> int:
@@ -233,6 +230,7 @@ class RandomModel:
         shape = (2, text.num_key_value_heads, num_tokens, text.hidden_size // text.num_attention_heads)
         generator = torch.Generator(self.device).manual_seed(seed)
         cache = runner.new_cache(num_tokens + headroom)
+        cache.reserve(num_tokens)
         with torch.inference_mode():
             for layer in range(runner.num_layers):
                 keys, values = torch.randn(shape, dtype=self.dtype, device=self.device, generator=generator)
