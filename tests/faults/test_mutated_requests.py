@@ -57,7 +57,7 @@ NO_BEGINNING = "the caption cannot go on after its"
 """Said with ABORTED of a caption that claims to be resumed: the text does not begin with what was delivered."""
 GIVEN_UP = {"CANCELLED", "DEADLINE_EXCEEDED"}
 PROCESSES = {"gateway": "gateway-0", "target": "target", "draft": "draft"}
-PATIENT = (("Target", "PullGuidance"), ("Archive", "WatchBatch"), ("Draft", "Session"))
+PATIENT = (("Target", "PullGuidance"), ("Target", "AddHints"), ("Archive", "WatchBatch"), ("Draft", "Session"))
 HEAVY = (("Gateway", "Caption"), ("Target", "Session"), ("Draft", "Session"), ("Archive", "SubmitBatch"))
 
 

@@ -61,6 +61,11 @@ class Samples:
                     session_id=f"s{self._number - 1}", kind=target_pb2.GUIDANCE_KIND_SCORES, capability=CAPABILITY
                 ),
             ),
+            "AddHints": lambda: (
+                target_pb2.AddHintsRequest(
+                    session_id=f"s{self._number - 1}", texts=["A red circle.", ""], capability=CAPABILITY
+                ),
+            ),
         }
         if method in makers:
             return Sample(service, method, tuple(makers[method]()))
@@ -74,11 +79,13 @@ class Samples:
         return self._draw(st.sampled_from(choices))
 
     def _options(self) -> gateway_pb2.CaptionOptions:
+        method = self._one_of(("slipstream", "autoregressive", "hints", "hsd"))
         return gateway_pb2.CaptionOptions(
             prompt="What happens?",
             num_frames=2,
             max_new_tokens=4,
-            method=self._one_of(("slipstream", "autoregressive")),
+            method=method,
+            prediction=["A red circle.", "A blue one."] if method in ("hints", "hsd") else [],
             alpha=0.5,
             temperature=self._one_of((0.0, 0.7)),
             top_k=5,
@@ -124,6 +131,10 @@ class Samples:
             sampling=common_pb2.Sampling(temperature=self._one_of((0.0, 0.8)), top_k=4, seed=3),
         )
         judge = target_pb2.Judge(window=[5, 6, 7], num_passes=1)
+        if self._one_of((True, False)):
+            start.self_draft.drafter = self._one_of(("hints", "hsd", "prompt_lookup"))
+            start.hints.CopyFrom(target_pb2.Hints(texts=["A red circle."], max_rows=9))
+            judge = target_pb2.Judge(num_passes=2, self_draft=4)
         return [
             target_pb2.TargetRequest(start=start),
             target_pb2.TargetRequest(frames=common_pb2.FrameChunk(data=self._pixels())),

@@ -57,10 +57,11 @@ class Windowed:
 
 # -- what guesses are worth -------------------------------------------------------------------------------------------
 
-DECAY = 0.97
+DECAY = 0.98
 """Weight that an observation keeps when the next one of its kind arrives."""
-FIRST_CHANCE, FIRST_CHANCE_WEIGHT = 0.5, 4.0
-FIRST_SURVIVAL, FIRST_SURVIVAL_WEIGHT = 0.9, 16.0
+FIRST_CHANCE, FIRST_CHANCE_WEIGHT = 0.2, 1.0
+FIRST_SURVIVAL, FIRST_SURVIVAL_WEIGHT = 0.85, 3.0
+"""A few observations correct them. By data, see docs/decisions.md."""
 
 
 class Rate:
@@ -85,24 +86,28 @@ class Experience:
 
     def __init__(self, index: HintIndex) -> None:
         self._index = index
-        self._chances: dict[str, Rate] = {}
-        self._survival = Rate(FIRST_SURVIVAL, FIRST_SURVIVAL_WEIGHT)
+        self._rates: dict[str, tuple[Rate, Rate]] = {}
+        """By kind: that its first token is right, and each further one."""
 
     def learn(self, guesses: Sequence[Guess], committed: Sequence[int]) -> None:
         """These were the guesses, and this is what came."""
-        lengths = [foreseen(self._index, guess.place, committed) for guess in guesses]
-        for guess, length in zip(guesses, lengths, strict=True):
-            self._chance(guess.kind).observe(min(length, 1), 1)
-        longest = max(lengths, default=0)
-        if longest and len(committed) > 1:
-            self._survival.observe(longest - 1, min(longest, len(committed) - 1))
+        for guess in guesses:
+            length = foreseen(self._index, guess.place, committed)
+            chance, survival = self._rates_of(guess.kind)
+            chance.observe(min(length, 1), 1)
+            if length and len(committed) > 1:
+                survival.observe(length - 1, min(length, len(committed) - 1))
 
     def candidates(self, guesses: Sequence[Guess]) -> list[Candidate]:
         """The guesses with their chances."""
-        return [Candidate(guess.place, self._chance(guess.kind).value, self._survival.value) for guess in guesses]
+        rated = [(guess, *self._rates_of(guess.kind)) for guess in guesses]
+        return [Candidate(guess.place, chance.value, survival.value) for guess, chance, survival in rated]
 
-    def _chance(self, kind: str) -> Rate:
-        return self._chances.setdefault(kind, Rate(FIRST_CHANCE, FIRST_CHANCE_WEIGHT))
+    def _rates_of(self, kind: str) -> tuple[Rate, Rate]:
+        if kind not in self._rates:
+            first = Rate(FIRST_CHANCE, FIRST_CHANCE_WEIGHT)
+            self._rates[kind] = first, Rate(FIRST_SURVIVAL, FIRST_SURVIVAL_WEIGHT)
+        return self._rates[kind]
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------
