@@ -27,9 +27,9 @@ from slipstream.documents.messages import (
     PageDraft,
     draft_to_json,
 )
-from slipstream.documents.page_reader import read_page, scaled
+from slipstream.documents.page_reader import Picture, read_page, scaled
 from slipstream.documents.recognise import Recogniser
-from slipstream.documents.render import OpenDocument, Picture, open_document
+from slipstream.documents.render import OpenDocument, open_document
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableDocument
 from slipstream.video.confine import confine, limit_cpu
 

@@ -135,6 +135,18 @@ class DocumentFacts:
     """That will be read, from 1, in this order."""
 
 
+@dataclass(frozen=True)
+class ReaderInfo:
+    """What a reader service takes."""
+
+    version: str = ""
+    max_bytes: int = 0
+    max_pages: int = 0
+    max_page_pixels: int = 0
+    max_documents: int = 0
+    """That are read at once."""
+
+
 ReadEvent = DocumentFacts | PagePicture | PageDraft
 """In this order: the facts once, then for each page its picture and its draft."""
 

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.documents.layout import Zone, make_regions
 from slipstream.documents.messages import MAX_REGIONS, MAX_TEXT_CHARS, Box, Line, Origin, Region, RegionKind
-from slipstream.documents.render import Picture
 from slipstream.documents.trust import LayerVerdict, judge_layer
 
+Picture = NDArray[np.uint8]
+"""[height, width, 3] RGB."""
 FAKE_LAYER = "the text that the document brings along is not what the page shows; the page was read by OCR"
 UNCHECKED_LAYER = "the text layer is in a script that the OCR does not know; it was taken unchecked"
 NO_TEXT = "no text was found"

@@ -8,7 +8,7 @@ import asyncio
 import fcntl
 import importlib.util
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -84,7 +84,7 @@ class ReaderPool:
         assert self._spare is not None
         await self._spare.wait_ready()
 
-    async def read(self, data: bytes, request: DocumentRequest) -> AsyncIterator[ReadEvent]:
+    async def read(self, data: bytes, request: DocumentRequest) -> AsyncGenerator[ReadEvent, None]:
         """What the document says: its facts, then each page's picture and draft. Close the iterator to end the work.
 
         Raises:

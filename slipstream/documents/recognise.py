@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.documents.layout import Zone
 from slipstream.documents.messages import Box, Line, RegionKind
-from slipstream.documents.render import Picture
+from slipstream.documents.page_reader import Picture
 
 _ONE_THREAD = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
 _KINDS = {

@@ -10,15 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from slipstream.documents.messages import Box, DocumentLimits, Line
+from slipstream.documents.page_reader import Picture
 from slipstream.documents.pages import check_image, picture_scale
 from slipstream.errors import InvalidRequest, UnreadableDocument
 
-Picture = NDArray[np.uint8]
-"""[height, width, 3] RGB."""
 IMAGE_FORMATS = ("PNG", "JPEG", "TIFF")
 MAX_LAYER_LINES = 3000
 """Of a page's text layer; a page that has more is read by OCR."""

@@ -5,12 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-pytest.importorskip("pypdfium2")
-
 from slipstream.documents.layout import Zone
 from slipstream.documents.messages import MAX_REGIONS, Box, Line, Origin, RegionKind
-from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, read_page, scaled
-from slipstream.documents.render import Picture
+from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, Picture, read_page, scaled
 
 PAGE: Picture = np.full((1000, 800, 3), 255, dtype=np.uint8)
 SHOWN = ["Seven foxes read", "the morning paper", "while rain falls", "over harbour towns"]

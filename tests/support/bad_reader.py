@@ -16,7 +16,7 @@ import numpy as np
 
 from slipstream.documents import child
 from slipstream.documents.messages import Box, Line
-from slipstream.documents.render import Picture
+from slipstream.documents.page_reader import Picture
 
 SIZE = (40, 30)
 
