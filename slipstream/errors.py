@@ -37,6 +37,12 @@ class UnreadableVideo(InvalidRequest):
     exit_code = 3
 
 
+class UnreadableDocument(InvalidRequest):
+    """The bytes are no document that can be read: wrong format, damaged, empty, or behind a password."""
+
+    exit_code = 3
+
+
 class VideoNotFound(SlipstreamError):
     """The path does not exist below the allowed roots."""
 
@@ -169,6 +175,13 @@ class DraftFault(SlipstreamError):
     def __init__(self, message: str, kind: FaultKind = FaultKind.CONTENT) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class ReaderFault(SlipstreamError):
+    """The reader of a document broke the protocol, or fell silent. Its drafts are done without."""
+
+    status = "INTERNAL"
+    exit_code = 4
 
 
 class ProtocolViolation(SlipstreamError):

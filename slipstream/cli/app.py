@@ -14,6 +14,7 @@ from slipstream.cli.archive.commands import archive_app
 from slipstream.cli.caption import caption_command
 from slipstream.cli.common import token_command
 from slipstream.cli.demo import demo_command
+from slipstream.cli.read import read_command
 from slipstream.cli.up import info_command, up_command
 from slipstream.cli.views import printable
 from slipstream.errors import InvalidConfig, SlipstreamError
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command("up")(up_command)
 app.command("caption")(caption_command)
+app.command("read")(read_command)
 app.add_typer(archive_app, name="archive")
 app.command("demo")(demo_command)
 app.command("info")(info_command)

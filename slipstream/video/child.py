@@ -11,7 +11,6 @@ import math
 import mmap
 import os
 import pkgutil
-import resource
 import signal
 import socket
 import sys
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import FrameSize
-from slipstream.video.confine import confine
+from slipstream.video.confine import confine, limit_cpu
 from slipstream.video.container import LACKED_MEMORY
 from slipstream.video.decode import sample_video
 from slipstream.video.messages import (
@@ -112,13 +111,6 @@ def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: 
         except MemoryError:
             return Refused(LimitExceeded.__name__, LACKED_MEMORY)
         return _sampled(video)
-
-
-def limit_cpu(seconds: int) -> None:
-    """Ends this process by SIGXCPU after so much more CPU time, if `confine` allows that much."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (min(int(usage.ru_utime + usage.ru_stime) + seconds, hard), hard))
 
 
 def _kind(error: Exception) -> str:

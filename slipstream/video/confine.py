@@ -1,4 +1,4 @@
-"""Takes from a decoder process what decoding does not need. Linux; knows nothing of videos.
+"""Takes from a process that reads hostile files what reading does not need. Linux; knows nothing of videos.
 
 What every kernel grants (limits, no new privileges, death with the parent) is an error when refused. What depends on
 the machine (namespaces, Landlock, the list of system calls) is left out where it is not to be had: `confine` says what
@@ -68,6 +68,13 @@ def confine(memory_bytes: int, cpu_s: int, threads: int, parent_pid: int) -> tup
 
 
 # -- limits and privileges --------------------------------------------------------------------------------------------
+
+
+def limit_cpu(seconds: int) -> None:
+    """Ends this process by SIGXCPU after so much more CPU time, if `confine` allows that much."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (min(int(usage.ru_utime + usage.ru_stime) + seconds, hard), hard))
 
 
 def _set_limits(memory_bytes: int, cpu_s: int) -> None:

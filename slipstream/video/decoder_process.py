@@ -45,9 +45,10 @@ MAX_LINES = 100
 class PrintedOutput:
     """The reading end of a pipe. Lines are cut to a bounded length, and beyond a bounded number they are dropped."""
 
-    def __init__(self, read_end: int, pid: int) -> None:
+    def __init__(self, read_end: int, pid: int, event: str = "decoder.printed") -> None:
         self._read_end = read_end
         self._pid = pid
+        self._event = event
         self._unfinished = b""
         self._num_lines = 0
         self._loop = asyncio.get_running_loop()
@@ -80,7 +81,8 @@ class PrintedOutput:
     def _log(self, line: bytes) -> None:
         if line.strip() and self._num_lines < MAX_LINES:
             self._num_lines += 1
-            get_logger().warning("decoder.printed", decoder=self._pid, line=printable(line.decode(errors="replace")))
+            who = {self._event.partition(".")[0]: self._pid}
+            get_logger().warning(self._event, line=printable(line.decode(errors="replace")), **who)
 
 
 # -- decoder ----------------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ class Decoder:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-m", spec.module, *numbers],
                 cwd="/",
-                env=_environment(),
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=write_end,
                 stderr=write_end,
@@ -185,7 +187,7 @@ class Decoder:
         Raises UnreadableVideo, LimitExceeded or InvalidRequest about the file, and DecoderLost.
         """
         self.num_jobs += 1
-        frames = _sealed_memory(request.frames_bytes)
+        frames = sealed_memory(request.frames_bytes)
         try:
             async with asyncio.timeout(request.limits.timeout_s + KILL_SLACK_S):
                 answer = await self._ask(video, frames, request, on_progress)
@@ -278,8 +280,8 @@ class Decoder:
             return 1
 
 
-def _environment() -> dict[str, str]:
-    """What a decoder needs to find its code; no token or key of the service is handed on."""
+def child_environment() -> dict[str, str]:
+    """What a confined process needs to find its code; no token or key of the service is handed on."""
     libraries = os.environ.get("LD_LIBRARY_PATH")
     return {
         "PYTHONPATH": str(Path(slipstream.__file__).parents[1]),
@@ -290,8 +292,9 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _sealed_memory(num_bytes: int) -> int:
-    """Descriptor of memory for frames. No one can resize it, so reading it is safe; untouched pages cost nothing."""
+def sealed_memory(num_bytes: int) -> int:
+    """Descriptor of memory for frames or pictures. No one can resize it, so reading it is safe; untouched pages cost
+    nothing."""
     memory = os.memfd_create("frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(memory, num_bytes)

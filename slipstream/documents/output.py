@@ -1,0 +1,43 @@
+"""What a read document becomes on disk: one Markdown with page marks, and one JSON line a page. Pure."""
+
+import json
+from typing import Any
+
+from slipstream.documents.messages import PageDraft, Region
+from slipstream.documents.surfaces import page_text
+
+
+def page_mark(page: int) -> str:
+    """Stands before a page's text; a comment, which renderers of Markdown do not show."""
+    return f"<!-- page {page} -->"
+
+
+def markdown_page(draft: PageDraft) -> str:
+    """A page of the document, with its mark."""
+    text = page_text(draft.regions)
+    return f"{page_mark(draft.page)}\n\n{text}\n\n" if text else f"{page_mark(draft.page)}\n\n"
+
+
+def page_record(document: str, draft: PageDraft, **more: Any) -> str:
+    """A page as one line of JSON. `more`: what else is known of it, such as a model's text and its receipt."""
+    record = {
+        "document": document,
+        "page": draft.page,
+        "width": draft.width,
+        "height": draft.height,
+        "regions": [_region_record(region) for region in draft.regions],
+        "warnings": list(draft.warnings),
+        "seconds": round(draft.seconds, 3),
+    }
+    return json.dumps(record | more, ensure_ascii=False) + "\n"
+
+
+def _region_record(region: Region) -> dict[str, Any]:
+    return {
+        "order": region.order,
+        "kind": region.kind.value,
+        "box": list(region.box),
+        "text": region.text,
+        "score": round(region.score, 4),
+        "origin": region.origin.value,
+    }

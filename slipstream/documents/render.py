@@ -1,0 +1,168 @@
+"""Opens a document's bytes, draws its pages, takes its text layer. Runs in a confined process; reads hostile files."""
+
+import ctypes
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import numpy as np
+import pypdfium2 as pdfium
+import pypdfium2.raw as pdfium_c
+from PIL import Image, ImageOps
+
+from slipstream.documents.messages import Box, DocumentLimits, Line
+from slipstream.documents.page_reader import Picture
+from slipstream.documents.pages import check_image, picture_scale
+from slipstream.errors import InvalidRequest, UnreadableDocument
+
+IMAGE_FORMATS = ("PNG", "JPEG", "TIFF")
+MAX_LAYER_LINES = 3000
+"""Of a page's text layer; a page that has more is read by OCR."""
+_PDF_MARK, _PDF_MARK_WITHIN = b"%PDF-", 1024
+_MAX_PAGES_SEEN = 100_000
+"""A document that claims more pages is not believed."""
+
+
+class OpenDocument(Protocol):
+    """A document whose bytes have been understood."""
+
+    num_pages: int
+
+    def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:
+        """The picture of a page (from 1), and its resolution (0: it has none)."""
+
+    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+        """What the text layer says, in pixels of that picture; empty without one."""
+
+
+def open_document(data: bytes, limits: DocumentLimits) -> OpenDocument:
+    """Raises UnreadableDocument, or LimitExceeded for an image that is too large."""
+    if _PDF_MARK in data[:_PDF_MARK_WITHIN]:
+        return _Pdf(data)
+    return _Images(data, limits)
+
+
+# -- PDF ---------------------------------------------------------------------------------------------------------------
+
+
+class _Pdf:
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._document = pdfium.PdfDocument(data)
+        except pdfium.PdfiumError as error:
+            raise _not_opened(getattr(error, "err_code", None)) from None
+        self.num_pages = len(self._document)
+        if not 1 <= self.num_pages <= _MAX_PAGES_SEEN:
+            raise UnreadableDocument("the PDF has no page that can be found; it is damaged, export it again")
+        with suppress(pdfium.PdfiumError):  # a form whose fields cannot be drawn
+            self._document.init_forms()
+
+    def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:
+        with self._page(page) as opened:
+            width_pt, height_pt = opened.get_size()
+            scale = picture_scale(width_pt, height_pt, dpi, max_pixels)
+            bitmap = opened.render(scale=scale, rev_byteorder=True)
+            picture = np.ascontiguousarray(bitmap.to_numpy()[:, :, :3])
+        return picture, 72 * scale
+
+    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+        height, width = picture.shape[:2]
+        with self._page(page) as opened:
+            text = opened.get_textpage()
+            num_runs = text.count_rects()
+            if num_runs > MAX_LAYER_LINES:
+                return []
+            found = []
+            for index in range(num_runs):
+                left, bottom, right, top = text.get_rect(index)
+                corners = [_to_picture(opened, x, y, width, height) for x, y in ((left, top), (right, bottom))]
+                box = _clipped(corners, width, height)
+                words = text.get_text_bounded(left, bottom, right, top).strip()
+                if box is not None and words:
+                    found.append(Line(box, " ".join(words.split())))
+        return found
+
+    @contextmanager
+    def _page(self, page: int) -> Iterator[Any]:
+        try:
+            opened = self._document[page - 1]
+        except pdfium.PdfiumError:
+            raise UnreadableDocument(
+                f"page {page} of the PDF cannot be read; it is damaged, leave it out by `pages`"
+            ) from None
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def _not_opened(code: int | None) -> UnreadableDocument:
+    if code in (pdfium_c.FPDF_ERR_PASSWORD, pdfium_c.FPDF_ERR_SECURITY):
+        return UnreadableDocument(
+            "the PDF is encrypted and needs a password; documents with one are not taken, save it without"
+        )
+    return UnreadableDocument("this is no PDF that can be read: it is damaged, cut off or empty; export it again")
+
+
+def _to_picture(page: Any, x: float, y: float, width: int, height: int) -> tuple[int, int]:
+    """From points of the page, which may be cropped or turned, to pixels."""
+    across, down = ctypes.c_int(), ctypes.c_int()
+    pdfium_c.FPDF_PageToDevice(page, 0, 0, width, height, 0, x, y, across, down)
+    return across.value, down.value
+
+
+def _clipped(corners: list[tuple[int, int]], width: int, height: int) -> Box | None:
+    (x, y), (other_x, other_y) = corners
+    left, right = max(0, min(x, other_x)), min(width, max(x, other_x) + 1)
+    top, bottom = max(0, min(y, other_y)), min(height, max(y, other_y) + 1)
+    return Box(left, top, right, bottom) if left < right and top < bottom else None
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+class _Images:
+    """The pictures of one file: a TIFF may have many, each a page."""
+
+    def __init__(self, data: bytes, limits: DocumentLimits) -> None:
+        self._limits = limits
+        try:
+            self._image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
+            self.num_pages = getattr(self._image, "n_frames", 1)
+        except Image.DecompressionBombError:
+            raise InvalidRequest("the image has far more pixels than are decoded; scale it down") from None
+        except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
+            raise UnreadableDocument(
+                "this is neither a PDF nor a PNG, JPEG or TIFF image that can be read; it is damaged, empty or of"
+                " another kind"
+            ) from error
+
+    def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:
+        try:
+            self._image.seek(page - 1)
+            check_image(*self._image.size, self._limits)
+            upright = ImageOps.exif_transpose(_as_rgb(self._image))
+        except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
+            raise UnreadableDocument(f"image {page} of the file is damaged or cut off; export it again") from error
+        shrink = math.sqrt(max_pixels / (upright.width * upright.height))
+        if shrink < 1:
+            size = (max(1, int(upright.width * shrink)), max(1, int(upright.height * shrink)))
+            upright = upright.resize(size, Image.Resampling.BOX)
+        return np.asarray(upright), 0.0
+
+    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+        return []
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """RGB on white: an OCR sees nothing in 1-bit and palette pictures as they are."""
+    if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+        samples = np.asarray(image).astype(np.float64)
+        return Image.fromarray((samples / max(1.0, samples.max(initial=0)) * 255).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        ground = Image.new("RGBA", seen.size, "white")
+        return Image.alpha_composite(ground, seen).convert("RGB")
+    return image.convert("RGB")

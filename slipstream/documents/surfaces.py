@@ -1,0 +1,89 @@
+"""How a target writes what it reads: regions in, the text that this target would write for them out. Pure.
+
+Drafts are matched by token, so a draft in another notation than the target's is worth nothing. One adapter for each
+family of targets, by the name that `--surface` and the families' own files use.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from slipstream.documents.messages import Region, RegionKind
+
+Surface = Callable[[Sequence[Region]], list[str]]
+"""Of a page's regions in reading order the text of each, as the target would write it; '' for one that it leaves out.
+A page is these texts, joined by an empty line."""
+
+SURFACES: dict[str, Surface] = {}
+"""By name."""
+
+
+def surface(name: str) -> Callable[[Surface], Surface]:
+    """Registers an adapter."""
+
+    def register(adapter: Surface) -> Surface:
+        SURFACES[name] = adapter
+        return adapter
+
+    return register
+
+
+def page_text(regions: Sequence[Region], name: str = "markdown") -> str:
+    """The page as the target of that surface would write it. Raises KeyError for a name that is not registered."""
+    return "\n\n".join(text for text in SURFACES[name](regions) if text)
+
+
+# -- plain Markdown ----------------------------------------------------------------------------------------------------
+
+HEADING_MARK = "# "
+_HYPHENATED = re.compile(r"(?<=\w)-\n(?=[a-z])")
+
+
+@surface("markdown")
+def markdown(regions: Sequence[Region]) -> list[str]:
+    """Plain Markdown: headings behind `#`, tables with pipes, formulas between `$$`; no running heads and feet."""
+    return [_markdown_region(region) for region in regions]
+
+
+def _markdown_region(region: Region) -> str:
+    text = region.text.strip("\n")
+    match region.kind:
+        case RegionKind.HEADER | RegionKind.FOOTER | RegionKind.FIGURE:
+            return ""
+        case RegionKind.HEADING:
+            return HEADING_MARK + joined_lines(text) if text else ""
+        case RegionKind.TABLE:
+            return pipe_table(text)
+        case RegionKind.FORMULA:
+            return f"$$\n{text}\n$$" if text else ""
+        case _:
+            return joined_paragraphs(text)
+
+
+def joined_lines(text: str) -> str:
+    """Lines as one; a word that a hyphen parts at a line's end is whole again."""
+    return " ".join(_HYPHENATED.sub("", text).split())
+
+
+_ITEM = re.compile(r"(?:[-*•‣·]|\(?\d{1,3}[.)]|\(?[a-z]\))\s", re.ASCII)
+"""How an item of a list begins."""
+
+
+def joined_paragraphs(text: str) -> str:
+    """Lines as one, but for items of a list, each of which keeps its own line."""
+    items: list[list[str]] = []
+    for line in text.split("\n"):
+        if not items or _ITEM.match(line):
+            items.append([])
+        items[-1].append(line)
+    return "\n".join(joined_lines("\n".join(lines)) for lines in items)
+
+
+def pipe_table(text: str) -> str:
+    """A table of Markdown, from rows as lines and cells between tabs. The first row is its head."""
+    rows = [[cell.strip().replace("|", "\\|") for cell in line.split("\t")] for line in text.split("\n") if line]
+    if not rows:
+        return ""
+    width = max(map(len, rows))
+    padded = [row + [""] * (width - len(row)) for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in padded]
+    return "\n".join([lines[0], "|" + " --- |" * width, *lines[1:]])

@@ -1,0 +1,115 @@
+"""`slipstream read`: files that are written, and what is said where they are not."""
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from slipstream.cli import read as read_module
+from slipstream.cli.app import run
+from slipstream.documents.messages import (
+    Box,
+    DocumentFacts,
+    DocumentRequest,
+    Origin,
+    PageDraft,
+    PagePicture,
+    ReadEvent,
+    Region,
+    RegionKind,
+)
+from slipstream.documents.pool import NEEDED
+from slipstream.errors import UnreadableDocument
+from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
+
+
+class FakePool:
+    """Reads two pages of every document but of those that say no."""
+
+    asked: ClassVar[list[DocumentRequest]] = []
+
+    def __init__(self, *args: object, **more: object) -> None: ...
+
+    async def read(self, data: bytes, request: DocumentRequest) -> AsyncGenerator[ReadEvent, None]:
+        self.asked.append(request)
+        yield DocumentFacts(2, (1, 2))
+        for page in (1, 2):
+            if data == b"no" and page == 2:
+                raise UnreadableDocument("page 2 is torn")
+            region = Region(Box(0, 0, 9, 9), RegionKind.TEXT, 0, f"text {page}", 1.0, Origin.OCR)
+            yield PagePicture(page, 10, 10, 150)
+            yield PageDraft(page, 10, 10, (region,), ("faint",) if page == 2 else (), 0.5)
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def fake_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_module, "ReaderPool", FakePool)
+    monkeypatch.setattr(read_module, "check_packages", lambda: None)
+    FakePool.asked = []
+
+
+def read(*words: object) -> int:
+    return run(["read", *map(str, words)])
+
+
+@pytest.mark.usefixtures("fake_pool")
+def test_documents_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"yes")
+    out = tmp_path / "deep" / "out"
+    assert (
+        read(tmp_path / "a.pdf", "--output", out, "--ocr-only", "--pages", "1-2", "--dpi", 99, "--no-text-layer") == 0
+    )
+    assert (out / "a.md").read_text() == "<!-- page 1 -->\n\ntext 1\n\n<!-- page 2 -->\n\ntext 2\n\n"
+    assert [json.loads(line)["page"] for line in (out / "a.jsonl").read_text().splitlines()] == [1, 2]
+    assert FakePool.asked == [DocumentRequest(pages="1-2", dpi=99, text_layer=False)]
+    said = capsys.readouterr()
+    assert "2 pages, 1.0 s" in said.out and "a.pdf: page 2: faint" in said.err
+
+
+@pytest.mark.usefixtures("fake_pool")
+def test_a_document_that_fails_leaves_earlier_files_and_the_others_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, data in {"bad.pdf": b"no", "good.pdf": b"yes", "bad.md": b"earlier"}.items():
+        (tmp_path / name).write_bytes(data)
+    files = [tmp_path / name for name in ("bad.pdf", "good.pdf", "absent.pdf")]
+    assert read(*files, "--output", tmp_path, "--ocr-only") == 3
+    said = capsys.readouterr()
+    assert "bad.pdf: page 2 is torn" in said.err and "absent.pdf: cannot be read: No such file" in said.err
+    assert (tmp_path / "bad.md").read_text() == "earlier" and "text 2" in (tmp_path / "good.md").read_text()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.pdf", "a.png"):
+        (tmp_path / name).write_bytes(b"x")
+    assert read(tmp_path / "a.pdf", "--output", tmp_path) == 2
+    assert "add --ocr-only" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
+    assert "same name" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2
+    assert "--output: cannot write" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", "--reader", "127.0.0.1:1") == 4
+    assert "the reader is not reachable" in capsys.readouterr().err
+
+
+def test_missing_packages_name_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slipstream.documents.pool.NEEDED", (*NEEDED, "no_such_package"))
+    (tmp_path / "a.pdf").write_bytes(b"x")
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only") == 2
+    assert "pip install 'slipstream[documents]'" in capsys.readouterr().err
+
+
+@needs_documents
+def test_a_real_document_and_one_behind_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "good.pdf").write_bytes(pdf_of([words_at(72, 700, "Seven foxes read", 20)]))
+    (tmp_path / "locked.pdf").write_bytes(encrypted())
+    assert read(tmp_path / "good.pdf", tmp_path / "locked.pdf", "--output", tmp_path, "--ocr-only") == 3
+    assert "needs a password" in capsys.readouterr().err
+    assert "Seven foxes read" in (tmp_path / "good.md").read_text()

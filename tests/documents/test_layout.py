@@ -1,0 +1,136 @@
+"""Reading order, double regions, and lines sorted into regions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.documents.layout import Zone, make_regions, reading_order, rows_of, without_doubles
+from slipstream.documents.messages import Box, Line, Origin, RegionKind
+
+TEXT, HEADING, FIGURE, TABLE = RegionKind.TEXT, RegionKind.HEADING, RegionKind.FIGURE, RegionKind.TABLE
+HEAD = Box(50, 20, 950, 80)
+LEFT = [Box(50, 100, 480, 300), Box(50, 320, 480, 600), Box(50, 620, 480, 900)]
+RIGHT = [Box(520, 100, 950, 300), Box(520, 320, 950, 600), Box(520, 620, 950, 900)]
+FOOT = Box(50, 920, 950, 980)
+PAGES = {
+    "a head over two columns whose gaps are level": [HEAD, *LEFT, *RIGHT],
+    "and a foot below": [HEAD, *LEFT, *RIGHT, FOOT],
+    "one column": [HEAD, Box(50, 100, 950, 400), Box(50, 420, 900, 700)],
+    "a centred head": [Box(300, 20, 700, 80), *LEFT, *RIGHT],
+    "a figure over both columns between them": [
+        HEAD,
+        LEFT[0],
+        RIGHT[0],
+        Box(50, 320, 950, 600),
+        LEFT[2],
+        RIGHT[2],
+    ],
+    "a left column that ends early": [HEAD, LEFT[0], *RIGHT],
+    "a left column that begins early": [HEAD, Box(50, 90, 480, 140), Box(50, 150, 480, 300), *LEFT[1:], *RIGHT],
+    "three columns": [HEAD, *(Box(x, y, x + 280, y + 180) for x in (50, 350, 650) for y in (100, 300, 500))],
+    "boxes that overlap by a little": [
+        Box(50, 20, 950, 108),
+        Box(50, 100, 505, 306),
+        Box(50, 300, 505, 600),
+        Box(495, 100, 950, 306),
+        Box(495, 300, 950, 600),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_order_of_pages(name: str) -> None:
+    boxes = PAGES[name]
+    for step in (1, 5, 7, 11):  # however they come
+        shuffled = sorted(range(len(boxes)), key=lambda index, step=step: (index * step + 3) % 13)
+        order = reading_order([boxes[index] for index in shuffled])
+        assert [shuffled[index] for index in order] == list(range(len(boxes)))
+
+
+BOXES = st.builds(
+    lambda left, top, width, height: Box(left, top, left + width, top + height),
+    st.integers(0, 900),
+    st.integers(0, 900),
+    st.integers(1, 500),
+    st.integers(1, 500),
+)
+
+
+@given(st.lists(BOXES, max_size=30))
+def test_every_box_is_read_once(boxes: list[Box]) -> None:
+    assert sorted(reading_order(boxes)) == list(range(len(boxes)))
+
+
+def test_a_thousand_boxes_on_one_heap_are_ordered() -> None:
+    boxes = [Box(index, index, index + 500, index + 500) for index in range(1000)]
+    assert reading_order(boxes) == list(range(1000))
+
+
+def test_doubles_are_left_out_and_small_parts_within_large_ones_are_not_lost() -> None:
+    page = Box(0, 0, 100, 100)
+    table, again, inner, cell = Box(0, 0, 100, 40), Box(2, 0, 100, 42), Box(5, 5, 30, 20), Box(0, 60, 50, 80)
+    zones = [Zone(again, TEXT, 0.6), Zone(table, TABLE, 0.9), Zone(inner, TEXT, 0.5), Zone(cell, TEXT, 0.95)]
+    assert without_doubles(zones) == [zones[3], zones[1]]
+    assert without_doubles([Zone(page, TEXT, 0.5), zones[3]]) == [zones[3], Zone(page, TEXT, 0.5)]
+    assert without_doubles([Zone(Box(5, 5, 5, 9), TEXT, 1.0)]) == []
+
+
+def test_lines_in_rows() -> None:
+    cells = [Box(60, 12, 90, 30), Box(0, 10, 30, 30), Box(0, 40, 30, 60)]
+    assert rows_of(cells, lambda box: box) == [[cells[1], cells[0]], [cells[2]]]
+
+
+def line(left: int, top: int, text: str, height: int = 20) -> Line:
+    return Line(Box(left, top, left + 10 * len(text), top + height), text, 0.9)
+
+
+def test_lines_find_their_zones_and_orphans_make_blocks() -> None:
+    zones = [
+        Zone(Box(0, 0, 400, 60), TEXT, 1.0),
+        Zone(Box(0, 300, 400, 400), TABLE, 1.0),
+        Zone(Box(0, 500, 9, 9), TEXT, 1),
+    ]
+    lines = [
+        line(0, 5, "one"),
+        line(0, 30, "two"),
+        line(0, 100, "Alone and large", 40),
+        line(0, 160, "three"),
+        line(0, 182, "four"),
+        line(0, 310, "a"),
+        line(200, 312, "b"),
+        line(0, 350, "c"),
+    ]
+    regions = make_regions(zones, lines, Origin.OCR)
+    assert [(region.order, region.kind, region.text) for region in regions] == [
+        (0, TEXT, "one\ntwo"),
+        (1, HEADING, "Alone and large"),
+        (2, TEXT, "three\nfour"),
+        (3, TABLE, "a\tb\nc"),
+    ]
+    assert all(region.score <= 0.9 and region.origin is Origin.OCR for region in regions)
+
+
+def test_figures_stay_without_their_words_and_zones_without_text_go() -> None:
+    zones = [Zone(Box(0, 0, 100, 100), FIGURE, 1.0), Zone(Box(0, 200, 100, 300), TEXT, 1.0)]
+    regions = make_regions(zones, [line(10, 10, "x axis")], Origin.OCR)
+    assert [(region.kind, region.text) for region in regions] == [(FIGURE, "")]
+
+
+def test_what_the_layer_lacks_comes_from_the_ocr() -> None:
+    zones = [Zone(Box(0, 0, 300, 50), TEXT, 1.0), Zone(Box(0, 100, 300, 150), TEXT, 1.0)]
+    layer, seen = [line(0, 10, "layer")], [line(0, 10, "layen"), line(0, 110, "stamp")]
+    regions = make_regions(zones, layer, Origin.TEXT_LAYER, also=seen)
+    assert [(region.text, region.origin) for region in regions] == [
+        ("layer", Origin.TEXT_LAYER),
+        ("stamp", Origin.OCR),
+    ]
+
+
+def test_running_heads_come_first_and_feet_last() -> None:
+    zones = [
+        Zone(Box(0, 900, 300, 950), RegionKind.FOOTER, 1.0),
+        Zone(Box(500, 0, 800, 50), RegionKind.HEADER, 1.0),
+        Zone(Box(0, 0, 300, 800), TEXT, 1.0),
+    ]
+    lines = [line(0, 910, "foot"), line(510, 10, "head"), line(0, 100, "body")]
+    assert [region.text for region in make_regions(zones, lines, Origin.OCR)] == ["head", "body", "foot"]

@@ -1,0 +1,112 @@
+"""Text layers that are believed, those that are not, and what a page of each becomes."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from slipstream.documents.layout import Zone
+from slipstream.documents.messages import MAX_REGIONS, Box, Line, Origin, RegionKind
+from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, Picture, read_page, scaled
+
+PAGE: Picture = np.full((1000, 800, 3), 255, dtype=np.uint8)
+SHOWN = ["Seven foxes read", "the morning paper", "while rain falls", "over harbour towns"]
+
+
+def lines_of(texts: list[str]) -> list[Line]:
+    return [Line(Box(50, 200 + 40 * index, 350, 220 + 40 * index), text) for index, text in enumerate(texts)]
+
+
+@dataclass
+class FakeEyes:
+    """Reads what the page shows, whatever the picture is."""
+
+    shown: list[Line] = field(default_factory=lambda: lines_of(SHOWN))
+    parts: list[Zone] = field(default_factory=list)
+    num_full: int = 0
+
+    def lines(self, picture: Picture) -> list[Line]:
+        self.num_full += 1
+        return self.shown
+
+    def read_line(self, picture: Picture, box: Box) -> str:
+        return next((line.text for line in self.shown if line.box.common(box)), "")
+
+    def zones(self, picture: Picture) -> list[Zone]:
+        return self.parts
+
+    def knows(self, char: str) -> bool:
+        return char.isascii()
+
+
+def test_a_layer_that_is_what_the_page_shows_is_taken_without_reading_the_page() -> None:
+    eyes = FakeEyes()
+    noisy = [text.replace("e", "é").upper() for text in SHOWN]
+    regions, warnings = read_page(PAGE, lines_of(noisy), eyes)
+    assert [region.text for region in regions] == ["\n".join(noisy)]
+    assert {region.origin for region in regions} == {Origin.TEXT_LAYER}
+    assert not warnings and eyes.num_full == 0
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ["Buy our pills now", "they are so cheap", "and cure all ills", "of every kind"],
+        ["\ue001\ue002\ue003\ue004\ue005\ue006\ue007"] * 4,
+        ["���������"] * 4,
+        ["a", "b"],
+    ],
+    ids=["lie", "unmapped", "undecoded", "too short"],
+)
+def test_a_fake_layer_is_not_taken(layer: list[str]) -> None:
+    regions, warnings = read_page(PAGE, lines_of(layer), FakeEyes())
+    assert [region.text for region in regions] == ["\n".join(SHOWN)]
+    assert {region.origin for region in regions} == {Origin.OCR} and warnings == [FAKE_LAYER]
+
+
+def test_a_layer_in_letters_that_the_ocr_does_not_know_is_taken_with_a_warning() -> None:
+    arabic = ["السلام عليكم ورحمة", "صباح الخير يا صديقي", "مدينة هادئة على البحر"]
+    regions, warnings = read_page(PAGE, lines_of(arabic), FakeEyes(shown=[]))
+    assert [region.text for region in regions] == ["\n".join(arabic)] and warnings == [UNCHECKED_LAYER]
+
+
+def test_a_layer_in_unknown_letters_where_the_ocr_reads_well_is_fake() -> None:
+    swapped = ["䴀甀氀琀椀挀漀氀漀爀", "䈀氀愀挀欀䈀氀愀挀欀", "䴀甀氀琀椀挀漀氀漀爀"]
+    regions, warnings = read_page(PAGE, lines_of(swapped), FakeEyes())
+    assert regions[0].text == "\n".join(SHOWN) and warnings == [FAKE_LAYER]
+
+
+def test_a_stamp_beside_a_genuine_layer_is_read() -> None:
+    stamp = Line(Box(500, 700, 700, 730), "RECEIVED 1899")
+    zones = [Zone(Box(40, 190, 360, 400), RegionKind.TEXT, 1.0), Zone(Box(490, 690, 710, 740), RegionKind.TEXT, 1.0)]
+    eyes = FakeEyes(shown=[*lines_of(SHOWN), stamp], parts=zones)
+    regions, _ = read_page(PAGE, lines_of(SHOWN), eyes)
+    assert [region.origin for region in regions] == [Origin.TEXT_LAYER, Origin.OCR]
+    assert regions[1].text == "RECEIVED 1899" and eyes.num_full == 1
+
+
+def test_a_page_without_text_is_an_empty_draft_with_a_warning() -> None:
+    assert read_page(PAGE, [], FakeEyes(shown=[])) == ([], [NO_TEXT])
+
+
+def test_a_running_head_in_the_middle_of_the_page_is_a_text() -> None:
+    zones = [Zone(Box(0, 190, 400, 400), RegionKind.HEADER, 1.0)]
+    regions, _ = read_page(PAGE, [], FakeEyes(parts=zones))
+    assert [region.kind for region in regions] == [RegionKind.TEXT]
+    head, title = Zone(Box(0, 0, 99, 40), RegionKind.HEADER, 1.0), Line(Box(0, 10, 90, 30), "Journal")
+    with_body = FakeEyes(shown=[title, *lines_of(SHOWN)], parts=[head])
+    assert [region.kind for region in read_page(PAGE, [], with_body)[0]] == [RegionKind.HEADER, RegionKind.TEXT]
+    assert [region.kind for region in read_page(PAGE, [], FakeEyes([title], [head]))[0]] == [RegionKind.TEXT]
+
+
+def test_a_page_with_more_than_is_taken_is_cut() -> None:
+    dust = [Line(Box(x, y, x + 1, y + 1), "x") for x in range(0, 800, 12) for y in range(0, 1000, 20)]
+    regions, warnings = read_page(PAGE, [], FakeEyes(shown=dust))
+    assert len(dust) > MAX_REGIONS >= len(regions) and warnings == [CUT]
+
+
+def test_regions_move_with_the_picture_and_stay_on_it() -> None:
+    [region], _ = read_page(PAGE, [], FakeEyes())
+    half = scaled(region, 0.5, 0.5, 400, 500)
+    assert half.box == Box(25, 100, 175, 170) and half.text == region.text
+    assert scaled(region, 0.001, 0.001, 1, 1).box == Box(0, 0, 1, 1)

@@ -1,0 +1,130 @@
+"""Pages through the real models: text layers, scans, fakes, unknown scripts, kinds of images."""
+
+import io
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from slipstream.documents.messages import DocumentLimits, DocumentRequest, Origin, PageDraft, PagePicture
+from slipstream.documents.pool import ReaderPool
+from slipstream.documents.surfaces import page_text
+from tests.support.documents import (
+    drawn_picture,
+    image_bytes,
+    needs_documents,
+    paragraph,
+    pdf_of,
+    scan_of,
+    sentence,
+    two_columns,
+)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_documents]
+BILLS = ["Bills of lading", "from April 1899", "were never paid"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[ReaderPool]:
+    made = ReaderPool(DocumentLimits())
+    yield made
+    made.close()
+
+
+async def read(pool: ReaderPool, data: bytes, request: DocumentRequest | None = None) -> PageDraft:
+    said = [event async for event in pool.read(data, request or DocumentRequest())]
+    assert isinstance(said[-1], PageDraft)
+    return said[-1]
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("#", " ").split())
+
+
+def error_rate(truth: str, text: str) -> float:
+    """Characters wrong, by edit distance over those of the truth."""
+    row = list(range(len(text) + 1))
+    for count, wanted in enumerate(truth, start=1):
+        above, row[0] = row[0], count
+        for place, char in enumerate(text, start=1):
+            above, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, above + (char != wanted))
+    return row[-1] / len(truth)
+
+
+async def picture_of(pool: ReaderPool, data: bytes) -> Image.Image:
+    async for event in pool.read(data, DocumentRequest(pictures=True)):
+        if isinstance(event, PagePicture):
+            return Image.frombytes("RGB", (event.width, event.height), event.pixels)
+    raise AssertionError("no picture")
+
+
+async def test_a_genuine_text_layer_is_taken_word_by_word_in_reading_order(pool: ReaderPool) -> None:
+    content, truth = two_columns()
+    draft = await read(pool, pdf_of([content]))
+    assert {region.origin for region in draft.regions if region.text} == {Origin.TEXT_LAYER}
+    assert plain(page_text(draft.regions)) == plain(truth)
+
+
+async def test_a_scan_of_two_columns_is_read_in_order(pool: ReaderPool) -> None:
+    content, truth = two_columns(seed=4)
+    scan = scan_of(await picture_of(pool, pdf_of([content])))
+    draft = await read(pool, scan)
+    assert {region.origin for region in draft.regions} == {Origin.OCR}
+    assert error_rate(plain(truth), plain(page_text(draft.regions))) <= 0.03
+
+
+async def test_a_scan_whose_hidden_text_says_something_else_is_read(pool: ReaderPool) -> None:
+    lie = [sentence(seed, 5) for seed in range(6)]
+    draft = await read(pool, scan_of(drawn_picture(BILLS, size=(1000, 1414)), lie))
+    text = plain(page_text(draft.regions))
+    assert "Bills of lading" in text and "1899" in text and lie[0] not in text
+    assert "not what the page shows" in draft.warnings[0]
+
+
+async def test_the_layer_can_be_left_alone(pool: ReaderPool) -> None:
+    draft = await read(pool, pdf_of([paragraph(72, 700, [sentence(1, 8)], 14)]), DocumentRequest(text_layer=False))
+    assert {region.origin for region in draft.regions} == {Origin.OCR}
+    assert plain(page_text(draft.regions)) == sentence(1, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "1"), ("PNG", "P"), ("JPEG", "L"), ("TIFF", "RGBA"), ("PNG", "I;16")]
+)
+async def test_images_of_every_kind_are_read(pool: ReaderPool, kind: str, mode: str) -> None:
+    draft = await read(pool, image_bytes(drawn_picture(), kind, mode))
+    assert "Quiet harbour towns" in plain(page_text(draft.regions))
+
+
+async def test_a_photo_on_its_side_is_read_as_its_camera_says(pool: ReaderPool) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = io.BytesIO()
+    drawn_picture().rotate(90, expand=True).save(data, "JPEG", exif=exif)
+    draft = await read(pool, data.getvalue())
+    assert (draft.width, draft.height) == (1000, 500) and "seven foxes read" in page_text(draft.regions)
+
+
+async def test_a_page_turned_in_its_pdf_has_its_layer_in_the_right_places(pool: ReaderPool) -> None:
+    lines = [sentence(seed, 7) for seed in range(5)]
+    turned = pdf_of([paragraph(72, 700, lines, 12)]).replace(b"/MediaBox", b"/Rotate 90 /MediaBox", 1)
+    draft = await read(pool, turned)
+    assert draft.width > draft.height
+    assert all(region.box.width < region.box.height for region in draft.regions if region.text)
+
+
+async def test_an_ocr_that_sees_less_says_less_or_worse(pool: ReaderPool) -> None:
+    content, truth = two_columns(seed=2)
+    scan = scan_of(await picture_of(pool, pdf_of([content])))
+    sharp, blurred = [
+        error_rate(plain(truth), plain(page_text((await read(pool, scan, DocumentRequest(ocr_dpi=dpi))).regions)))
+        for dpi in (150, 40)
+    ]
+    assert blurred > sharp + 0.1
+
+
+async def test_a_white_page_and_one_of_scribbles_are_empty_or_nearly_so(pool: ReaderPool) -> None:
+    white = await read(pool, image_bytes(Image.new("RGB", (400, 600), "white"), "PNG"))
+    assert not white.regions and white.warnings == ("no text was found",)
+    noise = Image.effect_noise((400, 600), 90)
+    assert len(page_text((await read(pool, image_bytes(noise, "PNG"))).regions)) < 40

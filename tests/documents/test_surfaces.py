@@ -1,0 +1,37 @@
+"""Regions in a target's own way of writing."""
+
+from slipstream.documents.messages import Box, Origin, Region, RegionKind
+from slipstream.documents.surfaces import SURFACES, page_text
+
+
+def region(order: int, kind: RegionKind, text: str) -> Region:
+    return Region(Box(0, order, 9, order + 1), kind, order, text, 1.0, Origin.OCR)
+
+
+def test_markdown() -> None:
+    regions = [
+        region(0, RegionKind.HEADER, "Journal of Foxes"),
+        region(1, RegionKind.HEADING, "Quiet\nharbours"),
+        region(2, RegionKind.TEXT, "Seven foxes read the mor-\nning paper, state-of-\nthe-art\nand rain."),
+        region(3, RegionKind.TEXT, "- one fox\nwith a hat\n- two foxes\n12. three"),
+        region(4, RegionKind.TABLE, "a|b\tc\n1\t2\t3\n4"),
+        region(5, RegionKind.FIGURE, ""),
+        region(6, RegionKind.CAPTION, "Figure 1: foxes"),
+        region(7, RegionKind.FORMULA, "E = mc2"),
+        region(8, RegionKind.FOOTER, "17"),
+    ]
+    assert page_text(regions).split("\n\n") == [
+        "# Quiet harbours",
+        "Seven foxes read the morning paper, state-ofthe-art and rain.",
+        "- one fox with a hat\n- two foxes\n12. three",
+        "| a\\|b | c |  |\n| --- | --- | --- |\n| 1 | 2 | 3 |\n| 4 |  |  |",
+        "Figure 1: foxes",
+        "$$\nE = mc2\n$$",
+    ]
+
+
+def test_every_surface_says_something_of_every_region() -> None:
+    regions = [region(order, kind, text) for order, kind in enumerate(RegionKind) for text in ("", "word")]
+    for name, adapter in SURFACES.items():
+        assert len(adapter(regions)) == len(regions), name
+        assert adapter([]) == []
