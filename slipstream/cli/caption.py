@@ -109,7 +109,7 @@ def caption_command(
         usable, exit_codes = _check_videos(videos, view)
         if usable:
             async with (
-                _gateway(gateway, stack_options) as address,
+                open_gateway(gateway, stack_options) as address,
                 AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
             ):
                 exit_codes += [await _caption_one(captioner, video, options, timeout, view) for video in usable]
@@ -133,7 +133,7 @@ def _check_videos(videos: Sequence[Path], view: View) -> tuple[list[Path], list[
 
 
 @asynccontextmanager
-async def _gateway(address: str | None, options: StackOptions) -> AsyncIterator[str]:
+async def open_gateway(address: str | None, options: StackOptions) -> AsyncIterator[str]:
     """The address of the given gateway, or of one that lives as long as this context."""
     if address is not None:
         yield address

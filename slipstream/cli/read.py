@@ -1,34 +1,43 @@
-"""`slipstream read`: documents to Markdown and JSON lines. `--ocr-only` needs no model: the OCR's own text."""
+"""`slipstream read`: documents to Markdown and JSON lines, read by a target with the OCR's text as its hint."""
 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
-from slipstream.cli.views import complain, printable
+from slipstream.cli.caption import caption_options, open_gateway
+from slipstream.cli.common import ConnectionOptions, bundled, connection_options, model_options, run_async
+from slipstream.cli.views import caption_dict, complain, printable
+from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.client.page_reading import PageReader, PageReading
+from slipstream.documents.alignment import split_by_regions
+from slipstream.documents.disagreements import HTML_END, PageReadings, RegionReadings, html_head, page_html
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, PageDraft, ReadEvent
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
+from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
+from slipstream.options import CaptionOptions
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
+from slipstream.stack.local import StackOptions
 
 Read = Callable[[bytes, DocumentRequest], AsyncGenerator[ReadEvent, None]]
 """What reads a document: a pool of this process's own, or a service's client."""
 READER_PANEL = "Reader"
 
 
-@bundled(connection=connection_options)
+@bundled(stack_options=model_options, options=caption_options, connection=connection_options)
 def read_command(
     *,
     files: Annotated[list[Path], typer.Argument(help="PDF, PNG, JPEG or TIFF files.", show_default=False)],
-    output: Annotated[Path, typer.Option(help="Folder for one .md and one .jsonl file a document.")],
+    output: Annotated[Path, typer.Option(help="Folder for the files that are written for each document.")],
     ocr_only: Annotated[
         bool, typer.Option("--ocr-only", help="The text layer's and the OCR's own text, without any model.")
     ] = False,
@@ -37,6 +46,13 @@ def read_command(
     text_layer: Annotated[
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
+    surface: Annotated[str, typer.Option(help=f"How the target writes: {', '.join(SURFACES)}.")] = "markdown",
+    pages_at_once: Annotated[int, typer.Option(min=1, max=64, help="Pages of a document that the target reads.")] = 2,
+    options: CaptionOptions,
+    stack_options: StackOptions,
+    gateway: Annotated[
+        str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
+    ] = None,
     reader: Annotated[
         str,
         typer.Option(
@@ -48,21 +64,29 @@ def read_command(
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Documents read at once.", rich_help_panel=READER_PANEL)] = 1,
     connection: ConnectionOptions,
 ) -> None:
-    """Read documents: one Markdown a document with page marks, and one JSON line a page with its regions."""
-    if not ocr_only:
-        raise InvalidConfig("reading by a target model is not served yet; add --ocr-only for the OCR's own text")
+    """Read documents: for each a Markdown with page marks, a JSON line a page, and HTML that shows where target and OCR
+    differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
+    if surface not in SURFACES:
+        raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
-    request = DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer)
+    request = DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer, pictures=not ocr_only)
 
     async def run() -> int:
-        async with _open_reader(reader, connection, jobs) as read:
-            places = asyncio.Semaphore(jobs)
-            exit_codes = await asyncio.gather(*(_read_one(path, output, request, read, places) for path in files))
+        async with AsyncExitStack() as exits:
+            read = await exits.enter_async_context(_open_reader(reader, connection, jobs))
+            page_reader = None
+            if not ocr_only:
+                address = await exits.enter_async_context(open_gateway(gateway, stack_options))
+                captioner = AsyncCaptioner(gateway=connection.gateway(address))
+                await exits.enter_async_context(captioner)
+                page_reader = PageReader(captioner, options, surface, pages_at_once)
+            job = _Job(output, request, read, surface, page_reader, asyncio.Semaphore(jobs))
+            exit_codes = await asyncio.gather(*map(job.read_one, files))
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
@@ -89,47 +113,115 @@ async def _open_reader(address: str, connection: ConnectionOptions, jobs: int) -
         pool.close()
 
 
-async def _read_one(path: Path, output: Path, request: DocumentRequest, read: Read, places: asyncio.Semaphore) -> int:
-    """Reads one document and says on stdout what came of it; its exit status."""
-    async with places:
+@dataclass(frozen=True)
+class _Job:
+    """How all documents of a command are read."""
+
+    output: Path
+    request: DocumentRequest
+    read: Read
+    surface: str
+    page_reader: PageReader | None
+    places: asyncio.Semaphore
+
+    async def read_one(self, path: Path) -> int:
+        """Reads one document and says on stdout what came of it; its exit status."""
+        async with self.places:
+            try:
+                pages = await self._write_document(path)
+            except SlipstreamError as error:
+                complain(str(path), str(error))
+                return error.exit_code
+            except OSError as error:
+                complain(str(path), f"cannot be written to {str(self.output)!r}: {error.strerror}")
+                return InvalidConfig.exit_code
+        for page in pages:
+            for warning in page.warnings:
+                complain(str(path), f"page {page.number}: {warning}")
+        typer.echo(printable(f"{self.output / path.stem}.md  [{', '.join(_told(pages))}]"))
+        return 0
+
+    async def _write_document(self, path: Path) -> "Sequence[_PageFacts]":
+        """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
+        fails leaves the files of an earlier run as they were."""
+        data = await asyncio.to_thread(_bytes_of, path)
+        endings = [".md", ".jsonl", *([".disagreements.html"] if self.page_reader else [])]
+        targets = [self.output / f"{path.stem}{ending}" for ending in endings]
+        parts = [target.with_name(f".{target.name}.part") for target in targets]
+        facts = []
         try:
-            drafts = await _write_document(path, output, request, read)
-        except SlipstreamError as error:
-            complain(str(path), str(error))
-            return error.exit_code
-        except OSError as error:
-            complain(str(path), f"cannot be written to {str(output)!r}: {error.strerror}")
-            return InvalidConfig.exit_code
-    for draft in drafts:
-        for warning in draft.warnings:
-            complain(str(path), f"page {draft.page}: {warning}")
-    seconds = sum(draft.seconds for draft in drafts)
-    typer.echo(printable(f"{output / path.stem}.md  [{len(drafts)} pages, {seconds:.1f} s of reading]"))
-    return 0
+            with ExitStack() as files:
+                markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
+                for html in compared:
+                    html.write(html_head(path.name))
+                async with aclosing(self._pages(data)) as pages:
+                    async for page in pages:
+                        drafted, text, more = self._page(page)
+                        markdown.write(markdown_page(drafted.page, text))
+                        lines.write(page_record(path.name, drafted, **more))
+                        facts.append(_PageFacts.of(page))
+                        if isinstance(page, PageReading):
+                            compared[0].write(page_html(_compared(page, self.surface)))
+                for html in compared:
+                    html.write(HTML_END)
+            for part, target in zip(parts, targets, strict=True):
+                part.replace(target)
+        finally:
+            for part in parts:
+                part.unlink(missing_ok=True)
+        return facts
+
+    async def _pages(self, data: bytes) -> AsyncGenerator[PageDraft | PageReading, None]:
+        async with aclosing(self.read(data, self.request)) as events:
+            if self.page_reader is not None:
+                async with aclosing(self.page_reader.read(events)) as pages:
+                    async for page in pages:
+                        yield page
+                return
+            async for event in events:
+                if isinstance(event, PageDraft):
+                    yield event
+
+    def _page(self, page: PageDraft | PageReading) -> tuple[PageDraft, str, dict[str, Any]]:
+        """The OCR's reading, the text to write, and what else is known of it."""
+        if isinstance(page, PageDraft):
+            return page, page_text(page.regions, self.surface), {}
+        return page.draft, page.caption.text, {"text": page.caption.text, "receipt": caption_dict(page.caption)}
 
 
-async def _write_document(path: Path, output: Path, request: DocumentRequest, read: Read) -> Sequence[PageDraft]:
-    """Writes page by page beside the files' places, and moves both there when all pages are read: a document that
-    fails leaves the files of an earlier run as they were."""
-    data = await asyncio.to_thread(_bytes_of, path)
-    targets = [output / f"{path.stem}{ending}" for ending in (".md", ".jsonl")]
-    parts = [target.with_name(f".{target.name}.part") for target in targets]
-    drafts = []
-    try:
-        with ExitStack() as files:
-            markdown, lines = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
-            async with aclosing(read(data, request)) as events:
-                async for event in events:
-                    if isinstance(event, PageDraft):
-                        markdown.write(markdown_page(event))
-                        lines.write(page_record(path.name, event))
-                        drafts.append(event)
-        for part, target in zip(parts, targets, strict=True):
-            part.replace(target)
-    finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
-    return drafts
+@dataclass(frozen=True)
+class _PageFacts:
+    """What is told of a page when its document is done."""
+
+    number: int
+    warnings: tuple[str, ...]
+    seconds: float
+    num_tokens: int = 0
+    num_hinted: int = 0
+
+    @classmethod
+    def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
+        if isinstance(page, PageDraft):
+            return cls(page.page, page.warnings, page.seconds)
+        hinted = page.caption.speculation.accepted_prediction_tokens
+        return cls(page.draft.page, page.draft.warnings, page.draft.seconds, page.caption.num_tokens, hinted)
+
+
+def _told(pages: Sequence[_PageFacts]) -> list[str]:
+    num_tokens = sum(page.num_tokens for page in pages)
+    told = [f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
+    return told + ([f"{num_tokens} tokens, {sum(p.num_hinted for p in pages)} from hints"] if num_tokens else [])
+
+
+def _compared(page: PageReading, surface: str) -> PageReadings:
+    """Region by region: what the OCR has there, as the target would write it, and the target's own words."""
+    texts = SURFACES[surface](page.draft.regions)
+    own = split_by_regions(texts, page.caption.text)
+    regions = [
+        RegionReadings(replace(region, text=text), model_text)
+        for region, text, model_text in zip(page.draft.regions, texts, own, strict=True)
+    ]
+    return PageReadings(page.picture, regions)
 
 
 def _bytes_of(path: Path) -> bytes:

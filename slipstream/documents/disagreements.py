@@ -7,7 +7,7 @@ import base64
 import html
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -81,21 +81,24 @@ del{background:#ffe1d6;text-decoration-color:#c2410c} ins{background:#d9f5e3;tex
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def disagreements_html(title: str, pages: Iterable[PageReadings]) -> str:
-    """One HTML document: each page's picture with its boxes, and the words that differ: the OCR's struck out, the
-    model's marked. Pages on which both agree are named in a line."""
-    body = "".join(_page(page) for page in pages)
+HTML_END = "</body></html>\n"
+"""What stands behind the last page."""
+
+
+def html_head(title: str) -> str:
+    """What stands before the first page. Pages follow by `page_html`, and then `HTML_END`."""
     safe = html.escape(title)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{safe}</title><style>{_STYLE}</style></head><body><h1>{safe}</h1>"
         "<p><del>struck out</del>: as the OCR reads it; <ins>marked</ins>: as the model does.</p>"
-        f"{body}</body></html>\n"
     )
 
 
-def _page(page: PageReadings) -> str:
+def page_html(page: PageReadings) -> str:
+    """A page's picture with its boxes, and the words that differ: the OCR's struck out, the model's marked. A page on
+    which both agree takes a line."""
     number, num_differ = page.picture.page, sum(reading.differs for reading in page.regions)
     heading = f'<h2 id="page-{number}">Page {number}</h2>'
     if not num_differ:

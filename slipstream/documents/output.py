@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from slipstream.documents.messages import PageDraft, Region
-from slipstream.documents.surfaces import page_text
 
 
 def page_mark(page: int) -> str:
@@ -12,10 +11,9 @@ def page_mark(page: int) -> str:
     return f"<!-- page {page} -->"
 
 
-def markdown_page(draft: PageDraft) -> str:
+def markdown_page(page: int, text: str) -> str:
     """A page of the document, with its mark."""
-    text = page_text(draft.regions)
-    return f"{page_mark(draft.page)}\n\n{text}\n\n" if text else f"{page_mark(draft.page)}\n\n"
+    return f"{page_mark(page)}\n\n{text}\n\n" if text else f"{page_mark(page)}\n\n"
 
 
 def page_record(document: str, draft: PageDraft, **more: Any) -> str:

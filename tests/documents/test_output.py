@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from slipstream.documents.alignment import split_by_regions
 from slipstream.documents.disagreements import (
+    HTML_END,
     PageReadings,
     RegionReadings,
     compare_words,
-    disagreements_html,
+    html_head,
+    page_html,
     png_bytes,
 )
 from slipstream.documents.messages import (
@@ -30,6 +33,7 @@ from slipstream.documents.messages import (
     draft_to_json,
 )
 from slipstream.documents.output import markdown_page, page_record
+from slipstream.documents.surfaces import page_text
 
 
 def region(order: int, text: str, kind: RegionKind = RegionKind.TEXT) -> Region:
@@ -41,8 +45,33 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
 def test_markdown_has_page_marks() -> None:
-    assert markdown_page(DRAFT) == "<!-- page 3 -->\n\n# Foxes\n\nread the paper\n\n"
-    assert markdown_page(PageDraft(4, 9, 9, ())) == "<!-- page 4 -->\n\n"
+    text = page_text(DRAFT.regions)
+    assert markdown_page(3, text) == "<!-- page 3 -->\n\n# Foxes\n\nread the paper\n\n"
+    assert markdown_page(4, "") == "<!-- page 4 -->\n\n"
+
+
+def disagreements_html(title: str, pages: list[PageReadings]) -> str:
+    return html_head(title) + "".join(map(page_html, pages)) + HTML_END
+
+
+@given(st.lists(st.text("ab \n", max_size=12), max_size=5), st.text("abc \n", max_size=40))
+def test_no_word_of_a_page_is_lost_between_its_regions(regions: list[str], text: str) -> None:
+    parts = split_by_regions(regions, text)
+    assert len(parts) == len(regions)
+    if regions:
+        assert " ".join(parts).split() == text.split()
+
+
+def test_words_go_where_the_ocr_has_them() -> None:
+    regions = ["# The fox", "", "reads the paper", "at noon"]
+    assert split_by_regions(regions, "# The fox reads thc paper, at noon") == [
+        "# The fox",
+        "",
+        "reads thc paper,",
+        "at noon",
+    ]
+    assert split_by_regions(regions, "reads the") == ["", "", "reads the", ""]
+    assert split_by_regions([], "words") == []
 
 
 def test_a_page_is_one_line_of_json() -> None:

@@ -1,0 +1,107 @@
+"""Documents read by a gateway's target: each page is a video of one frame, and what the OCR makes of it a hint."""
+
+import asyncio
+import io
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.documents.messages import PageDraft, PagePicture, ReadEvent
+from slipstream.documents.surfaces import SURFACES, page_text
+from slipstream.messages import Caption
+from slipstream.options import CaptionOptions
+from slipstream.speculation.methods import METHODS
+
+READ_PROMPT = "Read this page."
+HINTED = "hints"
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """One page, read twice."""
+
+    picture: PagePicture
+    draft: PageDraft
+    """The OCR's reading, or that of the document's own text layer."""
+    caption: Caption
+    """The target's, with what the hints saved."""
+
+
+@dataclass(frozen=True)
+class PageReader:
+    """Reads pages at a gateway.
+
+    Args:
+        captioner: the gateway.
+        options: of each page; what is left out is: the prompt `READ_PROMPT`, the method "hints".
+        surface: how the target writes, one of `SURFACES`.
+        max_pages: read at once.
+        timeout_s: of one page.
+    """
+
+    captioner: AsyncCaptioner
+    options: CaptionOptions
+    surface: str = "markdown"
+    max_pages: int = 2
+    timeout_s: float = 600.0
+
+    async def read(self, events: AsyncIterator[ReadEvent]) -> AsyncGenerator[PageReading, None]:
+        """The pages in their order, each when it is done. The reader works at the next pages meanwhile, so its time
+        is hidden but for the first page's. Raises what the reader or the gateway raise."""
+        running: deque[asyncio.Task[PageReading]] = deque()
+        picture: PagePicture | None = None
+        try:
+            async for event in events:
+                if isinstance(event, PagePicture):
+                    picture = event
+                elif isinstance(event, PageDraft) and picture is not None:
+                    running.append(asyncio.create_task(self._read_page(picture, event)))
+                while running and (running[0].done() or len(running) >= self.max_pages):
+                    yield await running.popleft()
+            while running:
+                yield await running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _read_page(self, picture: PagePicture, draft: PageDraft) -> PageReading:
+        options = self._asked(draft).over(CaptionOptions(prompt=READ_PROMPT, num_frames=1))
+        video = await asyncio.to_thread(page_video, picture)
+        caption = await self.captioner.caption(video, timeout_s=self.timeout_s, **options.given())
+        return PageReading(picture, draft, caption)
+
+    def _asked(self, draft: PageDraft) -> CaptionOptions:
+        """The options with the page's hints, where the method takes any."""
+        method = METHODS.get(self.options.get("method", HINTED))
+        if method is None or not method.takes_hints:
+            return self.options
+        if method.name == HINTED:
+            texts = [page_text(draft.regions, self.surface)]
+        else:  # paper 003's set of regions has no order
+            texts = [text for text in SURFACES[self.surface](draft.regions) if text]
+        given = [*self.options.get("prediction", ()), *filter(None, texts)]
+        if not given:
+            return self.options
+        return replace(self.options, prediction=tuple(given), method=method.name)
+
+
+def page_video(picture: PagePicture) -> bytes:
+    """The picture as a video of one frame, without loss. Raises ValueError when its pixels do not fit its size."""
+    import av
+
+    pixels = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.height, picture.width, 3)
+    target = io.BytesIO()
+    with av.open(target, "w", format="matroska") as output:
+        stream = output.add_stream("ffv1", rate=1)
+        stream.width, stream.height, stream.pix_fmt = picture.width, picture.height, "bgr0"
+        stream.time_base = Fraction(1)
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frame.pts = 0
+        for packet in (*stream.encode(frame), *stream.encode()):
+            output.mux(packet)
+    return target.getvalue()
