@@ -22,6 +22,7 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.pool import NEEDED
 from slipstream.errors import UnreadableDocument
+from slipstream.stack.local import Stack
 from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
 
 
@@ -39,7 +40,7 @@ class FakePool:
             if data == b"no" and page == 2:
                 raise UnreadableDocument("page 2 is torn")
             region = Region(Box(0, 0, 9, 9), RegionKind.TEXT, 0, f"text {page}", 1.0, Origin.OCR)
-            yield PagePicture(page, 10, 10, 150)
+            yield PagePicture(page, 10, 10, 150, bytes([50 * page] * 300) if request.pictures else b"")
             yield PageDraft(page, 10, 10, (region,), ("faint",) if page == 2 else (), 0.5)
 
     def close(self) -> None: ...
@@ -65,7 +66,7 @@ def test_documents_become_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
     assert (out / "a.md").read_text() == "<!-- page 1 -->\n\ntext 1\n\n<!-- page 2 -->\n\ntext 2\n\n"
     assert [json.loads(line)["page"] for line in (out / "a.jsonl").read_text().splitlines()] == [1, 2]
-    assert FakePool.asked == [DocumentRequest(pages="1-2", dpi=99, text_layer=False)]
+    assert FakePool.asked == [DocumentRequest(pages="1-2", dpi=99, text_layer=False, pictures=False)]
     said = capsys.readouterr()
     assert "2 pages, 1.0 s" in said.out and "a.pdf: page 2: faint" in said.err
 
@@ -87,8 +88,9 @@ def test_a_document_that_fails_leaves_earlier_files_and_the_others_are_read(
 def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.pdf", "a.png"):
         (tmp_path / name).write_bytes(b"x")
-    assert read(tmp_path / "a.pdf", "--output", tmp_path) == 2
-    assert "add --ocr-only" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", "--surface", "latex") == 2
+    assert "unknown --surface 'latex'; known: markdown" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--gateway", "127.0.0.1:1") == 3
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2
@@ -104,6 +106,20 @@ def test_missing_packages_name_the_extra(
     (tmp_path / "a.pdf").write_bytes(b"x")
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only") == 2
     assert "pip install 'slipstream[documents]'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fake_pool")
+def test_a_target_reads_with_hints(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(b"yes")
+    words = ("--output", tmp_path, "--gateway", stack.gateway_address, "--max-new-tokens", 32)
+    assert read(tmp_path / "a.pdf", *words) == 0
+    assert "2 pages" in (said := capsys.readouterr().out) and "from hints" in said
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [record["page"] for record in records] == [1, 2]
+    assert records[0]["regions"][0]["text"] == "text 1" and records[0]["receipt"]["method"] == "hints"
+    assert all(record["text"] in (tmp_path / "a.md").read_text() for record in records)
+    html = (tmp_path / "a.disagreements.html").read_text()
+    assert html.count("<h2") == 2 and "data:image/png" in html and html.endswith("</html>\n")
 
 
 @needs_documents
