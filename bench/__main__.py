@@ -21,6 +21,7 @@ PROGRAMS = {
     "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
     "compose-check": ("bench.compose_check", "the containers, harmed under a batch; needs a running Docker"),
+    "document-pages": ("bench.document_pages", "what a page costs the reader of documents, and how well it reads"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),
     "house": ("bench.house", "sizes and names of the code itself"),

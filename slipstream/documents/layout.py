@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from slipstream.documents.messages import Box, Line, Origin, Region, RegionKind
+from slipstream.documents.messages import Box, Origin, Region, RegionKind, TextLine
 
 ItemT = TypeVar("ItemT")
 
@@ -144,7 +144,7 @@ line to line: boxes of a text layer are tight, those of an OCR are not."""
 
 
 def make_regions(
-    zones: Sequence[Zone], lines: Sequence[Line], origin: Origin, also: Sequence[Line] = ()
+    zones: Sequence[Zone], lines: Sequence[TextLine], origin: Origin, also: Sequence[TextLine] = ()
 ) -> list[Region]:
     """The regions of a page in reading order: the zones with the lines in them, and blocks of the lines in none.
 
@@ -168,10 +168,10 @@ def make_regions(
     return _in_order([region for region in found if region.text or region.kind is RegionKind.FIGURE])
 
 
-def _sorted_in(zones: Sequence[Zone], lines: Sequence[Line]) -> tuple[list[list[Line]], list[Line]]:
+def _sorted_in(zones: Sequence[Zone], lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
     """The lines of each zone, and those of none."""
-    held: list[list[Line]] = [[] for _ in zones]
-    orphans: list[Line] = []
+    held: list[list[TextLine]] = [[] for _ in zones]
+    orphans: list[TextLine] = []
     for line in lines:
         home = _home(line.box, zones)
         (orphans if home is None else held[home]).append(line)
@@ -184,7 +184,7 @@ def _home(box: Box, zones: Sequence[Zone]) -> int | None:
     return min(inside, key=lambda index: zones[index].box.area, default=None)
 
 
-def _region(box: Box, kind: RegionKind, lines: Sequence[Line], score: float, origin: Origin) -> Region:
+def _region(box: Box, kind: RegionKind, lines: Sequence[TextLine], score: float, origin: Origin) -> Region:
     if kind is RegionKind.FIGURE:
         lines = ()  # words within a picture are no text of the page
     cell_gap = "\t" if kind is RegionKind.TABLE else " "
@@ -222,11 +222,11 @@ def rows_of(items: Sequence[ItemT], box_of: Callable[[ItemT], Box]) -> list[list
     return [sorted(row, key=lambda item: box_of(item).left) for row in rows]
 
 
-def _blocks(lines: Sequence[Line]) -> list[list[Line]]:
+def _blocks(lines: Sequence[TextLine]) -> list[list[TextLine]]:
     """Lines that are near each other and alike in height, as paragraphs are."""
     ordered = sorted(lines, key=lambda line: (line.box.top, line.box.left))
     pitch = _usual_pitch([line.box for line in ordered])
-    blocks: list[list[Line]] = []
+    blocks: list[list[TextLine]] = []
     for line in ordered:
         near = next((block for block in reversed(blocks) if _continues(block[-1].box, line.box, pitch)), None)
         if near is None:
@@ -259,7 +259,7 @@ def _continues(above: Box, box: Box, pitch: float) -> bool:
     return is_alike and is_near and _is_under(above, box)
 
 
-def _around(lines: Sequence[Line]) -> Box:
+def _around(lines: Sequence[TextLine]) -> Box:
     boxes = [line.box for line in lines]
     return Box(
         min(box.left for box in boxes),

@@ -100,7 +100,7 @@ class ReaderPool:
             raise LimitExceeded(f"a document has at most {self.limits.max_bytes} bytes here; this one has {len(data)}")
         async with self._turns:
             with _in_memory(data) as document:
-                reading = _Reading(self, document, request)
+                reading = _Run(self, document, request)
                 try:
                     async for event in reading.events():
                         yield event
@@ -165,7 +165,7 @@ class ReaderPool:
             get_logger().warning("reader.unprotected", missing=missing)
 
 
-class _Reading:
+class _Run:
     """One document on its way through as many readers as it takes."""
 
     def __init__(self, pool: ReaderPool, document: int, request: DocumentRequest) -> None:

@@ -23,6 +23,8 @@ FILES = {
 }
 SPREAD = 6
 """Modules that came with models over several processes; the bound without them is the renovation's."""
+DOCUMENTS = 17
+"""Modules of `slipstream/documents`, of the reader service, its client and `slipstream read`."""
 
 
 @pytest.fixture
@@ -76,6 +78,6 @@ def test_a_tree_without_circles_has_none(tree: Path) -> None:
 def test_our_own_house_keeps_its_bounds() -> None:
     document = make_document(ROOT)
     product, bench = document["areas"]["product"], document["areas"]["bench"]
-    assert product["modules"] <= 115 + SPREAD and bench["modules"] <= 55
+    assert product["modules"] <= 115 + SPREAD + DOCUMENTS and bench["modules"] <= 55
     assert not product["long_files"] and not product["long_functions"]
-    assert not document["cycle"] and document["imports_pb2"] <= 14
+    assert not document["cycle"] and document["imports_pb2"] <= 15

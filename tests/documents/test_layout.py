@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.documents.layout import Zone, make_regions, reading_order, rows_of, without_doubles
-from slipstream.documents.messages import Box, Line, Origin, RegionKind
+from slipstream.documents.messages import Box, Origin, RegionKind, TextLine
 
 TEXT, HEADING, FIGURE, TABLE = RegionKind.TEXT, RegionKind.HEADING, RegionKind.FIGURE, RegionKind.TABLE
 HEAD = Box(50, 20, 950, 80)
@@ -80,8 +80,8 @@ def test_lines_in_rows() -> None:
     assert rows_of(cells, lambda box: box) == [[cells[1], cells[0]], [cells[2]]]
 
 
-def line(left: int, top: int, text: str, height: int = 20) -> Line:
-    return Line(Box(left, top, left + 10 * len(text), top + height), text, 0.9)
+def line(left: int, top: int, text: str, height: int = 20) -> TextLine:
+    return TextLine(Box(left, top, left + 10 * len(text), top + height), text, 0.9)
 
 
 def test_lines_find_their_zones_and_orphans_make_blocks() -> None:
