@@ -137,7 +137,7 @@ def _is_double(box: Box, surer: Box) -> bool:
 
 HEADING_RATIO = 1.25
 """A block of at most two lines that are so much taller than the page's median is taken for a heading."""
-_SAME_ROW = 0.5
+_SAME_ROW, _SAME_LEVEL = 0.5, 0.3
 _BLOCK_GAP, _BLOCK_PITCH = 1.5, 1.3
 """Lines are one block that are closer than so many line heights, and than so many of the page's usual distances from
 line to line: boxes of a text layer are tight, those of an OCR are not."""
@@ -223,17 +223,32 @@ def rows_of(items: Sequence[ItemT], box_of: Callable[[ItemT], Box]) -> list[list
 
 
 def _blocks(lines: Sequence[TextLine]) -> list[list[TextLine]]:
-    """Lines that are near each other and alike in height, as paragraphs are."""
+    """Lines that are near each other and alike, as paragraphs are. Lines with another one beside them are in columns,
+    and no part of a paragraph above the columns."""
     ordered = sorted(lines, key=lambda line: (line.box.top, line.box.left))
-    pitch = _usual_pitch([line.box for line in ordered])
-    blocks: list[list[TextLine]] = []
-    for line in ordered:
-        near = next((block for block in reversed(blocks) if _continues(block[-1].box, line.box, pitch)), None)
-        if near is None:
-            blocks.append([line])
+    pitch, beside = _usual_pitch([line.box for line in ordered]), _with_neighbours([line.box for line in ordered])
+    blocks: list[tuple[list[TextLine], bool]] = []
+    for line, has_neighbour in zip(ordered, beside, strict=True):
+        for block, is_column in reversed(blocks):
+            if is_column is has_neighbour and _continues(block[-1].box, line.box, pitch):
+                block.append(line)
+                break
         else:
-            near.append(line)
-    return blocks
+            blocks.append(([line], has_neighbour))
+    return [block for block, _ in blocks]
+
+
+def _with_neighbours(boxes: Sequence[Box]) -> list[bool]:
+    """For boxes from top to bottom, whether another one is on the same level."""
+    found = [False] * len(boxes)
+    for index, box in enumerate(boxes):
+        for place in range(index + 1, len(boxes)):
+            other = boxes[place]
+            if other.top >= box.bottom:
+                break
+            if min(box.bottom, other.bottom) - other.top > _SAME_LEVEL * min(box.height, other.height):
+                found[index] = found[place] = True
+    return found
 
 
 def _usual_pitch(boxes: Sequence[Box]) -> float:

