@@ -33,6 +33,7 @@ PROGRAMS = {
         "the containers, harmed under a batch; needs Docker",
     ),
     "documents": ("bench.documents.program", "text that is already there as a draft: hints"),
+    "document-pages": ("bench.document_pages", "what a page costs the reader of documents, and how well it reads"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),
     "house": ("bench.house", "sizes and names of the code itself"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from slipstream.documents.messages import Box, Line, Origin, Region, RegionKind
+from slipstream.documents.messages import Box, Origin, Region, RegionKind, TextLine
 
 ItemT = TypeVar("ItemT")
 
@@ -137,14 +137,14 @@ def _is_double(box: Box, surer: Box) -> bool:
 
 HEADING_RATIO = 1.25
 """A block of at most two lines that are so much taller than the page's median is taken for a heading."""
-_SAME_ROW = 0.5
+_SAME_ROW, _SAME_LEVEL = 0.5, 0.3
 _BLOCK_GAP, _BLOCK_PITCH = 1.5, 1.3
 """Lines are one block that are closer than so many line heights, and than so many of the page's usual distances from
 line to line: boxes of a text layer are tight, those of an OCR are not."""
 
 
 def make_regions(
-    zones: Sequence[Zone], lines: Sequence[Line], origin: Origin, also: Sequence[Line] = ()
+    zones: Sequence[Zone], lines: Sequence[TextLine], origin: Origin, also: Sequence[TextLine] = ()
 ) -> list[Region]:
     """The regions of a page in reading order: the zones with the lines in them, and blocks of the lines in none.
 
@@ -168,10 +168,10 @@ def make_regions(
     return _in_order([region for region in found if region.text or region.kind is RegionKind.FIGURE])
 
 
-def _sorted_in(zones: Sequence[Zone], lines: Sequence[Line]) -> tuple[list[list[Line]], list[Line]]:
+def _sorted_in(zones: Sequence[Zone], lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
     """The lines of each zone, and those of none."""
-    held: list[list[Line]] = [[] for _ in zones]
-    orphans: list[Line] = []
+    held: list[list[TextLine]] = [[] for _ in zones]
+    orphans: list[TextLine] = []
     for line in lines:
         home = _home(line.box, zones)
         (orphans if home is None else held[home]).append(line)
@@ -184,7 +184,7 @@ def _home(box: Box, zones: Sequence[Zone]) -> int | None:
     return min(inside, key=lambda index: zones[index].box.area, default=None)
 
 
-def _region(box: Box, kind: RegionKind, lines: Sequence[Line], score: float, origin: Origin) -> Region:
+def _region(box: Box, kind: RegionKind, lines: Sequence[TextLine], score: float, origin: Origin) -> Region:
     if kind is RegionKind.FIGURE:
         lines = ()  # words within a picture are no text of the page
     cell_gap = "\t" if kind is RegionKind.TABLE else " "
@@ -222,18 +222,33 @@ def rows_of(items: Sequence[ItemT], box_of: Callable[[ItemT], Box]) -> list[list
     return [sorted(row, key=lambda item: box_of(item).left) for row in rows]
 
 
-def _blocks(lines: Sequence[Line]) -> list[list[Line]]:
-    """Lines that are near each other and alike in height, as paragraphs are."""
+def _blocks(lines: Sequence[TextLine]) -> list[list[TextLine]]:
+    """Lines that are near each other and alike, as paragraphs are. Lines with another one beside them are in columns,
+    and no part of a paragraph above the columns."""
     ordered = sorted(lines, key=lambda line: (line.box.top, line.box.left))
-    pitch = _usual_pitch([line.box for line in ordered])
-    blocks: list[list[Line]] = []
-    for line in ordered:
-        near = next((block for block in reversed(blocks) if _continues(block[-1].box, line.box, pitch)), None)
-        if near is None:
-            blocks.append([line])
+    pitch, beside = _usual_pitch([line.box for line in ordered]), _with_neighbours([line.box for line in ordered])
+    blocks: list[tuple[list[TextLine], bool]] = []
+    for line, has_neighbour in zip(ordered, beside, strict=True):
+        for block, is_column in reversed(blocks):
+            if is_column is has_neighbour and _continues(block[-1].box, line.box, pitch):
+                block.append(line)
+                break
         else:
-            near.append(line)
-    return blocks
+            blocks.append(([line], has_neighbour))
+    return [block for block, _ in blocks]
+
+
+def _with_neighbours(boxes: Sequence[Box]) -> list[bool]:
+    """For boxes from top to bottom, whether another one is on the same level."""
+    found = [False] * len(boxes)
+    for index, box in enumerate(boxes):
+        for place in range(index + 1, len(boxes)):
+            other = boxes[place]
+            if other.top >= box.bottom:
+                break
+            if min(box.bottom, other.bottom) - other.top > _SAME_LEVEL * min(box.height, other.height):
+                found[index] = found[place] = True
+    return found
 
 
 def _usual_pitch(boxes: Sequence[Box]) -> float:
@@ -259,7 +274,7 @@ def _continues(above: Box, box: Box, pitch: float) -> bool:
     return is_alike and is_near and _is_under(above, box)
 
 
-def _around(lines: Sequence[Line]) -> Box:
+def _around(lines: Sequence[TextLine]) -> Box:
     boxes = [line.box for line in lines]
     return Box(
         min(box.left for box in boxes),

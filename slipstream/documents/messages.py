@@ -66,7 +66,7 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
+class TextLine:
     """One line of text, or one cell's line of a table."""
 
     box: Box

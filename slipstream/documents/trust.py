@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from enum import Enum
 from itertools import pairwise
 
-from slipstream.documents.messages import Line
+from slipstream.documents.messages import TextLine
 
 NUM_SAMPLES = 3
 MIN_CHARS = 6
@@ -34,7 +34,9 @@ class LayerVerdict(Enum):
     """It is of letters that the OCR cannot read, so there is nothing to compare it with."""
 
 
-def judge_layer(lines: Sequence[Line], read: Callable[[Line], str], knows: Callable[[str], bool]) -> LayerVerdict:
+def judge_layer(
+    lines: Sequence[TextLine], read: Callable[[TextLine], str], knows: Callable[[str], bool]
+) -> LayerVerdict:
     """Whether most of the sampled lines are what `read` sees in their places; `knows` tells which letters it can read.
     A layer without a line that is worth comparing counts as fake."""
     text = "".join(line.text for line in lines)
@@ -51,7 +53,7 @@ def judge_layer(lines: Sequence[Line], read: Callable[[Line], str], knows: Calla
     return LayerVerdict.GENUINE if is_known else LayerVerdict.UNKNOWN_SCRIPT
 
 
-def sample_lines(lines: Sequence[Line]) -> list[Line]:
+def sample_lines(lines: Sequence[TextLine]) -> list[TextLine]:
     """At most `NUM_SAMPLES` lines, spread over the page: of each part of it the one with most letters and digits."""
     worthy = [line for line in lines if len(_plain(line.text)) >= MIN_CHARS]
     if len(worthy) <= NUM_SAMPLES:

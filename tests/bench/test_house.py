@@ -25,9 +25,10 @@ CAME_WITH = {
     "models over several processes": 6,
     "static steps": 4,
     "text that is already there": 9,
+    "documents, and the service that reads them": 19,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
-CHECKS_CAME_WITH = {"checks for a GPU": 2, "hints": 3}
+CHECKS_CAME_WITH = {"checks for a GPU": 2, "hints": 3, "documents": 1}
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
 
@@ -85,4 +86,4 @@ def test_our_own_house_keeps_its_bounds() -> None:
     assert product["modules"] <= 115 + sum(CAME_WITH.values())
     assert bench["modules"] <= 55 + sum(CHECKS_CAME_WITH.values())
     assert not product["long_files"] and not product["long_functions"]
-    assert not document["cycle"] and document["imports_pb2"] <= 14
+    assert not document["cycle"] and document["imports_pb2"] <= 15

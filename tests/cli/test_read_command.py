@@ -90,7 +90,6 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / name).write_bytes(b"x")
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", "--surface", "latex") == 2
     assert "unknown --surface 'latex'; known: markdown" in capsys.readouterr().err
-    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--gateway", "127.0.0.1:1") == 3
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2

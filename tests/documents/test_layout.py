@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.documents.layout import Zone, make_regions, reading_order, rows_of, without_doubles
-from slipstream.documents.messages import Box, Line, Origin, RegionKind
+from slipstream.documents.messages import Box, Origin, RegionKind, TextLine
 
 TEXT, HEADING, FIGURE, TABLE = RegionKind.TEXT, RegionKind.HEADING, RegionKind.FIGURE, RegionKind.TABLE
 HEAD = Box(50, 20, 950, 80)
@@ -80,8 +80,8 @@ def test_lines_in_rows() -> None:
     assert rows_of(cells, lambda box: box) == [[cells[1], cells[0]], [cells[2]]]
 
 
-def line(left: int, top: int, text: str, height: int = 20) -> Line:
-    return Line(Box(left, top, left + 10 * len(text), top + height), text, 0.9)
+def line(left: int, top: int, text: str, height: int = 20) -> TextLine:
+    return TextLine(Box(left, top, left + 10 * len(text), top + height), text, 0.9)
 
 
 def test_lines_find_their_zones_and_orphans_make_blocks() -> None:
@@ -108,6 +108,13 @@ def test_lines_find_their_zones_and_orphans_make_blocks() -> None:
         (3, TABLE, "a\tb\nc"),
     ]
     assert all(region.score <= 0.9 and region.origin is Origin.OCR for region in regions)
+
+
+def test_lines_of_two_columns_under_a_paragraph_over_both_are_three_blocks() -> None:
+    wide = [line(0, top, "x" * 80) for top in (0, 25)]
+    columns = [line(left, top, word * 9) for top in (50, 75, 100) for left, word in ((0, "left"), (440, "rght"))]
+    regions = make_regions([], [*wide, *columns], Origin.OCR)
+    assert [region.text.split()[0][:4] for region in regions] == ["xxxx", "left", "rght"]
 
 
 def test_figures_stay_without_their_words_and_zones_without_text_go() -> None:

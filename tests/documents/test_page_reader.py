@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from slipstream.documents.layout import Zone
-from slipstream.documents.messages import MAX_REGIONS, Box, Line, Origin, RegionKind
+from slipstream.documents.messages import MAX_REGIONS, Box, Origin, RegionKind, TextLine
 from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, Picture, read_page, scaled
 
 PAGE: Picture = np.full((1000, 800, 3), 255, dtype=np.uint8)
 SHOWN = ["Seven foxes read", "the morning paper", "while rain falls", "over harbour towns"]
 
 
-def lines_of(texts: list[str]) -> list[Line]:
-    return [Line(Box(50, 200 + 40 * index, 350, 220 + 40 * index), text) for index, text in enumerate(texts)]
+def lines_of(texts: list[str]) -> list[TextLine]:
+    return [TextLine(Box(50, 200 + 40 * index, 350, 220 + 40 * index), text) for index, text in enumerate(texts)]
 
 
 @dataclass
 class FakeEyes:
     """Reads what the page shows, whatever the picture is."""
 
-    shown: list[Line] = field(default_factory=lambda: lines_of(SHOWN))
+    shown: list[TextLine] = field(default_factory=lambda: lines_of(SHOWN))
     parts: list[Zone] = field(default_factory=list)
     num_full: int = 0
 
-    def lines(self, picture: Picture) -> list[Line]:
+    def lines(self, picture: Picture) -> list[TextLine]:
         self.num_full += 1
         return self.shown
 
@@ -77,7 +77,7 @@ def test_a_layer_in_unknown_letters_where_the_ocr_reads_well_is_fake() -> None:
 
 
 def test_a_stamp_beside_a_genuine_layer_is_read() -> None:
-    stamp = Line(Box(500, 700, 700, 730), "RECEIVED 1899")
+    stamp = TextLine(Box(500, 700, 700, 730), "RECEIVED 1899")
     zones = [Zone(Box(40, 190, 360, 400), RegionKind.TEXT, 1.0), Zone(Box(490, 690, 710, 740), RegionKind.TEXT, 1.0)]
     eyes = FakeEyes(shown=[*lines_of(SHOWN), stamp], parts=zones)
     regions, _ = read_page(PAGE, lines_of(SHOWN), eyes)
@@ -93,14 +93,14 @@ def test_a_running_head_in_the_middle_of_the_page_is_a_text() -> None:
     zones = [Zone(Box(0, 190, 400, 400), RegionKind.HEADER, 1.0)]
     regions, _ = read_page(PAGE, [], FakeEyes(parts=zones))
     assert [region.kind for region in regions] == [RegionKind.TEXT]
-    head, title = Zone(Box(0, 0, 99, 40), RegionKind.HEADER, 1.0), Line(Box(0, 10, 90, 30), "Journal")
+    head, title = Zone(Box(0, 0, 99, 40), RegionKind.HEADER, 1.0), TextLine(Box(0, 10, 90, 30), "Journal")
     with_body = FakeEyes(shown=[title, *lines_of(SHOWN)], parts=[head])
     assert [region.kind for region in read_page(PAGE, [], with_body)[0]] == [RegionKind.HEADER, RegionKind.TEXT]
     assert [region.kind for region in read_page(PAGE, [], FakeEyes([title], [head]))[0]] == [RegionKind.TEXT]
 
 
 def test_a_page_with_more_than_is_taken_is_cut() -> None:
-    dust = [Line(Box(x, y, x + 1, y + 1), "x") for x in range(0, 800, 12) for y in range(0, 1000, 20)]
+    dust = [TextLine(Box(x, y, x + 1, y + 1), "x") for x in range(0, 800, 12) for y in range(0, 1000, 20)]
     regions, warnings = read_page(PAGE, [], FakeEyes(shown=dust))
     assert len(dust) > MAX_REGIONS >= len(regions) and warnings == [CUT]
 

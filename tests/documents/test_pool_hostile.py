@@ -14,6 +14,7 @@ import pytest_asyncio
 
 pytest.importorskip("pypdfium2")
 
+from slipstream.documents import pool as pool_module
 from slipstream.documents.messages import (
     DocumentFacts,
     DocumentLimits,
@@ -93,6 +94,12 @@ async def test_a_reader_that_ends_within_a_draft_costs_that_draft_alone(pool: Re
     first, lost, last = await drafts(pool, f"draft {verb}".encode())
     assert first.regions and last.regions and not lost.regions
     assert "could not be read" in lost.warnings[0]
+
+
+async def test_a_document_of_such_pages_has_an_end(pool: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_LOST_DRAFTS", 0)
+    with pytest.raises(LimitExceeded, match="1 pages could not be read, page 2 the last of them"):
+        await events(pool, b"draft crash")
 
 
 @pytest.mark.parametrize("verb", ["hang", "spin"])

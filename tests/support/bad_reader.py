@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.documents import child
-from slipstream.documents.messages import Box, Line
+from slipstream.documents.messages import Box, TextLine
 from slipstream.documents.page_reader import Picture
 
 SIZE = (40, 30)
@@ -26,8 +26,8 @@ class NoEyes:
 
     has_layout = False
 
-    def lines(self, picture: Picture) -> list[Line]:
-        return [Line(Box(1, 1, 20, 9), "a line", 1.0)]
+    def lines(self, picture: Picture) -> list[TextLine]:
+        return [TextLine(Box(1, 1, 20, 9), "a line", 1.0)]
 
     def read_line(self, picture: Picture, box: Box) -> str:
         return ""
@@ -58,7 +58,7 @@ class BadDocument:
         self.do("draw")
         return np.full((SIZE[1], SIZE[0], 3), page, dtype=np.uint8), float(dpi)
 
-    def text_lines(self, page: int, picture: Picture) -> list[Line]:
+    def text_lines(self, page: int, picture: Picture) -> list[TextLine]:
         self.do("draft")
         return []
 
