@@ -224,6 +224,7 @@ def _try_static_steps(model: VideoLM, num_bytes: int) -> None:
     """Has the model take static steps if their logits are those of its other steps, up to rounding."""
     model.open_static_steps(num_bytes)
     steps, model.static = model.static, None
+    assert steps is not None, "they have just been opened"
     state = _short_prefill(model)
     differences = []
     for num_tokens in _steps_of(model):
@@ -233,11 +234,11 @@ def _try_static_steps(model: VideoLM, num_bytes: int) -> None:
             state.rollback(state.num_prompt_tokens)
         differences.append(float((found[0] - found[1]).abs().max() / found[0].abs().max()))
     state.close()
-    assert steps is not None, "they have just been opened"
     if max(differences) > MAX_DIFFERENCE:
         model.static = None
         get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
     else:
+        steps.prepare()
         get_logger().info("static_steps.on", attention=steps.attention, difference=max(differences))
 
 

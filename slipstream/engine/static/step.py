@@ -45,10 +45,17 @@ class StaticStep:
         pool: where keys and values lie.
         make_windows: the attention.
         num_axes: of position ids.
+        memory: what graphs share for what they compute, see `torch.cuda.graph_pool_handle`.
     """
 
     def __init__(
-        self, runner: Runner, shape: StepShape, pool: KVPool, make_windows: MakeWindows, num_axes: int
+        self,
+        runner: Runner,
+        shape: StepShape,
+        pool: KVPool,
+        make_windows: MakeWindows,
+        num_axes: int,
+        memory: Any = None,
     ) -> None:
         self._runner = runner
         self._shape = shape
@@ -58,7 +65,7 @@ class StaticStep:
         self._logits = torch.empty(0)
         self._inputs.fill(())
         with torch.inference_mode():
-            self._replay = _recorded(self._compute, pool.keys[0].device)
+            self._replay = _recorded(self._compute, pool.keys[0].device, memory)
 
     def run(self, entries: Sequence[Entry]) -> list[Tensor]:
         """The fp32 logits behind each entry's tokens, [n, vocab] each. Returns when the device is done."""
@@ -151,7 +158,7 @@ class _Inputs:
         self._written_count.add_(1)
 
 
-def _recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], Any]:
+def _recorded(compute: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], Any]:
     """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
     if device.type != "cuda":
         return compute
@@ -163,6 +170,6 @@ def _recorded(compute: Callable[[], None], device: torch.device) -> Callable[[],
                 compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=memory):
             compute()
     return graph.replay

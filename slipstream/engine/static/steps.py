@@ -52,9 +52,19 @@ class StaticSteps:
         self._runner = runner
         self._num_axes = num_axes
         self._width = width
+        self._memory = torch.cuda.graph_pool_handle() if like.is_cuda else None
         self._steps: dict[StepShape, StaticStep | None] = {}
         runner.pool = self.pool
         self.attention, self._make_windows = self._choose_windows()
+
+    def prepare(self) -> None:
+        """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
+        most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
+        for capacity in (size for size in CAPACITIES if size <= most):
+            for num_rows in (self._width,) if self._width else NUM_ROWS:
+                shape = StepShape(1, num_rows, capacity)
+                if shape not in self._steps:
+                    self._steps[shape] = self._make(shape)
 
     def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Tensor] | None:
         """As `VideoLM.step`; None, and nothing has happened, for a batch that no static step fits."""
@@ -101,9 +111,9 @@ class StaticSteps:
         """None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
         try:
-            step = StaticStep(self._runner, shape, self.pool, self._make_windows, self._num_axes)
+            step = StaticStep(self._runner, shape, self.pool, self._make_windows, self._num_axes, self._memory)
         except RuntimeError as error:
-            if is_device_lost(error):
+            if is_device_lost(error) and "captur" not in str(error):  # what a recording does not allow harms nothing
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
             return None

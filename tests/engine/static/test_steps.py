@@ -169,13 +169,25 @@ def test_a_step_that_cannot_be_recorded_is_done_without(pair: Pair, monkeypatch:
     model = static_model(pair)
 
     def fail(*args: Any) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     monkeypatch.setattr(StaticStep, "__init__", fail)
     state, other = prefill(model), prefill(pair.ours)
     for _ in range(2):
         close(model.step([(state, [5, 6])])[0], pair.ours.step([(other, [5, 6])])[0])
     assert model.write_ahead([(state, 5)], 3) is None
+
+
+def test_steps_of_one_session_are_recorded_beforehand(pair: Pair) -> None:
+    model = load_model(str(pair.path))
+    model.open_static_steps(model.runner.kv_bytes_per_token * 5000)
+    assert model.static is not None
+    model.static.prepare()
+    prepared = set(model.static._steps)
+    assert {(shape.num_sessions, shape.capacity) for shape in prepared} == {(1, 4096), (1, 8192)}
+    for length in (1, 3, 20):
+        model.step([(prefill(model), [5] * length)])
+    assert set(model.static._steps) == prepared
 
 
 def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
