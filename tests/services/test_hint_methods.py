@@ -115,6 +115,16 @@ async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
             await engine.add_hints("std", ["text"], capability=b"")
 
 
+async def test_prompt_lookup_has_texts_of_its_own(model: VideoLM) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await opened(engine, "prompt_lookup", Hints(("a text",), max_rows=24))
+        with pytest.raises(InvalidRequest, match="no hints"):
+            await engine.add_hints("own", ["text"], capability=CAPABILITY)
+        await judged(engine, session, ROUNDS)
+        assert session.committed == expected
+
+
 async def test_a_hint_belongs_to_its_session_alone(model: VideoLM) -> None:
     """No text of one caption, and so of one owner, is ever drafted in another."""
     async with running(model) as engine:
