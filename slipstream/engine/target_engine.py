@@ -31,6 +31,8 @@ from slipstream.speculation.protocol import StopRule
 T = TypeVar("T")
 MAX_PULLS = 64
 """Drafts may be lost and join again within a caption; each pull costs the model's thread some time."""
+MAX_HINT_CHARS = 2**20
+"""Of one text, which is cut there: a session keeps far fewer tokens."""
 SESSION_WAIT_S = 30.0
 """How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
 
@@ -237,7 +239,7 @@ class TargetEngine:
     def _tokenize(self, texts: Iterable[str]) -> list[list[int]]:
         """Each with an end of text behind it, as the answer that it is like may end there. On any thread."""
         ends = list(self.model.info.eos_token_ids[:1])
-        return [[*self.model.tokenize(text), *ends] for text in texts]
+        return [[*self.model.tokenize(text[:MAX_HINT_CHARS]), *ends] for text in texts]
 
     async def _capable(self, session_id: str, capability: bytes) -> TargetSession:
         """The session, for who shows its capability. Raises `SessionGone`."""

@@ -101,10 +101,12 @@ async def test_a_long_hint_is_read_in_pass_by_pass(model: VideoLM) -> None:
 async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
     async with running(model) as engine:
         await opened(engine, "hints")
+        await started(engine, "endless", local_drafter="hints", hints=Hints(max_rows=8), guidance_capability=CAPABILITY)
         with pytest.raises(SessionGone):
             await engine.add_hints("own", ["text"], capability=b"another one of 16")
         for _ in range(MAX_PULLS):
             await engine.add_hints("own", [], capability=CAPABILITY)
+        assert await engine.add_hints("endless", ["x" * 8_000_000], capability=CAPABILITY) <= MAX_HINT_TOKENS
         with pytest.raises(LimitExceeded, match="at once"):
             await engine.add_hints("own", [], capability=CAPABILITY)
         await started(engine, "plain", guidance_capability=CAPABILITY)
