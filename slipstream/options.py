@@ -292,7 +292,7 @@ def _check(spec: OptionSpec, value: object) -> None:
 def _check_texts(texts: object) -> None:
     """Raises for predictions that no gateway would take."""
     if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest("prediction must be texts")
+        raise InvalidRequest("prediction must be texts, in a list or a tuple")
     try:
         num_bytes = sum(len(text.encode()) for text in texts)
     except UnicodeEncodeError:

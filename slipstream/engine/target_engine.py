@@ -25,12 +25,14 @@ from slipstream.messages import Judgement, JudgeRequest, Prefilled, PrefillStage
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
-from slipstream.speculation.methods import TOLERANT_METHOD, GuidanceKind
+from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKind
 from slipstream.speculation.protocol import StopRule
 
 T = TypeVar("T")
 MAX_PULLS = 64
 """Drafts may be lost and join again within a caption; each pull costs the model's thread some time."""
+MAX_HINT_CHARS = 2**20
+"""Of one text, which is cut there: a session keeps far fewer tokens."""
 SESSION_WAIT_S = 30.0
 """How long guidance may be asked for before its session is opened: target and draft are called at the same time."""
 
@@ -103,7 +105,7 @@ class TargetEngine:
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
         check_hints(request)
-        texts = request.hints.texts if request.hints is not None else ()
+        texts = request.hints.texts if request.hints is not None and _takes_hints(request) else ()
         hint_ids = await asyncio.to_thread(self._tokenize, texts) if texts else []
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
@@ -181,7 +183,7 @@ class TargetEngine:
         """Gives a session more hints; how many tokens of them it took. Raises `SessionGone` when there is no such
         session, or the capability is not the session's."""
         session = await self._capable(session_id, capability)
-        if not capability or session.request.hints is None:
+        if not capability or not _takes_hints(session.request):
             raise InvalidRequest(f"session {session_id!r} drafts from no hints")
         session.num_pulls += 1
         if session.num_pulls > MAX_PULLS:
@@ -237,7 +239,7 @@ class TargetEngine:
     def _tokenize(self, texts: Iterable[str]) -> list[list[int]]:
         """Each with an end of text behind it, as the answer that it is like may end there. On any thread."""
         ends = list(self.model.info.eos_token_ids[:1])
-        return [[*self.model.tokenize(text), *ends] for text in texts]
+        return [[*self.model.tokenize(text[:MAX_HINT_CHARS]), *ends] for text in texts]
 
     async def _capable(self, session_id: str, capability: bytes) -> TargetSession:
         """The session, for who shows its capability. Raises `SessionGone`."""
@@ -264,6 +266,11 @@ async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) ->
         if future.cancelled():
             raise SessionGone(f"session {session.request.session_id!r} has ended") from None
         raise
+
+
+def _takes_hints(request: TargetStart) -> bool:
+    """Its drafter looks at texts that it is given; prompt lookup has its own."""
+    return request.local_drafter in METHODS and METHODS[request.local_drafter].takes_hints
 
 
 def check_hints(request: TargetStart) -> None:

@@ -108,10 +108,10 @@ async def test_hints_reach_a_session_in_the_middle(stack: Stack) -> None:
     address = stack.processes["target"].address
     frames = some_frames()
     asked: dict[str, Any] = {"local_drafter": "hints", "hints": Hints(max_rows=24), "guidance_capability": CAPABILITY}
-    start = TargetStart("late-hints", PROMPT, 40, False, **asked)
     remote, said, texts, num_drafted = RemoteTarget(address), "", [], []
     async with open_channel(address) as channel:
         for with_hints in (False, True):
+            start = TargetStart(f"late-hints-{with_hints}", PROMPT, 40, False, **asked)
             session = open_session(target_pb2_grpc.TargetStub(channel))
             await session.send(session_codec.target_start(start, frames))
             await session.send(

@@ -101,10 +101,12 @@ async def test_a_long_hint_is_read_in_pass_by_pass(model: VideoLM) -> None:
 async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
     async with running(model) as engine:
         await opened(engine, "hints")
+        await started(engine, "endless", local_drafter="hints", hints=Hints(max_rows=8), guidance_capability=CAPABILITY)
         with pytest.raises(SessionGone):
             await engine.add_hints("own", ["text"], capability=b"another one of 16")
         for _ in range(MAX_PULLS):
             await engine.add_hints("own", [], capability=CAPABILITY)
+        assert await engine.add_hints("endless", ["x" * 8_000_000], capability=CAPABILITY) <= MAX_HINT_TOKENS
         with pytest.raises(LimitExceeded, match="at once"):
             await engine.add_hints("own", [], capability=CAPABILITY)
         await started(engine, "plain", guidance_capability=CAPABILITY)
@@ -113,6 +115,16 @@ async def test_who_may_give_a_session_hints(model: VideoLM) -> None:
         await started(engine, "std", local_drafter="std", self_draft_kept=4)
         with pytest.raises(InvalidRequest, match="no hints"):
             await engine.add_hints("std", ["text"], capability=b"")
+
+
+async def test_prompt_lookup_has_texts_of_its_own(model: VideoLM) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await opened(engine, "prompt_lookup", Hints(("a text",), max_rows=24))
+        with pytest.raises(InvalidRequest, match="no hints"):
+            await engine.add_hints("own", ["text"], capability=CAPABILITY)
+        await judged(engine, session, ROUNDS)
+        assert session.committed == expected
 
 
 async def test_a_hint_belongs_to_its_session_alone(model: VideoLM) -> None:
