@@ -17,7 +17,16 @@ from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.page_reading import PageReader, PageReading
 from slipstream.documents.alignment import split_by_regions
 from slipstream.documents.disagreements import HTML_END, PageReadings, RegionReadings, html_head, page_html
-from slipstream.documents.messages import DocumentLimits, DocumentRequest, PageDraft, ReadEvent
+from slipstream.documents.messages import (
+    Box,
+    DocumentLimits,
+    DocumentRequest,
+    Origin,
+    PageDraft,
+    ReadEvent,
+    Region,
+    RegionKind,
+)
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
 from slipstream.documents.surfaces import SURFACES, page_text
@@ -161,7 +170,7 @@ class _Job:
                         lines.write(page_record(path.name, drafted, **more))
                         facts.append(_PageFacts.of(page))
                         if isinstance(page, PageReading):
-                            compared[0].write(page_html(_compared(page, self.surface)))
+                            compared[0].write(await asyncio.to_thread(_compared_html, page, self.surface))
                 for html in compared:
                     html.write(HTML_END)
             for part, target in zip(parts, targets, strict=True):
@@ -213,15 +222,18 @@ def _told(pages: Sequence[_PageFacts]) -> list[str]:
     return told + ([f"{num_tokens} tokens, {sum(p.num_hinted for p in pages)} from hints"] if num_tokens else [])
 
 
-def _compared(page: PageReading, surface: str) -> PageReadings:
+def _compared_html(page: PageReading, surface: str) -> str:
     """Region by region: what the OCR has there, as the target would write it, and the target's own words."""
-    texts = SURFACES[surface](page.draft.regions)
+    draft = page.draft
+    whole = Region(Box(0, 0, draft.width, draft.height), RegionKind.TEXT, 0, "", 0.0, Origin.OCR)
+    regions = draft.regions or (whole,)
+    texts = SURFACES[surface](regions)
     own = split_by_regions(texts, page.caption.text)
-    regions = [
+    compared = [
         RegionReadings(replace(region, text=text), model_text)
-        for region, text, model_text in zip(page.draft.regions, texts, own, strict=True)
+        for region, text, model_text in zip(regions, texts, own, strict=True)
     ]
-    return PageReadings(page.picture, regions)
+    return page_html(PageReadings(page.picture, compared))
 
 
 def _bytes_of(path: Path) -> bytes:

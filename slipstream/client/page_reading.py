@@ -53,21 +53,26 @@ class PageReader:
         """The pages in their order, each when it is done. The reader works at the next pages meanwhile, so its time
         is hidden but for the first page's. Raises what the reader or the gateway raise."""
         running: deque[asyncio.Task[PageReading]] = deque()
+        upcoming: asyncio.Task[ReadEvent | None] | None = asyncio.create_task(_next(events))
         picture: PagePicture | None = None
         try:
-            async for event in events:
-                if isinstance(event, PagePicture):
-                    picture = event
-                elif isinstance(event, PageDraft) and picture is not None:
-                    running.append(asyncio.create_task(self._read_page(picture, event)))
-                while running and (running[0].done() or len(running) >= self.max_pages):
+            while upcoming is not None or running:
+                awaited = [upcoming] if upcoming is not None and len(running) < self.max_pages else []
+                await asyncio.wait([*awaited, *list(running)[:1]], return_when=asyncio.FIRST_COMPLETED)
+                if running and running[0].done():
                     yield await running.popleft()
-            while running:
-                yield await running.popleft()
+                elif upcoming is not None and upcoming.done():
+                    event = await upcoming
+                    upcoming = asyncio.create_task(_next(events)) if event is not None else None
+                    if isinstance(event, PagePicture):
+                        picture = event
+                    elif isinstance(event, PageDraft) and picture is not None and event.page == picture.page:
+                        running.append(asyncio.create_task(self._read_page(picture, event)))
         finally:
-            for task in running:
+            left = [*running, *([upcoming] if upcoming is not None else [])]
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _read_page(self, picture: PagePicture, draft: PageDraft) -> PageReading:
         options = self._asked(draft).over(CaptionOptions(prompt=READ_PROMPT, num_frames=1))
@@ -77,17 +82,20 @@ class PageReader:
 
     def _asked(self, draft: PageDraft) -> CaptionOptions:
         """The options with the page's hints, where the method takes any."""
-        method = METHODS.get(self.options.get("method", HINTED))
+        asked = self.options.over(CaptionOptions(method=HINTED))
+        method = METHODS.get(asked.method)
         if method is None or not method.takes_hints:
-            return self.options
+            return asked
         if method.name == HINTED:
             texts = [page_text(draft.regions, self.surface)]
         else:  # paper 003's set of regions has no order
             texts = [text for text in SURFACES[self.surface](draft.regions) if text]
         given = [*self.options.get("prediction", ()), *filter(None, texts)]
-        if not given:
-            return self.options
-        return replace(self.options, prediction=tuple(given), method=method.name)
+        return replace(asked, prediction=tuple(given)) if given else asked
+
+
+async def _next(events: AsyncIterator[ReadEvent]) -> ReadEvent | None:
+    return await anext(events, None)
 
 
 def page_video(picture: PagePicture) -> bytes:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
-MAX_WORDS = 20_000
-"""Of a page; what is behind them goes to its last region."""
+MAX_WORDS = 3000
+"""Of a page, which take a second or two at worst; what is behind them goes to its last region."""
 
 
 def split_by_regions(regions: Sequence[str], text: str) -> list[str]:
     """The words of `text` by region, as many texts as `regions` has: words that both have go where the OCR has them,
-    others to where their neighbours go. No word is lost, and their order stays; spaces and line ends do not."""
+    others to where their neighbours go. Where there is a region no word is lost, and their order stays; spaces and line
+    ends do not. Takes time: not for an event loop."""
     if not regions:
         return []
     owners = [index for index, region in enumerate(regions) for _ in region.split()][:MAX_WORDS]

@@ -158,9 +158,9 @@ class LineWriter:
         taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
         state = session.work.state
         state.rollback(state.num_tokens - len(written) + len(taken))
-        for token in taken:
-            self._append(session, token, None)
-        if not taken:
+        if taken:
+            self._append(session, taken)
+        else:
             self._step([session])
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
@@ -195,15 +195,15 @@ class LineWriter:
         except Exception as error:
             self._fail(session, error)
         else:
-            self._append(session, token, proposal)
+            self._append(session, [token], proposal)
 
-    def _append(self, session: DraftSession, token: int, proposal: Proposal | None) -> None:
+    def _append(self, session: DraftSession, token_ids: Sequence[int], proposal: Proposal | None = None) -> None:
         line = session.line
-        line.output.append(token)
+        line.output += token_ids
         if proposal is not None:
             session.proposals.append(proposal)
-        num_written = len(line.output) - session.num_sent
-        if num_written == line.first_chunk or time.perf_counter() - session.chunk_started_s > FLUSH_S:
+        is_first = 0 < line.first_chunk <= len(line.output) - session.num_sent
+        if is_first or time.perf_counter() - session.chunk_started_s > FLUSH_S:
             self._send(session)
 
     def _send(self, session: DraftSession) -> None:

@@ -179,6 +179,12 @@ class KVCache:
         forked.copy_from(self, num_tokens)
         return forked
 
+    def trimmed(self, num_tokens: int) -> "KVCache":
+        """The first `num_tokens` rows with no more room than they take; this cache is of no use afterwards."""
+        forked = self.fork(num_tokens)
+        self.clear()
+        return forked
+
     def copy_from(self, other: "KVCache", num_tokens: int) -> None:
         """Append what `other`, a cache of the same text, holds of the tokens behind this one's, up to `num_tokens`."""
         assert self._length <= num_tokens <= other._length, "only what the other one holds can be copied"
@@ -227,11 +233,14 @@ class KVCache:
     def _buffers(self, layer: int, keys: Tensor, values: Tensor) -> LayerBuffers:
         """With room for as many tokens as `reserve` was told, of rows like these."""
         current = self._held(layer)
-        num_rows = self._capacity - self._missing[layer]
-        if current is not None and current.keys.shape[1] >= num_rows:
-            return current
+        if current is None or current.keys.shape[1] < self._capacity - self._missing[layer]:
+            current = self._layers[layer] = self._grown(layer, current, keys, values)
+        return current
+
+    def _grown(self, layer: int, current: LayerBuffers | None, keys: Tensor, values: Tensor) -> LayerBuffers:
+        """New buffers of a layer with the rows of its current ones."""
         kv_heads, _, head_dim = keys.shape
-        shape = (kv_heads, round_up(num_rows), head_dim)
+        shape = (kv_heads, round_up(self._capacity - self._missing[layer]), head_dim)
         zeroed = self._whole_granules  # what is masked must still be a number
         grown = LayerBuffers(
             self._key_layout.allocate(shape, keys, zeroed=zeroed),
@@ -241,7 +250,6 @@ class KVCache:
             num_held = self._num_rows(layer)
             grown.keys[:, :num_held] = current.keys[:, :num_held]
             grown.values[:, :num_held] = current.values[:, :num_held]
-        self._layers[layer] = grown
         return grown
 
 

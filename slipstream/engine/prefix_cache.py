@@ -144,8 +144,7 @@ class PrefixCache:
             return
         prefix.cache.rollback(prefix.num_tokens)
         if prefix.cache.capacity > SLACK * prefix.num_tokens:
-            roomy, prefix.cache = prefix.cache, prefix.cache.fork(prefix.num_tokens)
-            roomy.clear()
+            prefix.cache = prefix.cache.trimmed(prefix.num_tokens)
         prefix.is_parked = True
         self._lru.put(prefix.key, prefix, prefix.num_bytes)
 

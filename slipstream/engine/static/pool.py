@@ -15,6 +15,8 @@ from slipstream.engine.kv_cache import KVCache, LayerBuffers, Layout, round_up
 
 NUM_SCRATCH_ROWS = 64
 """The pool's first rows belong to nobody: rows that only fill up a step are written there."""
+_CARRIED_ROWS = 1024
+"""Rows that are moved at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +48,7 @@ class KVPool:
     def __init__(self, num_layers: int, num_rows: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
         shape = (NUM_SCRATCH_ROWS + num_rows, kv_heads, head_dim)
         self.keys, self.values = ([like.new_zeros(shape) for _ in range(num_layers)] for _ in range(2))
+        self._carried = like.new_empty(_CARRIED_ROWS, *shape[1:])
         self._extents: list[Extent] = []
         """In the order of their places."""
         self._end = shape[0]
@@ -115,9 +118,13 @@ class KVPool:
             start = extent.end
 
     def _copy(self, source: int, target: int, length: int) -> None:
+        """To a lower place, or to one apart from the first. Takes no memory: it must not fail halfway."""
         with torch.inference_mode():
             for held in self._buffers():
-                held[target : target + length] = held[source : source + length].clone()  # they may overlap
+                for first in range(0, length, _CARRIED_ROWS):
+                    carried = self._carried[: min(_CARRIED_ROWS, length - first)]
+                    carried.copy_(held[source + first : source + first + len(carried)])
+                    held[target + first : target + first + len(carried)] = carried
 
     def _buffers(self) -> Iterator[Tensor]:
         yield from self.keys
@@ -157,12 +164,26 @@ class PooledCache(KVCache):
 
     def reserve(self, num_tokens: int) -> None:
         """See `KVCache`. The only place where rows of the pool are taken, and others moved."""
+        before = self._capacity
         super().reserve(num_tokens)
-        extent = self.extent
-        if extent is None and not any(self._layers):
-            self.extent = self._pool.take(self.capacity, self)
-        elif extent is not None and extent.length < self.capacity and not self._pool.grow(extent, self.capacity):
-            self._leave_pool()
+        num_rows, extent = self._capacity - min(self._missing), self.extent
+        try:
+            if extent is None and not any(self._layers):
+                self.extent = self._pool.take(num_rows, self)
+            elif extent is not None and extent.length < num_rows and not self._pool.grow(extent, num_rows):
+                self._leave_pool()
+        except BaseException:
+            self._capacity = before
+            raise
+
+    def trimmed(self, num_tokens: int) -> KVCache:
+        """See `KVCache`: in place."""
+        if self.extent is None:
+            return super().trimmed(num_tokens)
+        self.rollback(num_tokens)
+        self._capacity = round_up(max(1, num_tokens))
+        self.extent.length = min(self.extent.length, round_up(max(1, self._capacity - min(self._missing))))
+        return self
 
     def _held(self, layer: int) -> LayerBuffers | None:
         if self.extent is None:
@@ -177,13 +198,12 @@ class PooledCache(KVCache):
 
     def _leave_pool(self) -> None:
         """Goes on in memory of its own."""
-        held = [self._held(layer) for layer in range(self.num_layers)]
-        extent, self.extent = self.extent, None
+        assert self.extent is not None
+        own: list[LayerBuffers | None] = []
         with torch.inference_mode():
-            for layer, buffers in enumerate(held):
-                if buffers is not None:
-                    rows = slice(0, self._num_rows(layer))
-                    self._layers[layer] = LayerBuffers(buffers.keys[:, rows], buffers.values[:, rows])
-                    self._layers[layer] = super()._buffers(layer, buffers.keys, buffers.values)
-        if extent is not None:
-            self._pool.give_back(extent)
+            for layer in range(self.num_layers):
+                held = self._held(layer)
+                own.append(None if held is None else self._grown(layer, held, held.keys, held.values))
+        self._layers = own
+        self._pool.give_back(self.extent)
+        self.extent = None

@@ -36,36 +36,58 @@ class Entry:
     """Whose nodes these are; None: a chain."""
 
 
+class Recorder:
+    """Records what a device does again and again, in memory and on a stream that all recordings share."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._memory = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], Any]:
+        """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
+        if self._device.type != "cuda":
+            return compute
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    compute()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads copy guidance to the host meanwhile, which is none of this recording's business.
+            with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
+                compute()
+        return graph.replay
+
+
+@dataclass(frozen=True, eq=False)
+class StepParts:
+    """What the steps of one model share."""
+
+    runner: Runner
+    pool: KVPool
+    make_windows: MakeWindows
+    num_axes: int
+    """Of position ids."""
+    logits: Tensor
+    """Where each step leaves its own, fp32 [rows of the largest step, vocab]."""
+    recorder: Recorder
+
+
 class StaticStep:
-    """One shape of steps of one model.
+    """One shape of steps of one model."""
 
-    Args:
-        runner: whose weights are used.
-        shape: of every run.
-        pool: where keys and values lie.
-        make_windows: the attention.
-        num_axes: of position ids.
-        memory: what graphs share for what they compute, see `torch.cuda.graph_pool_handle`.
-    """
-
-    def __init__(
-        self,
-        runner: Runner,
-        shape: StepShape,
-        pool: KVPool,
-        make_windows: MakeWindows,
-        num_axes: int,
-        memory: Any = None,
-    ) -> None:
-        self._runner = runner
+    def __init__(self, parts: StepParts, shape: StepShape) -> None:
+        self._parts = parts
         self._shape = shape
-        self._num_axes = num_axes
-        self._inputs = _Inputs(shape, pool.keys[0].device)
-        self._windows = make_windows(pool, self._inputs.places)
-        self._logits = torch.empty(0)
+        self._inputs = _Inputs(shape, parts.logits.device)
+        self._windows = parts.make_windows(parts.pool, self._inputs.places)
+        self._logits = parts.logits[: shape.num_all_rows]
         self._inputs.fill(())
         with torch.inference_mode():
-            self._replay = _recorded(self._compute, pool.keys[0].device, memory)
+            self._replay = parts.recorder.record(self._compute)
 
     def run(self, entries: Sequence[Entry]) -> list[Tensor]:
         """The fp32 logits behind each entry's tokens, [n, vocab] each. Returns when the device is done."""
@@ -89,13 +111,14 @@ class StaticStep:
         return written
 
     def _compute(self) -> None:
-        runner, inputs = self._runner, self._inputs
+        runner, inputs = self._parts.runner, self._inputs
         self._windows.begin()
         hidden = runner.decoder.embed_tokens(inputs.token_ids)[None]
         positions = inputs.positions
-        position_ids = positions[None] if self._num_axes == 1 else positions.expand(self._num_axes, 1, -1)
+        num_axes = self._parts.num_axes
+        position_ids = positions[None] if num_axes == 1 else positions.expand(num_axes, 1, -1)
         hidden = runner.run_through(hidden, position_ids, self._windows)
-        self._logits = runner.logits(hidden[0])
+        self._logits.copy_(runner.logits(hidden[0]))
         if self._shape.num_rows == 1:
             inputs.feed(self._logits)
 
@@ -135,7 +158,7 @@ class _Inputs:
             self._ids[session, :num_new], self._ids[session, num_new:] = entry.token_ids, entry.token_ids[-1]
             self._positions[session, :num_new] = entry.positions
             self._positions[session, num_new:] = entry.positions[-1]
-            self._write_rows[session] = np.arange(self._shape.num_rows)  # scratch
+            self._write_rows[session] = np.arange(self._shape.num_rows) % NUM_SCRATCH_ROWS
             if is_real:
                 first = entry.extent.start + entry.past
                 self._write_rows[session, :num_new] = np.arange(first, first + num_new)
@@ -156,20 +179,3 @@ class _Inputs:
         for moving in (self.positions, self.places.write_rows, self.places.past):
             moving.add_(self._advance)
         self._written_count.add_(1)
-
-
-def _recorded(compute: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], Any]:
-    """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
-    if device.type != "cuda":
-        return compute
-    with torch.cuda.device(device):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                compute()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
-            compute()
-    return graph.replay

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
-from slipstream.engine.static.pool import KVPool, PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, Entry, StaticStep
+from slipstream.engine.kv_cache import LayerBuffers
+from slipstream.engine.static.pool import Extent, KVPool, PooledCache
+from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import finish_work, is_device_lost
 from slipstream.errors import ModelNotUsable
@@ -49,13 +50,14 @@ class StaticSteps:
                 f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
                 " --prefix-cache-mb, or start with --static-steps off"
             ) from error
-        self._runner = runner
-        self._num_axes = num_axes
         self._width = width
-        self._memory = torch.cuda.graph_pool_handle() if like.is_cuda else None
         self._steps: dict[StepShape, StaticStep | None] = {}
         runner.pool = self.pool
-        self.attention, self._make_windows = self._choose_windows()
+        self.attention, make_windows = self._choose_windows(int(runner.decoder.config.num_attention_heads))
+        most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
+        vocab_size = cast(Any, runner.lm_head).weight.shape[0]
+        logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
+        self._parts = StepParts(runner, self.pool, make_windows, num_axes, logits, Recorder(like.device))
 
     def prepare(self) -> None:
         """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
@@ -64,7 +66,7 @@ class StaticSteps:
             for num_rows in (self._width,) if self._width else NUM_ROWS:
                 shape = StepShape(1, num_rows, capacity)
                 if shape not in self._steps:
-                    self._steps[shape] = self._make(shape)
+                    self._make(shape)
 
     def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Tensor] | None:
         """As `VideoLM.step`; None, and nothing has happened, for a batch that no static step fits."""
@@ -95,9 +97,7 @@ class StaticSteps:
         shape = self._shape_of(entries)
         if shape is None:
             return None
-        if shape not in self._steps:
-            self._steps[shape] = self._make(shape)
-        return self._steps[shape]
+        return self._steps[shape] if shape in self._steps else self._make(shape)
 
     def _shape_of(self, entries: Sequence[Entry]) -> StepShape | None:
         """The least that fits."""
@@ -110,27 +110,29 @@ class StaticSteps:
     def _make(self, shape: StepShape) -> StaticStep | None:
         """None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
+        step = None
         try:
-            step = StaticStep(self._runner, shape, self.pool, self._make_windows, self._num_axes, self._memory)
+            step = StaticStep(self._parts, shape)
         except RuntimeError as error:
             if is_device_lost(error) and "captur" not in str(error):  # what a recording does not allow harms nothing
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
-            return None
+            if "out of memory" in str(error):
+                return None  # it may go well another time
+        self._steps[shape] = step
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
 
-    def _choose_windows(self) -> tuple[str, MakeWindows]:
+    def _choose_windows(self, num_heads: int) -> tuple[str, MakeWindows]:
         """The fastest way to attend that is right here; with a fixed width the one whose bits stay the same, as with a
         pool in which no video has room."""
         if self._width or self.pool.num_free < CAPACITIES[0]:
             return "whole", WholeWindows
         ways = known_windows(self.pool)
-        heads = int(self._runner.decoder.config.num_attention_heads)
         timed = []
         for name, make in ways:
             try:
-                seconds, error = _try(self.pool, make, heads)
+                seconds, error = _try(self.pool, make, num_heads)
             except (RuntimeError, ImportError, TypeError) as failure:  # of another torch, too
                 if is_device_lost(failure):
                     raise
@@ -143,57 +145,73 @@ class StaticSteps:
         return name, make
 
 
-def _try(pool: KVPool, make: MakeWindows, heads: int) -> tuple[float, float]:
-    """Seconds of the attention of one layer and window, and its largest error beside the largest number, in fp64."""
-    head_dim = pool.keys[0].shape[-1]
-    extent = pool.take(min(CAPACITIES[0], pool.num_free), pool)
-    assert extent is not None, "so much is free"
-    length = extent.length
-    held, shape = pool.view(0, extent), StepShape(1, NUM_TRIED, length)
-    generator = torch.Generator(pool.keys[0].device).manual_seed(0)
-    with torch.inference_mode():
-        for rows in (held.keys, held.values):
-            rows.normal_(generator=generator)
-        like = pool.keys[0]
-        query = torch.randn(heads, NUM_TRIED, head_dim, dtype=like.dtype, device=like.device, generator=generator)
-        past = length - NUM_TRIED
-        keys, values = (rows[:, past:].clone() for rows in (held.keys, held.values))
-        places = _places(shape, extent.start, length, past, like.device)
-        windows = make(pool, places)
-        seconds = []
-        for _ in range(_REPEATS):
-            started = time.perf_counter()
-            windows.begin()
-            output = windows(0, query, keys, values, head_dim**-0.5)
-            finish_work(like.device)
-            seconds.append(time.perf_counter() - started)
-        error = _error(output, query, held.keys, held.values)
-    pool.give_back(extent)
-    return statistics.median(seconds), error
-
-
 NUM_TRIED = 8
-"""Rows of the window that ways to attend are compared on."""
+"""Rows of the windows that ways to attend are compared on."""
 
 
-def _places(shape: StepShape, start: int, length: int, past: int, device: torch.device) -> Places:
-    def number(value: int) -> Tensor:
-        return torch.tensor([value], device=device)
+def _try(pool: KVPool, make: MakeWindows, num_heads: int) -> tuple[float, float]:
+    """Seconds of the attention of one layer and the windows of two sessions, and its largest error beside the largest
+    number, in fp64."""
+    length = min(CAPACITIES[0], pool.num_free // 2)
+    extents = [cast(Extent, pool.take(size, pool)) for size in (length // 2, length)]
+    try:
+        with torch.inference_mode():
+            return _timed_and_compared(pool, make, num_heads, extents[::-1])
+    finally:
+        for extent in extents:
+            pool.give_back(extent)
 
+
+def _timed_and_compared(
+    pool: KVPool, make: MakeWindows, num_heads: int, extents: Sequence[Extent]
+) -> tuple[float, float]:
+    like, head_dim = pool.keys[0], pool.keys[0].shape[-1]
+    generator = torch.Generator(like.device).manual_seed(0)
+    for extent in extents:
+        for held in (pool.view(0, extent).keys, pool.view(0, extent).values):
+            held.normal_(generator=generator)
+    past = [extent.length - NUM_TRIED * (1 + index) for index, extent in enumerate(extents)]
+    shape = StepShape(len(extents), NUM_TRIED, extents[0].length)
+    places = _places(shape, extents, past, like.device)
+    size = (num_heads, shape.num_all_rows, head_dim)
+    query = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+    keys, values = (held[0][places.write_rows].transpose(0, 1) for held in (pool.keys, pool.values))
+    windows = make(pool, places)
+    seconds = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        windows.begin()
+        output = windows(0, query, keys, values, head_dim**-0.5)
+        finish_work(like.device)
+        seconds.append(time.perf_counter() - started)
+    by_session = zip(output.split(NUM_TRIED), query.split(NUM_TRIED, dim=1), extents, past, strict=True)
+    errors = [_error(rows, asked, pool.view(0, extent), seen) for rows, asked, extent, seen in by_session]
+    return statistics.median(seconds), max(errors)
+
+
+def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> Places:
     rows = torch.arange(shape.num_rows, device=device)
-    visible = (rows[:, None] >= rows)[None].long()
-    return Places(shape, number(start), number(length), number(past), start + past + rows, visible)
+    firsts = [extent.start + seen for extent, seen in zip(extents, past, strict=True)]
+    return Places(
+        shape,
+        torch.tensor([extent.start for extent in extents], device=device),
+        torch.tensor([extent.length for extent in extents], device=device),
+        torch.tensor(past, device=device),
+        torch.cat([first + rows for first in firsts]),
+        (rows[:, None] >= rows).long().expand(shape.num_sessions, -1, -1),
+    )
 
 
-def _error(output: Tensor, query: Tensor, keys: Tensor, values: Tensor) -> float:
-    """Of [rows, heads, d], beside the largest number of the same in fp64."""
-    heads, num_rows, head_dim = query.shape
-    folded = query.double().view(len(keys), -1, head_dim)
-    scores = folded @ keys.double().transpose(1, 2) * head_dim**-0.5
+def _error(output: Tensor, query: Tensor, held: LayerBuffers, past: int) -> float:
+    """Of [rows, heads, d] behind `past` tokens, beside the largest number of the same in fp64."""
+    num_heads, num_rows, head_dim = query.shape
+    keys, values = (rows[:, : past + num_rows].double() for rows in (held.keys, held.values))
+    folded = query.double().reshape(len(keys), -1, head_dim)
+    scores = folded @ keys.transpose(1, 2) * head_dim**-0.5
     unseen = torch.ones(num_rows, keys.shape[1], dtype=torch.bool, device=query.device)
-    unseen = unseen.triu(1 + keys.shape[1] - num_rows).repeat(heads // len(keys), 1)
-    right = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ values.double()
-    right = right.view(heads, num_rows, head_dim).transpose(0, 1)
+    unseen = unseen.triu(1 + past).repeat(num_heads // len(keys), 1)
+    right = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ values
+    right = right.view(num_heads, num_rows, head_dim).transpose(0, 1)
     return float((output.double() - right).abs().max() / right.abs().max())
 
 

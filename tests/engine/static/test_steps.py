@@ -84,7 +84,7 @@ def test_steps_are_taken_again_whoever_comes(static: VideoLM, monkeypatch: pytes
     begin = StaticStep.__init__
 
     def spy(self: StaticStep, *args: Any) -> None:
-        made.append(args[1])
+        made.append(args[-1])
         begin(self, *args)
 
     monkeypatch.setattr(StaticStep, "__init__", spy)
@@ -213,7 +213,7 @@ def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypat
         return query
 
     monkeypatch.setattr(WholeWindows, "_attend", forgetful)
-    monkeypatch.setattr(steps.StaticSteps, "_choose_windows", lambda self: ("whole", WholeWindows))
+    monkeypatch.setattr(steps.StaticSteps, "_choose_windows", lambda *_: ("whole", WholeWindows))
     model = load_model(str(pair.path))
     _try_static_steps(model, POOL_BYTES)
     assert model.static is None
