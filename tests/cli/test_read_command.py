@@ -46,6 +46,12 @@ class FakePool:
     def close(self) -> None: ...
 
 
+@pytest.fixture(autouse=True)
+def _keep_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command would set up the logs of all tests that follow in this process."""
+    monkeypatch.setattr(read_module, "configure_logs", lambda *given: None)
+
+
 @pytest.fixture
 def fake_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_module, "ReaderPool", FakePool)
