@@ -21,7 +21,7 @@ from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
 from slipstream.speculation.hints.tolerance import Hints
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from tests.e2e.test_archive_command import OPTIONS, run
-from tests.services.model_sessions import CAPABILITY, Owner, open_session, some_frames, target_end
+from tests.services.model_sessions import CAPABILITY, Owner, open_session, some_frames
 from tests.support.clips import make_colour_clip
 from tests.support.gateway_client import Captioned, caption, options_message, refusal, upload_messages
 from tests.support.world import NUM_FRAMES, PROMPT, World
@@ -131,7 +131,6 @@ async def test_hints_reach_a_session_in_the_middle(stack: Stack) -> None:
                 said += "".join(verdict.pieces)
                 if verdict.finish_reason:
                     break
-            await session.send(target_end())
             texts.append(tokens)
     assert texts[0] == texts[1]
     assert num_drafted[0] == 0 < num_drafted[1]

@@ -79,7 +79,7 @@ def test_results_come_back_as_they_were() -> None:
         4,
         FinishReason.STOP,
         request_id="r",
-        options=used | {"lossy": "", "lossy_keep": 0.0},
+        options=used | {"tolerance": 0.0, "tolerance_rule": "", "lossy": "", "lossy_keep": 0.0},
         video=VideoFacts(num_frames=2, timestamps_s=(0.0, 0.5), warnings=("odd",)),
         speculation=Speculation(tau=0.5, pass_costs=(PassCost(0, 3, 0.25, 0.5),)),
     )
@@ -141,7 +141,11 @@ def test_a_receipts_options_ask_for_the_same_again(asked: dict[str, Any]) -> Non
 
 def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
-    plans = plan_of(gamma=3, stop=(".",)), plan_of(method="autoregressive", lossy="fastv")
+    plans = (
+        plan_of(gamma=3, stop=(".",)),
+        plan_of(method="autoregressive", lossy="fastv"),
+        plan_of(method="hsd", tolerance=0.5, prediction=("a",)),
+    )
     assert {name for plan in plans for name in options_used(plan)} == {spec.name for spec in OPTIONS} - {"trace"}
 
 
