@@ -15,13 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLForConditionalGeneration, Qwen2VLImageProcessorPil
 
 from training.pages import HELD_OUT_SEEDS, KINDS, sample_page
-from training.reader import MAX_TEXT, PROMPT, reader_folder
+from training.reader import MAX_TEXT, PROMPT, READER_FACES, reader_folder
 
 
 class PlainReader:
     """The model, its picture processor and its tokenizer, as transformers loads them from a folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder)
         self.processor: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -90,11 +91,12 @@ def score(reader: PlainReader, kinds: list[str], pages: int, show: bool = False)
 
 
 def held_out_pages(tokenizer: PreTrainedTokenizerFast, kind: str, count: int) -> list[Any]:
-    """The first held-out pages of a kind whose text is not longer than the reader was ever shown."""
+    """The first held-out pages of a kind, in the faces that the reader learns and no longer than any it was shown."""
     pages: list[Any] = []
     seeds = iter(HELD_OUT_SEEDS)
     while len(pages) < count:
-        page = sample_page(next(seeds), kind)
+        seed = next(seeds)
+        page = sample_page(seed, kind, READER_FACES[seed % len(READER_FACES)])
         if len(tokenizer.encode(page.text)) <= MAX_TEXT:
             pages.append(page)
     return pages

@@ -21,11 +21,13 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
-from training.pages import FACES, KINDS, PAGE_HEIGHT, PAGE_WIDTH, Page, sample_page
+from training.pages import KINDS, PAGE_HEIGHT, PAGE_WIDTH, Page, sample_page
 from training.pocket import PIXELS, STORED_DTYPE, normalise, sharpen_edge_filters
 from training.tokenizer import QWEN_CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS
 
 PROMPT = "Read this page."
+READER_FACES = ("mono",)
+"""Faces of `training.pages.FACES` that the reader learns, and is scored on."""
 PATCH, MERGE, FRAMES = 14, 2, 2
 CELL = PATCH * MERGE
 """Side of the square of pixels that becomes one token."""
@@ -43,8 +45,8 @@ _PIXELS_PER_PAGE = {"shortest_edge": 101_000, "longest_edge": 103_000}
 """Around 280 * 364, so that a page in the shape of a letter becomes 280 x 364 pixels, whatever its resolution."""
 
 
-def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Learns short merges from the text of pages; every byte has a token."""
+def train_tokenizer(pages: int = 4000) -> PreTrainedTokenizerFast:
+    """Learns short merges from the text of so many pages; every byte has a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,7 +58,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     chat = [PROMPT, "user", "assistant", "system"] * 10
-    tokenizer.train_from_iterator([*(sample_page(seed, draw=False).text for seed in range(4000)), *chat], trainer)
+    tokenizer.train_from_iterator([*(sample_page(seed, draw=False).text for seed in range(pages)), *chat], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -235,7 +237,7 @@ class PageExamples(IterableDataset[PageExample]):
         tokenizer: PreTrainedTokenizerFast,
         first_seed: int,
         kinds: tuple[str, ...] = KINDS,
-        faces: tuple[str, ...] = tuple(FACES),
+        faces: tuple[str, ...] = READER_FACES,
     ) -> None:
         self._tokenizer, self._first_seed, self._kinds, self._faces = tokenizer, first_seed, kinds, faces
 

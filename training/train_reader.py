@@ -28,6 +28,7 @@ from training.reader import (
     COLUMNS,
     IGNORED,
     PROMPT,
+    READER_FACES,
     ROWS,
     PageExample,
     PageExamples,
@@ -72,7 +73,7 @@ class ReaderTrainer:
         self.tokenizer = reader_tokenizer(options.out) if options.state.exists() else train_tokenizer()
         self.device = torch.device(options.device)
         model: Any = build(self.tokenizer, options.seed)
-        make_fast(model)
+        make_fast(model, compiled=not options.eager)
         self.model = model.to(self.device)
         self.heads = Heads(text_config(self.model).hidden_size).to(self.device)
         self.before, self.after = chat_ids(self.tokenizer, PROMPT)
@@ -268,12 +269,14 @@ def prompt_positions(
     return positions[:, 0], int(positions[0, 0, -1]) + 1
 
 
-def make_fast(model: Any) -> None:
+def make_fast(model: Any, compiled: bool) -> None:
     """Windows of one length in one call, patches of one colour of one frame, and fewer passes over memory. The pages
     are grey and a page fills both frames of its step, so the results stay the same."""
     model.model.visual.config._attn_implementation = WINDOWED
     filters = model.model.visual.patch_embed.proj
     model.model.visual.patch_embed.forward = lambda rows: functional.linear(rows, filters.weight.sum((1, 2)).flatten(1))
+    if not compiled:
+        return
     for block in model.model.visual.blocks:
         for part in (block.mlp, block.norm1, block.norm2):
             part.compile(dynamic=False)
@@ -313,7 +316,7 @@ def train(rank: int, options: argparse.Namespace) -> None:
     ReaderTrainer(options, rank).run()
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vision-minutes", type=float, default=12.0)
     parser.add_argument("--reading-minutes", type=float, default=65.0)
@@ -328,16 +331,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="times that a page is shown")
     parser.add_argument("--vision-kinds", nargs="*", default=["full", "full", *KINDS])
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--faces", nargs="*", default=list(FACES))
+    parser.add_argument("--faces", nargs="*", choices=FACES, default=list(READER_FACES))
     parser.add_argument("--seed-offset", type=int, default=0)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", type=int, default=1, help="processes that draw pages, of each process")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--eager", action="store_true", help="compile nothing: slower, and starts at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=Path("/tmp/pocket_reader.pt"), help="where a run goes on from")
     parser.add_argument("--out", type=Path, default=reader_folder())
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
     if options.processes == 1:
         train(0, options)
     else:
