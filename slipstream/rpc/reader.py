@@ -27,7 +27,7 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.pages import check_request, parse_pages
 from slipstream.errors import ReaderFault, SlipstreamError
-from slipstream.rpc.calls import as_slipstream_error, is_too_large, open_channel, token_metadata
+from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_too_large, open_channel, token_metadata
 from slipstream.rpc.codec import from_message, to_message
 from slipstream.rpc.grpc_options import CHUNK_BYTES, REQUEST_ID_KEY
 from slipstream.rpc.tls import PeerSecurity
@@ -161,8 +161,9 @@ class RemoteReader:
         """
         metadata = [*self._metadata, *([(REQUEST_ID_KEY, request_id)] if request_id else [])]
         call = self._read(request_messages(data, request), metadata=grpc.aio.Metadata(*metadata))
+        first_status = FirstStatus(call)
         try:
-            async with aclosing(_messages(call, silence_s)) as messages:
+            async with aclosing(_messages(call, first_status, silence_s)) as messages:
                 async for event in _checked_events(messages, request):
                     yield event
         finally:
@@ -181,7 +182,9 @@ def _event_or_none(data: bytes) -> reader_pb2.ReadEvent | None:
         return None
 
 
-async def _messages(call: Any, silence_s: float) -> AsyncGenerator[reader_pb2.ReadEvent, None]:
+async def _messages(
+    call: Any, first_status: FirstStatus, silence_s: float
+) -> AsyncGenerator[reader_pb2.ReadEvent, None]:
     while True:
         try:
             async with asyncio.timeout(silence_s):
@@ -189,7 +192,10 @@ async def _messages(call: Any, silence_s: float) -> AsyncGenerator[reader_pb2.Re
         except TimeoutError:
             raise ReaderFault(f"the reader was silent for {silence_s:g} s") from None
         except grpc.aio.AioRpcError as error:
-            raise _failure(error) from None
+            first = await first_status.correct(error)
+            if first.code() is grpc.StatusCode.OK:  # it had ended before it was told all
+                return
+            raise _failure(first) from None
         if message is grpc.aio.EOF:
             return
         if message is None:
