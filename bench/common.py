@@ -38,6 +38,12 @@ MARGIN = 1.1
 """What is to come is taken to last so much longer than its like has lasted."""
 
 
+def is_whole(share: str) -> bool:
+    """Whether all of "3/3" is there."""
+    same, total = share.split("/")
+    return same == total
+
+
 @dataclass(frozen=True)
 class Task:
     """What to caption, and with which checkpoints."""

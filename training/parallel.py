@@ -10,7 +10,9 @@ from torch.multiprocessing.spawn import spawn
 
 
 def run_processes(work: Callable[..., None], count: int, *arguments: object) -> None:
-    """Calls `work(rank, *arguments)` in `count` processes that can average tensors among themselves."""
+    """Calls `work(rank, *arguments)` in `count` processes that can average tensors among themselves; this is one."""
+    if count == 1:
+        return work(0, *arguments)
     with tempfile.TemporaryDirectory() as folder:
         meeting_point = (Path(folder) / "meeting").as_uri()
         spawn(_join_and_work, (work, count, meeting_point, *arguments), nprocs=count)

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -115,16 +115,27 @@ def begin_as_identity(layers: Sequence[Any]) -> None:
 
 
 def save_model(family: Family, model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes every file of a checkpoint, each replaced at once, weights rounded to the stored type."""
+    """Writes every file of a checkpoint, see `write_checkpoint`."""
+    write_checkpoint(family.model_class(model.config), model, tokenizer, family.processor_files(), folder)
+
+
+def write_checkpoint(
+    rounded: Any, model: Any, tokenizer: PreTrainedTokenizerFast, files: Mapping[str, Any], folder: Path
+) -> None:
+    """Writes every file of a checkpoint, each replaced at once, weights rounded to the stored type.
+
+    Args:
+        rounded: another model of the same config, which takes the weights.
+        files: of the processor, JSON by name.
+    """
     scratch = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
-    rounded: Any = family.model_class(model.config)
     rounded.to(STORED_DTYPE)
     rounded.load_state_dict(model.state_dict())
     rounded.generation_config = model.generation_config
     rounded.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
-    for name, content in family.processor_files().items():
+    for name, content in files.items():
         (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
     folder.mkdir(parents=True, exist_ok=True)
     for path in scratch.iterdir():

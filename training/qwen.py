@@ -176,6 +176,13 @@ def _patches(pixel_values: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _prepare_weights(model: Qwen2_5_VLForConditionalGeneration) -> None:
     """Replaces the initial weights that would make training from nothing needlessly slow."""
+    prepare_tower(model)
+    begin_as_identity(model.model.language_model.layers[START_DEPTH:])
+
+
+@torch.no_grad()
+def prepare_tower(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """The vision tower's: larger linear layers, and filters that see edges."""
     visual: Any = model.model.visual
     for module in visual.modules():
         if isinstance(module, nn.Linear):
@@ -183,4 +190,3 @@ def _prepare_weights(model: Qwen2_5_VLForConditionalGeneration) -> None:
     filters = visual.patch_embed.proj.weight
     nn.init.normal_(filters, std=filters[0].numel() ** -0.5)
     sharpen_edge_filters(filters)
-    begin_as_identity(model.model.language_model.layers[START_DEPTH:])

@@ -1,9 +1,6 @@
 """The pocket reader: a small Qwen2.5-VL that reads synthetic pages, its pixels, its tokenizer and its examples."""
 
-import json
-import os
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import (
     GenerationConfig,
@@ -22,8 +18,9 @@ from transformers import (
 )
 
 from training.pages import KINDS, PAGE_HEIGHT, PAGE_WIDTH, Page, sample_page
-from training.pocket import PIXELS, STORED_DTYPE, normalise, sharpen_edge_filters
-from training.tokenizer import QWEN_CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS
+from training.pocket import PIXELS, normalise, write_checkpoint
+from training.qwen import prepare_tower
+from training.tokenizer import QWEN_CHAT_TEMPLATE, QWEN_SPECIAL_TOKENS, chat_tokenizer, learn_merges
 
 PROMPT = "Read this page."
 READER_FACES = ("mono",)
@@ -47,27 +44,11 @@ _PIXELS_PER_PAGE = {"shortest_edge": 101_000, "longest_edge": 103_000}
 
 def train_tokenizer(pages: int = 4000) -> PreTrainedTokenizerFast:
     """Learns short merges from the text of so many pages; every byte has a token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *QWEN_SPECIAL_TOKENS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=LONGEST_PIECE,
-        show_progress=False,
-    )
     chat = [PROMPT, "user", "assistant", "system"] * 10
-    tokenizer.train_from_iterator([*(sample_page(seed, draw=False).text for seed in range(pages)), *chat], trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens={"video_token": "<|video_pad|>", "image_token": "<|image_pad|>"},
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-        chat_template=QWEN_CHAT_TEMPLATE,
-    )
+    texts = [*(sample_page(seed, draw=False).text for seed in range(pages)), *chat]
+    special_tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *QWEN_SPECIAL_TOKENS]
+    tokenizer = learn_merges(texts, VOCAB_SIZE, special_tokens, max_token_length=LONGEST_PIECE)
+    return chat_tokenizer(tokenizer, QWEN_CHAT_TEMPLATE, video="<|video_pad|>", image="<|image_pad|>")
 
 
 def reader_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
@@ -117,7 +98,7 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2_5_VLForCon
     """A freshly initialised reader."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(reader_config(tokenizer))
-    _prepare_weights(model)
+    prepare_tower(model)
     model.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=MAX_TEXT + 1,
@@ -125,18 +106,6 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2_5_VLForCon
         pad_token_id=tokenizer.pad_token_id,
     )
     return model
-
-
-@torch.no_grad()
-def _prepare_weights(model: Qwen2_5_VLForConditionalGeneration) -> None:
-    """Replaces the initial weights that would make training from nothing needlessly slow."""
-    visual: Any = model.model.visual
-    for module in visual.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-    filters = visual.patch_embed.proj.weight
-    nn.init.normal_(filters, std=filters[0].numel() ** -0.5)
-    sharpen_edge_filters(filters)
 
 
 def processor_files() -> dict[str, dict[str, Any]]:
@@ -270,19 +239,6 @@ def reader_tokenizer(folder: Path | None = None) -> PreTrainedTokenizerFast:
 
 
 def export(model: Qwen2_5_VLForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes every file of a checkpoint, each replaced at once, weights rounded to the stored type."""
-    scratch = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    rounded: Any = Qwen2_5_VLForConditionalGeneration(reader_config(tokenizer))
-    rounded.to(STORED_DTYPE)
-    rounded.load_state_dict(model.state_dict())
-    rounded.generation_config = model.generation_config
-    rounded.save_pretrained(scratch)
-    tokenizer.save_pretrained(scratch)
-    for name, content in processor_files().items():
-        (scratch / name).write_text(json.dumps(content, indent=2) + "\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in scratch.iterdir():
-        path.chmod(0o644)
-        os.replace(path, folder / path.name)
-    scratch.rmdir()
+    """Writes every file of a checkpoint, see `write_checkpoint`."""
+    rounded = Qwen2_5_VLForConditionalGeneration(reader_config(tokenizer))
+    write_checkpoint(rounded, model, tokenizer, processor_files(), folder)

@@ -1,6 +1,7 @@
 """The tokenizer that all pocket models share: byte-level BPE trained on captions, and the chat text around a video."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,38 @@ QWEN_CHAT_TEMPLATE = CHAT_TEMPLATE.replace("<video>", "<|vision_start|><|video_p
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
     """Learns merges from captions and prompts; every byte has a token, so any text can be encoded."""
+    chat_words = ["user", "assistant", "system"] * 10
+    corpus = [write_caption(sample_clip(seed)) for seed in range(CORPUS_CLIPS)]
+    tokenizer = learn_merges([*corpus, *PROMPTS * 10, *chat_words], VOCAB_SIZE, list(SPECIAL_TOKENS))
+    return chat_tokenizer(tokenizer, CHAT_TEMPLATE, video="<video>", image="<image>")
+
+
+def learn_merges(texts: Sequence[str], vocab_size: int, special_tokens: list[str], **more: Any) -> Tokenizer:
+    """Byte pairs of these texts, to a vocabulary of that size. `more`: what else the trainer is told."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
+        **more,
     )
-    chat_words = ["user", "assistant", "system"] * 10
-    corpus = [write_caption(sample_clip(seed)) for seed in range(CORPUS_CLIPS)]
-    tokenizer.train_from_iterator([*corpus, *PROMPTS * 10, *chat_words], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def chat_tokenizer(tokenizer: Tokenizer, chat_template: str, *, video: str, image: str) -> PreTrainedTokenizerFast:
+    """As transformers wants it, with the placeholders of videos and images."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        extra_special_tokens={"video_token": "<video>", "image_token": "<image>"},
+        extra_special_tokens={"video_token": video, "image_token": image},
         clean_up_tokenization_spaces=False,
         padding_side="left",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )
 
 

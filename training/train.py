@@ -160,10 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder of the checkpoint, the family's own if not given")
     options = parser.parse_args()
     options.out = options.out or FAMILIES[options.family].folder / options.role
-    if options.processes == 1:
-        train(0, options)
-    else:
-        run_processes(train, options.processes, options)
+    run_processes(train, options.processes, options)
 
 
 if __name__ == "__main__":

@@ -346,10 +346,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     options = parser().parse_args()
-    if options.processes == 1:
-        train(0, options)
-    else:
-        run_processes(train, options.processes, options)
+    run_processes(train, options.processes, options)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.common import machine_facts, make_parser, run_to_end, say
+from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
 from bench.output import finish
@@ -23,18 +23,13 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
 }
 HOLDS: dict[str, Callable[[Any], bool]] = {
-    "identity": lambda found: _is_whole(found["identical"]),
+    "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
     "recaption": lambda found: (
-        all(_is_whole(row["identical"]) for row in found["rows"])
+        all(is_whole(row["identical"]) for row in found["rows"])
         and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] == PROMISED)
     ),
 }
-
-
-def _is_whole(share: str) -> bool:
-    same, total = share.split("/")
-    return same == total
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.gpu.candidates import STATIC_ATTENTIONS, StaticDecoder, StaticKernel
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
 from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
 from slipstream.engine.forward import DecodeState, Prefill
+from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
 from slipstream.pruning import Guidance, Score, num_kept
@@ -88,6 +88,8 @@ WINDOWS = (1, 2, 4, 8, 16, 32)
 """Rows of a target pass: a window and the token before it."""
 ALPHAS = (0.0, 0.5, 0.9, 0.95, 1.0)
 COMPARED_TOKENS = 16
+POOL_ROOM = 4096
+"""Tokens that a pool holds beside those of the state that is measured."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def measure_passes(job: Job, windows: Sequence[int] = WINDOWS) -> dict[str, Any]
 
 
 def measure_draft(job: Job, alphas: Sequence[float] = ALPHAS) -> dict[str, Any]:
-    """T_q(alpha): seconds of a draft token by the pruned share, eager and from a graph, and the pruned prefill's."""
+    """T_q(alpha): seconds of a draft token by the pruned share, eager and by static steps, and the pruned prefill's."""
     return {str(alpha): _draft_at(job, alpha) for alpha in alphas}
 
 
@@ -142,45 +144,37 @@ def _draft_at(job: Job, alpha: float) -> dict[str, Any]:
     expected = greedy_tokens(engine, state, 1, COMPARED_TOKENS)
     (logits,) = engine.step([(state, chain(1))])
     state.rollback(num_tokens)
-    for name in STATIC_ATTENTIONS:
-        row[f"graph_{name}"] = attempt(partial(measure_graph, job, state, name, expected, logits))
+    row["static"] = attempt(partial(measure_static, job, num_tokens, expected, logits))
     row["prefill"] = attempt(partial(_pruned_prefill, job, num_video))
     return row
 
 
-def measure_graph(
-    job: Job, state: DecodeState, attention: str, expected: Sequence[int], logits: Tensor
-) -> dict[str, Any]:
-    """Seconds of a token from a CUDA graph: replayed alone, and with each token read by the host. Without CUDA there
-    is no graph, and the same fixed-shape pass is timed eagerly, marked by `captured`.
+def measure_static(job: Job, num_tokens: int, expected: Sequence[int], logits: Tensor) -> dict[str, Any]:
+    """Seconds of a token by the engine's static steps, each read by the host, and of one of those that are written
+    ahead. On CUDA they are graphs; elsewhere the same steps run as they are, marked by `captured`.
 
-    The engine's `expected` tokens and first `logits` are compared with its own. Random weights leave the best tokens
-    close together, so that in 16 bits texts part for no fault; the difference of the logits tells more.
+    The eager engine's `expected` tokens and first `logits` are compared with theirs. Random weights leave the best
+    tokens close together, so that in 16 bits texts part for no fault; the difference of the logits tells more.
     """
-    on_cuda = job.model.device.type == "cuda"
-    num_runs = 2 * (job.clock.repeats + job.clock.warm_up) + len(expected)
-    decoder = StaticDecoder(job.model.runner(StaticKernel(attention)), state, 1, headroom=num_runs + 8)
-    if on_cuda:
-        decoder.capture()
-    written = []
-    for _ in expected:
-        decoder.step()
-        written.append(decoder.read())
-    decoder.rewind()
-    decoder.step()
-    difference = float((decoder.logits - logits).abs().max())
-    decoder.rewind()
+    engine = job.model.engine(job.kernel, static_tokens=num_tokens + POOL_ROOM)
+    state = job.model.filled_state(engine.runner, num_tokens)
+    (ours,) = engine.step([(state, chain(1))])
+    state.rollback(num_tokens)
+    written = greedy_tokens(engine, state, 1, len(expected))
 
-    def step_and_read() -> None:
-        decoder.step()
-        decoder.read()
+    def write_ahead() -> None:
+        if engine.write_ahead([(state, 1)], MAX_AHEAD) is None:
+            raise RuntimeError("no static step could be had; the log says why")
+        state.rollback(num_tokens)
 
+    ahead_s = job.clock.time(write_ahead)["s"] / MAX_AHEAD
     return {
-        "captured": on_cuda,
-        "largest_difference": difference,
+        "captured": job.model.device.type == "cuda",
+        "attention": engine.static and engine.static.attention,
+        "largest_difference": float((ours - logits).abs().max()),
         "same_tokens": sum(ours == theirs for ours, theirs in zip(written, expected, strict=True)) / len(expected),
-        **job.clock.time(step_and_read),
-        "unread_s": job.clock.time(decoder.step)["s"],
+        **job.clock.time(partial(judge, engine, state, 1)),
+        "ahead_s": ahead_s,
     }
 
 

@@ -88,9 +88,9 @@ def measured_pairs(pair: Pair, models: Mapping[str, Sequence[Row]]) -> list[tupl
 
 
 def best_graph_s(row: Row) -> float | None:
-    """Seconds of a draft token from the faster of the captured graphs; None where there is none."""
-    seconds = [row[name]["s"] for name in row if name.startswith("graph_") and row[name].get("captured")]
-    return min(seconds, default=None)
+    """Seconds of a draft token that is written ahead, from captured graphs; None where there are none."""
+    static = row.get("static", {})
+    return static["ahead_s"] if static.get("captured") else None
 
 
 def replay_tables(document: Row) -> list[dict[str, Any]]:

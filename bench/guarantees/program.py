@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.common import ROOT, Task, held_out_clips, machine_facts, make_parser, run_to_end, say
+from bench.common import ROOT, Task, held_out_clips, is_whole, machine_facts, make_parser, run_to_end, say
 from bench.guarantees.acceptance import PAIRS, joint_chi2, measure_positions, pocket_acceptance
 from bench.guarantees.draft_faults import measure_coupled
 from bench.guarantees.gate import measure_gate
@@ -54,18 +54,13 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "joint_chi2": lambda found: min(found["coupled"], found["rejection"]) > LEAST_P_VALUE,
-    "coupled_identical": lambda share: _is_whole(share),
-    "qwen_identical": lambda share: _is_whole(share),
+    "coupled_identical": is_whole,
+    "qwen_identical": is_whole,
     "sessions": lambda found: bool(found["all_identical"] and found["rises"]),
     "prefix_reuse": lambda found: bool(found["identical"]),
     "gate": lambda found: bool(found["identical"] and found["within_limit"]),
     "strict": lambda found: found["strict"]["differ"].startswith("0/"),
 }
-
-
-def _is_whole(share: str) -> bool:
-    same, total = share.split("/")
-    return same == total
 
 
 def main(argv: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from bench.common import cpu_s, forget_peak, held_out_clips, peak_bytes, run_caption, say
+from bench.common import cpu_s, forget_peak, held_out_clips, is_whole, peak_bytes, run_caption, say
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
@@ -117,7 +117,7 @@ async def measure_sessions(num_clips: int = 8, num_frames: int = 64, num_rounds:
         **asked,
         **rows,
         "rises": all(_rises(rows[method]) for method in METHODS),
-        "all_identical": all(_is_whole(row["identical"]) for name in rows for row in rows[name]),
+        "all_identical": all(is_whole(row["identical"]) for name in rows for row in rows[name]),
     }
 
 
@@ -154,8 +154,3 @@ def _stack(prefix_cache_mb: int) -> Stack:
 def _rises(rows: Sequence[dict[str, Any]]) -> bool:
     rates: dict[int, float] = {row["clients"]: row["tokens_per_s"] for row in rows}
     return rates[4] > rates[1] and min(rates.values()) == rates[1]
-
-
-def _is_whole(share: str) -> bool:
-    same, total = share.split("/")
-    return same == total

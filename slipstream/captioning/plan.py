@@ -57,7 +57,7 @@ class CaptionPlan:
     def resumable(self) -> bool:
         """The text is a function of video, options and seed, and each of its tokens the target's own choice. Under the
         rule "rejection" it depends on the draft too, and below a tolerance of 1 on the prediction."""
-        return not (self.speculative and self.sends_proposals) and not self.tolerance.is_lossy
+        return not (self.speculative and self.sends_proposals) and not self.is_tolerant
 
     @property
     def speculative(self) -> bool:
@@ -74,6 +74,11 @@ class CaptionPlan:
         """What is taken of a prediction beside the target's own choices."""
         given = self.options.given()
         return Tolerance(given.get("tolerance", 1.0), given.get("tolerance_rule", Tolerance.rule))
+
+    @property
+    def is_tolerant(self) -> bool:
+        """Tokens of a prediction are taken that the target would not have chosen itself."""
+        return "tolerance" in self.options.given() and self.tolerance.is_lossy
 
     @property
     def hints(self) -> Hints | None:
@@ -203,7 +208,7 @@ def _check_hints(plan: CaptionPlan) -> None:
         raise InvalidRequest(
             f"method {plan.method.name!r} drafts from no prediction; leave it out, or ask for {takers}"
         )
-    if not plan.tolerance.check().is_lossy:
+    if "tolerance" not in plan.asked or not plan.tolerance.check().is_lossy:
         return
     if plan.method.name != TOLERANT_METHOD or not plan.sampling.greedy:
         raise InvalidRequest(

@@ -15,8 +15,14 @@ from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import caption_dict, complain, printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.page_reading import PageReader, PageReading
-from slipstream.documents.alignment import split_by_regions
-from slipstream.documents.disagreements import HTML_END, PageReadings, RegionReadings, html_head, page_html
+from slipstream.documents.disagreements import (
+    HTML_END,
+    PageReadings,
+    RegionReadings,
+    html_head,
+    page_html,
+    split_by_regions,
+)
 from slipstream.documents.messages import (
     Box,
     DocumentLimits,

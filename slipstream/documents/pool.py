@@ -25,7 +25,7 @@ from slipstream.documents.pages import check_request, parse_pages
 from slipstream.documents.process import MODULE, ReaderLost, ReaderProcess, ReaderSpec
 from slipstream.errors import InvalidConfig, LimitExceeded, ServiceUnavailable, UnreadableDocument
 from slipstream.logs import get_logger
-from slipstream.video.confine import PROTECTIONS
+from slipstream.video.decoder_process import ProtectionWatch, Reaping
 
 ResultT = TypeVar("ResultT")
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
@@ -65,9 +65,8 @@ class ReaderPool:
         self._turns = asyncio.Semaphore(max_documents)
         self._spare: ReaderProcess | None = None
         self._processes: set[ReaderProcess] = set()
-        self._reaping: set[asyncio.Task[None]] = set()
-        self._on_confined = on_confined
-        self._confined: tuple[str, ...] | None = None
+        self._reaping = Reaping()
+        self._on_ready = ProtectionWatch("reader", on_confined)
         self._is_closed = False
 
     @property
@@ -116,6 +115,7 @@ class ReaderPool:
             reader.kill()
             reader.reap()
         self._processes.clear()
+        self._reaping.finish()
 
     async def take(self) -> ReaderProcess:
         """A reader that waits for a document and has seen none; the next is started meanwhile."""
@@ -145,9 +145,7 @@ class ReaderPool:
         reader.kill()
         if reader in self._processes:
             self._processes.discard(reader)
-            task = asyncio.create_task(_reap(reader))
-            self._reaping.add(task)
-            task.add_done_callback(self._reaping.discard)
+            self._reaping.add(reader)
 
     def _start(self) -> ReaderProcess:
         try:
@@ -157,14 +155,6 @@ class ReaderPool:
             raise ServiceUnavailable("no reader of documents can be started now; try again later") from None
         self._processes.add(reader)
         return reader
-
-    def _on_ready(self, confined: tuple[str, ...]) -> None:
-        if confined == self._confined:
-            return
-        self._confined = confined
-        self._on_confined({name: name in confined for name in PROTECTIONS})
-        if missing := [name for name in PROTECTIONS if name not in confined]:
-            get_logger().warning("reader.unprotected", missing=missing)
 
 
 class _Run:
@@ -236,10 +226,6 @@ def _blamed(what: str, loss: ReaderLost) -> LimitExceeded | UnreadableDocument:
     return UnreadableDocument(
         f"{what} cannot be opened: {loss}; the document is damaged or made to do harm, export it again"
     )
-
-
-async def _reap(reader: ReaderProcess) -> None:
-    await asyncio.to_thread(reader.reap)
 
 
 @contextmanager

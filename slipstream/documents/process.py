@@ -10,9 +10,6 @@ import mmap
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -34,20 +31,22 @@ from slipstream.errors import (
     SlipstreamError,
     UnreadableDocument,
 )
-from slipstream.logs import get_logger, heard
-from slipstream.video.decoder_process import PrintedOutput, child_environment, sealed_memory
+from slipstream.logs import get_logger
+from slipstream.video.decoder_process import (
+    KILL_SLACK_S,
+    SENT_FROM_OUTSIDE,
+    START_S,
+    ConfinedProcess,
+    OnReady,
+    sealed_memory,
+)
 
 MODULE = "slipstream.documents.child"
-START_S = 60.0
-"""A reader that is not ready by then is broken. Models are loaded meanwhile."""
-KILL_SLACK_S = 1.0
-_EXIT_S = 1.0
 _MAX_MESSAGE_BYTES = 16 * 1024
 _MAX_TEXT = 600
 _MAX_PAGES = 100_000
 _ENVIRONMENT = {"ORT_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
 """onnxruntime would start a thread that reports its use; a reader has one thread, and no network."""
-_SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _REFUSALS: dict[str, type[SlipstreamError]] = {
     kind.__name__: kind for kind in (InvalidRequest, LimitExceeded, UnreadableDocument)
 }
@@ -84,48 +83,15 @@ class ReaderLost(Exception):
         self.is_slow = is_slow
 
 
-class ReaderProcess:
+class ReaderProcess(ConfinedProcess):
     """A running process, for one document. After any error but a refusal it is of no use any more."""
 
-    def __init__(self, spec: ReaderSpec, on_ready: Callable[[tuple[str, ...]], None] = lambda confined: None) -> None:
-        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it."""
+    def __init__(self, spec: ReaderSpec, on_ready: OnReady = lambda confined: None) -> None:
+        """See `ConfinedProcess`."""
         self._spec = spec
-        self._is_killed = False
         self._shared: mmap.mmap | None = None
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.setblocking(False)
-        read_end, write_end = os.pipe()
-        try:
-            memory_bytes = spec.memory_bytes + spec.shared_bytes
-            numbers = map(str, (theirs.fileno(), memory_bytes, spec.cpu_s, os.getpid()))
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-m", spec.module, *numbers],
-                cwd="/",
-                env=child_environment() | _ENVIRONMENT,
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=[theirs.fileno()],
-            )
-        except OSError:
-            os.close(read_end)
-            self._connection.close()
-            raise
-        finally:
-            os.close(write_end)
-            theirs.close()
-        self._output = PrintedOutput(read_end, self.process.pid, "reader.printed")
-        self._loop = asyncio.get_running_loop()
-        self._starting = heard(self._loop.create_task(self._start(on_ready)))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it may be given a document; it can still end before it is."""
-        return not self._is_killed and self.process.poll() is None
-
-    async def wait_ready(self) -> None:
-        """Returns when the process waits for a document. Raises ServiceUnavailable when it does not come to that."""
-        await asyncio.shield(self._starting)
+        limits = (spec.memory_bytes + spec.shared_bytes, spec.cpu_s)
+        super().__init__("reader", spec.module, limits, on_ready, _ENVIRONMENT)
 
     async def open(self, document: int) -> int:
         """Hands over the document behind the descriptor; how many pages it has.
@@ -175,24 +141,12 @@ class ReaderProcess:
             raise self._nonsense(failure) from None
 
     def kill(self) -> None:
-        """Ends the process at once; `reap` must follow. May be called again."""
-        if self._is_killed:
-            return
-        self._is_killed = True
-        self._starting.cancel()
-        self.process.kill()
-        self._output.close()
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._connection)  # before another descriptor gets its number
-        self._connection.close()
+        """See `ConfinedProcess`."""
+        super().kill()
         if self._shared is not None:
             self._shared.close()
 
-    def reap(self) -> int:
-        """Waits for the end of a killed process and returns its exit status. Blocks for some milliseconds."""
-        return self.process.wait()
-
-    async def _start(self, on_ready: Callable[[tuple[str, ...]], None]) -> None:
+    async def _start(self, on_ready: OnReady) -> None:
         try:
             fields = await self._answer("ready", START_S)
             confined = tuple(clean_text(str(name))[:40] for name in fields.get("confined", ())[:20])
@@ -205,7 +159,7 @@ class ReaderProcess:
         """The fields of the answer, which must be of that kind. Raises what the process refused, or ReaderLost."""
         try:
             async with asyncio.timeout(limit_s + KILL_SLACK_S):
-                message = await self._receive()
+                message = await self._receive(_MAX_MESSAGE_BYTES)
         except TimeoutError:
             self.process.kill()
             get_logger().warning("reader.timed_out", reader=self.process.pid, waited_for=kind)
@@ -222,35 +176,17 @@ class ReaderProcess:
             raise self._nonsense(failure) from None
         return fields
 
-    async def _receive(self) -> bytes:
-        """The next message; none when the process has hung up."""
-        try:
-            message = await self._loop.sock_recv(self._connection, _MAX_MESSAGE_BYTES + 1)
-        except OSError:
-            return b""
-        return message
-
     def _nonsense(self, failure: Exception) -> ReaderLost:
         self.process.kill()
         get_logger().error("reader.bad_answer", reader=self.process.pid, reason=repr(failure))
         return ReaderLost("its reader broke", may_retry=False)
 
     async def _lost(self) -> ReaderLost:
-        status = await asyncio.to_thread(self._exit_status)
-        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        status, cause = await self._end()
         get_logger().warning("reader.lost", reader=self.process.pid, cause=cause)
         if -status == signal.SIGXCPU:
             return ReaderLost("it took too much time of the processor", may_retry=False, is_slow=True)
-        return ReaderLost(f"its reader crashed ({cause})", may_retry=-status in _SENT_FROM_OUTSIDE)
-
-    def _exit_status(self) -> int:
-        """How the process ended after it hung up; one that lives on is killed and counts as failed."""
-        try:
-            return self.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return 1
+        return ReaderLost(f"its reader crashed ({cause})", may_retry=-status in SENT_FROM_OUTSIDE)
 
 
 def _number(fields: dict[str, Any], name: str, low: int, high: int) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
-from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter
+from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
@@ -207,7 +207,7 @@ def _make_drafter(session: TargetSession, costs: WindowCosts, longest_window: in
             max_rows=min(hints.max_rows if hints else 0, longest_window or MAX_ROWS),
             as_chain=longest_window is not None,
             costs=costs,
-            hints=session.hints,
+            hints=session.hints or HintRoom(),
         )
     )
 

@@ -126,7 +126,7 @@ class ModelServiceConfig(WireOptions):
         """
         on_one_gpu = len(self.devices) == 1 and torch.device(model.info.device).type == "cuda"
         if self.static_steps == "on" or (self.static_steps == AUTO and on_one_gpu):
-            await thread.run(lambda: _try_static_steps(model, num_bytes))
+            await thread.run(lambda: try_static_steps(model, num_bytes))
 
     @property
     def frames_budget_bytes(self) -> int:
@@ -220,7 +220,7 @@ def _tell_lost(
     loop.call_soon_threadsafe(fail, DeviceLost(f"{device} failed, and this process cannot use it any more: {reason}"))
 
 
-def _try_static_steps(model: VideoLM, num_bytes: int) -> None:
+def try_static_steps(model: VideoLM, num_bytes: int) -> None:
     """Has the model take static steps if their logits are those of its other steps, up to rounding."""
     model.open_static_steps(num_bytes)
     steps, model.static = model.static, None

@@ -13,7 +13,7 @@ from typing import TypeVar
 from slipstream.budget import Admission, Memory, Reservation
 from slipstream.engine.batcher import SessionWork, frames_bytes
 from slipstream.engine.judging import WindowJudge
-from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
+from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
 from slipstream.engine.target_prefill import PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
@@ -105,8 +105,7 @@ class TargetEngine:
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
         check_hints(request)
-        texts = request.hints.texts if request.hints is not None and _takes_hints(request) else ()
-        hint_ids = await asyncio.to_thread(self._tokenize, texts) if texts else []
+        hints = await self._hint_room(request)
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
         place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
@@ -123,8 +122,8 @@ class TargetEngine:
             prefilled=asyncio.get_running_loop().create_future(),
             place=place,
             work=work,
+            hints=hints,
         )
-        session.hints.add(hint_ids)
         self._sessions[request.session_id] = session
         try:
             async with self._opened:
@@ -183,7 +182,7 @@ class TargetEngine:
         """Gives a session more hints; how many tokens of them it took. Raises `SessionGone` when there is no such
         session, or the capability is not the session's."""
         session = await self._capable(session_id, capability)
-        if not capability or not _takes_hints(session.request):
+        if not capability or session.hints is None:
             raise InvalidRequest(f"session {session_id!r} drafts from no hints")
         session.num_pulls += 1
         if session.num_pulls > MAX_PULLS:
@@ -236,6 +235,15 @@ class TargetEngine:
         num_cached = drafter_type.max_cached_tokens(plan, request.self_draft_kept, request.max_new_tokens)
         return num_bytes + (self.model.kv_bytes(num_cached) if num_cached else 0)
 
+    async def _hint_room(self, request: TargetStart) -> HintRoom | None:
+        """With the hints that come with the request; None where its drafter looks at no texts that it is given."""
+        if request.local_drafter not in METHODS or not METHODS[request.local_drafter].takes_hints:
+            return None
+        room = HintRoom()
+        if request.hints is not None:
+            room.add(await asyncio.to_thread(self._tokenize, request.hints.texts))
+        return room
+
     def _tokenize(self, texts: Iterable[str]) -> list[list[int]]:
         """Each with an end of text behind it, as the answer that it is like may end there. On any thread."""
         ends = list(self.model.info.eos_token_ids[:1])
@@ -266,11 +274,6 @@ async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) ->
         if future.cancelled():
             raise SessionGone(f"session {session.request.session_id!r} has ended") from None
         raise
-
-
-def _takes_hints(request: TargetStart) -> bool:
-    """Its drafter looks at texts that it is given; prompt lookup has its own."""
-    return request.local_drafter in METHODS and METHODS[request.local_drafter].takes_hints
 
 
 def check_hints(request: TargetStart) -> None:

@@ -55,7 +55,8 @@ class TargetSession:
     work: SessionWork
     committed: list[int] = field(default_factory=list)
     """Touched on the model's thread only, once the prefill is done."""
-    hints: HintRoom = field(default_factory=HintRoom)
+    hints: HintRoom | None = None
+    """Where its drafter looks at texts that it is given."""
     first_logits: torch.Tensor | None = None
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None

@@ -1,6 +1,7 @@
-"""One decoder process as its parent sees it: starts it, gives it one job at a time, and finds out why it ended.
+"""Confined processes as their parent sees them: how one is started, heard and ended, and why it ended; and the decoder,
+which is given one job at a time.
 
-It never tries again; `slipstream.video.pool` does.
+A process is never tried again here; pools do that, `slipstream.video.pool` and `slipstream.documents.pool`.
 """
 
 import asyncio
@@ -11,7 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import numpy as np
 import slipstream
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
 from slipstream.logs import get_logger, heard
+from slipstream.video.confine import PROTECTIONS
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     BadAnswer,
@@ -35,20 +38,20 @@ from slipstream.video.messages import (
 
 # -- output -----------------------------------------------------------------------------------------------------------
 
-# What a decoder process prints becomes log events.
+# What a confined process prints becomes log events.
 
 _READ_BYTES = 64 * 1024
 MAX_LINES = 100
-"""Lines of one decoder's life that are logged; a hostile file could make it print for ever."""
+"""Lines of one process's life that are logged; a hostile file could make it print for ever."""
 
 
 class PrintedOutput:
     """The reading end of a pipe. Lines are cut to a bounded length, and beyond a bounded number they are dropped."""
 
-    def __init__(self, read_end: int, pid: int, event: str = "decoder.printed") -> None:
+    def __init__(self, read_end: int, pid: int, kind: str) -> None:
         self._read_end = read_end
         self._pid = pid
-        self._event = event
+        self._kind = kind
         self._unfinished = b""
         self._num_lines = 0
         self._loop = asyncio.get_running_loop()
@@ -81,20 +84,150 @@ class PrintedOutput:
     def _log(self, line: bytes) -> None:
         if line.strip() and self._num_lines < MAX_LINES:
             self._num_lines += 1
-            who = {self._event.partition(".")[0]: self._pid}
-            get_logger().warning(self._event, line=printable(line.decode(errors="replace")), **who)
+            line_text = printable(line.decode(errors="replace"))
+            get_logger().warning(f"{self._kind}.printed", line=line_text, **{self._kind: self._pid})
+
+
+# -- confined process -------------------------------------------------------------------------------------------------
+
+START_S = 60.0
+"""A process that is not ready by then is broken."""
+KILL_SLACK_S = 1.0
+"""How much longer than its limit a process may take to notice the limit by itself."""
+_EXIT_S = 1.0
+"""How long a process that hung up may take to exit."""
+SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that decoding never causes by itself. The kernel sends SIGKILL when the machine lacks memory."""
+OnReady = Callable[[tuple[str, ...]], None]
+"""Told once what was taken from a process, some of `slipstream.video.confine.PROTECTIONS`."""
+
+
+class ConfinedProcess(ABC):
+    """A running child that reads what strangers send, and the socket to it."""
+
+    def __init__(
+        self, kind: str, module: str, limits: Sequence[int], on_ready: OnReady, environment: Mapping[str, str] = {}
+    ) -> None:
+        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it.
+
+        Args:
+            kind: "decoder" or "reader", of which its log events are.
+            module: what it runs, told the socket's number, the `limits` and this process's id.
+            environment: more than `child_environment`.
+        """
+        self.is_killed = False
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.setblocking(False)
+        read_end, write_end = os.pipe()
+        try:
+            numbers = map(str, (theirs.fileno(), *limits, os.getpid()))
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-m", module, *numbers],
+                cwd="/",
+                env={**child_environment(), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError:
+            os.close(read_end)
+            self._connection.close()
+            raise
+        finally:
+            os.close(write_end)
+            theirs.close()
+        self._output = PrintedOutput(read_end, self.process.pid, kind)
+        self._loop = asyncio.get_running_loop()
+        self._starting = heard(self._loop.create_task(self._start(on_ready)))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it may take a job; it can still end before it does."""
+        return not self.is_killed and self.process.poll() is None
+
+    async def wait_ready(self) -> None:
+        """Returns when the process waits for work. Raises ServiceUnavailable when it does not come to that."""
+        await asyncio.shield(self._starting)
+
+    def kill(self) -> None:
+        """Ends the process at once; `reap` must follow. May be called again."""
+        if not self.is_killed:
+            self.is_killed = True
+            self._starting.cancel()
+            self.process.kill()
+            self._output.close()
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._connection)  # before another descriptor gets its number
+            self._connection.close()
+
+    def reap(self) -> int:
+        """Waits for the end of a killed process and returns its exit status. Blocks for some milliseconds."""
+        return self.process.wait()
+
+    @abstractmethod
+    async def _start(self, on_ready: OnReady) -> None:
+        """Waits until it says that it is ready, and tells `on_ready`. Raises ServiceUnavailable."""
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        """The next message, or one byte more than it may have; none when the process has hung up."""
+        try:
+            return await self._loop.sock_recv(self._connection, max_bytes + 1)
+        except OSError:
+            return b""
+
+    async def _end(self) -> tuple[int, str]:
+        """How the process ended after it hung up: its exit status, and that in words. One that lives on is killed and
+        counts as failed."""
+        status = await asyncio.to_thread(self._exit_status)
+        return status, signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+    def _exit_status(self) -> int:
+        try:
+            return self.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return 1
+
+
+class Reaping:
+    """Killed processes that are not known to be gone. A thread waits for each."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[int], ConfinedProcess] = {}
+
+    def add(self, process: ConfinedProcess) -> None:
+        """Waits for its end off the event loop."""
+        task = asyncio.create_task(asyncio.to_thread(process.reap))
+        self._tasks[task] = process
+        task.add_done_callback(self._tasks.pop)
+
+    def finish(self) -> None:
+        """Waits for all, as an event loop that ends would leave them."""
+        for process in self._tasks.values():
+            process.reap()
+
+
+class ProtectionWatch:
+    """`OnReady` of all processes of a pool: tells what they are confined by when that is new; logs what is missing."""
+
+    def __init__(self, kind: str, on_confined: Callable[[dict[str, bool]], None]) -> None:
+        self._kind = kind
+        self._on_confined = on_confined
+        self._confined: tuple[str, ...] | None = None
+
+    def __call__(self, confined: tuple[str, ...]) -> None:
+        if confined == self._confined:
+            return
+        self._confined = confined
+        self._on_confined({name: name in confined for name in PROTECTIONS})
+        if missing := [name for name in PROTECTIONS if name not in confined]:
+            get_logger().warning(f"{self._kind}.unprotected", missing=missing)
 
 
 # -- decoder ----------------------------------------------------------------------------------------------------------
 
-START_S = 60.0
-"""A decoder that is not ready by then is broken."""
-KILL_SLACK_S = 1.0
-"""How much longer than its limit a decoder may take to notice the limit by itself."""
-_EXIT_S = 1.0
-"""How long a decoder that hung up may take to exit."""
-_SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that decoding never causes by itself. The kernel sends SIGKILL when the machine lacks memory."""
 OnProgress = Callable[[int, int], None]
 
 
@@ -123,56 +256,20 @@ class DecoderLost(Exception):
         """Whether the file is probably not to blame."""
 
 
-class Decoder:
-    """A running process. Once it was lost, timed out, talked nonsense or was cancelled, `is_alive` is False."""
+class Decoder(ConfinedProcess):
+    """A running decoder. Once it was lost, timed out, talked nonsense or was cancelled, `is_alive` is False."""
 
-    def __init__(self, spec: DecoderSpec, on_ready: Callable[[tuple[str, ...]], None] = lambda confined: None) -> None:
-        """Starts the process. Call from the event loop's own thread: the process dies with the thread that made it.
-
-        `on_ready` is called once with what was taken from the process, some of `slipstream.video.confine.PROTECTIONS`.
-        """
+    def __init__(self, spec: DecoderSpec, on_ready: OnReady = lambda confined: None) -> None:
+        """See `ConfinedProcess`."""
         self.owner: str | None = None
         """Whose videos it has seen; None: nobody's yet."""
         self.num_jobs = 0
-        self.is_killed = False
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.setblocking(False)
-        read_end, write_end = os.pipe()
-        try:
-            numbers = map(str, (theirs.fileno(), spec.memory_bytes, spec.cpu_s, spec.threads, os.getpid()))
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-m", spec.module, *numbers],
-                cwd="/",
-                env=child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                pass_fds=[theirs.fileno()],
-            )
-        except OSError:
-            os.close(read_end)
-            self._connection.close()
-            raise
-        finally:
-            os.close(write_end)
-            theirs.close()
-        self._output = PrintedOutput(read_end, self.process.pid)
-        self._loop = asyncio.get_running_loop()
-        self._starting = heard(self._loop.create_task(self._start(on_ready)))
+        super().__init__("decoder", spec.module, (spec.memory_bytes, spec.cpu_s, spec.threads), on_ready)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it may take a job; it can still end before it does."""
-        return not self.is_killed and self.process.poll() is None
-
-    async def wait_ready(self) -> None:
-        """Returns when the decoder waits for work. Raises ServiceUnavailable when it does not come to that."""
-        await asyncio.shield(self._starting)
-
-    async def _start(self, on_ready: Callable[[tuple[str, ...]], None]) -> None:
+    async def _start(self, on_ready: OnReady) -> None:
         try:
             async with asyncio.timeout(START_S):
-                answer = parse_answer(await self._receive(), None)
+                answer = parse_answer(await self._hear(), None)
         except (TimeoutError, BadAnswer) as failure:
             self.process.kill()
             get_logger().error("decoder.not_started", decoder=self.process.pid, reason=repr(failure))
@@ -208,21 +305,6 @@ class Decoder:
             os.close(frames)
         raise answer.exception()
 
-    def kill(self) -> None:
-        """Ends the process at once; `reap` must follow. May be called again."""
-        if not self.is_killed:
-            self.is_killed = True
-            self._starting.cancel()
-            self.process.kill()
-            self._output.close()
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._connection)  # before another descriptor gets its number
-            self._connection.close()
-
-    def reap(self) -> int:
-        """Waits for the end of a killed process and returns its exit status. Blocks for some milliseconds."""
-        return self.process.wait()
-
     async def _ask(
         self, video: int, frames: int, request: DecodeRequest, on_progress: OnProgress | None
     ) -> Refused | Sampled:
@@ -232,7 +314,7 @@ class Decoder:
         except OSError:
             raise await self._lost(request, has_started) from None
         while True:
-            message = await self._receive()
+            message = await self._hear()
             if not message:
                 raise await self._lost(request, has_started)
             answer = parse_answer(message, request)
@@ -245,39 +327,26 @@ class Decoder:
             if isinstance(answer, Progress) and on_progress is not None:
                 on_progress(answer.done, answer.total)
 
-    async def _receive(self) -> bytes:
+    async def _hear(self) -> bytes:
         """The next message; none when the process has hung up."""
-        try:
-            message = await asyncio.get_running_loop().sock_recv(self._connection, MAX_MESSAGE_BYTES + 1)
-        except OSError:
-            return b""
+        message = await self._receive(MAX_MESSAGE_BYTES)
         if len(message) > MAX_MESSAGE_BYTES:
             raise BadAnswer("an answer is too long")
         return message
 
     async def _lost(self, request: DecodeRequest, has_started: bool) -> DecoderLost:
-        status = await asyncio.to_thread(self._exit_status)
-        cause = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        status, cause = await self._end()
         get_logger().warning("decoder.lost", decoder=self.process.pid, cause=cause, in_job=has_started)
         if not has_started:
             error: SlipstreamError = ServiceUnavailable("the video decoder ended before it began; try again")
             return DecoderLost(error, may_retry=True)
-        if -status in _SENT_FROM_OUTSIDE:
+        if -status in SENT_FROM_OUTSIDE:
             message = f"the decoder was killed twice on this file ({cause}), perhaps for want of memory; scale it down"
             return DecoderLost(UnreadableVideo(message), may_retry=True)
         if -status == signal.SIGXCPU:
             return DecoderLost(_took_too_long(request), may_retry=False)
         message = f"the decoder crashed on this file ({cause}); it is damaged or made to do harm, export it again"
         return DecoderLost(UnreadableVideo(message), may_retry=False)
-
-    def _exit_status(self) -> int:
-        """How the process ended after it hung up; one that lives on is killed and counts as failed."""
-        try:
-            return self.process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            return 1
 
 
 def child_environment() -> dict[str, str]:

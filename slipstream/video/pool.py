@@ -18,8 +18,7 @@ from slipstream import metrics
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.logs import get_logger
-from slipstream.video.confine import PROTECTIONS
-from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress
+from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress, ProtectionWatch, Reaping
 from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
 
 ResultT = TypeVar("ResultT")
@@ -164,10 +163,8 @@ class DecodePool:
         self._decoders: set[Decoder] = set()
         self._num_spares = 0
         """One from the first change of owners on, which hides the start of the next decoder."""
-        self._on_confined = on_confined
-        self._confined: tuple[str, ...] | None = None
-        self._reaping: dict[asyncio.Task[None], Decoder] = {}
-        """Those that were replaced and are not known to have ended."""
+        self._on_ready = ProtectionWatch("decoder", on_confined)
+        self._reaping = Reaping()
         self._is_closed = False
 
     @property
@@ -217,9 +214,10 @@ class DecodePool:
         self._is_closed = True
         for decoder in self._idle:
             decoder.kill()
-        for decoder in (*self._decoders, *self._reaping.values()):
+        for decoder in self._decoders:
             decoder.process.kill()
             decoder.reap()
+        self._reaping.finish()
         self._idle.clear()
 
     async def _sample(
@@ -283,14 +281,6 @@ class DecodePool:
         self._decoders.add(decoder)
         return decoder
 
-    def _on_ready(self, confined: tuple[str, ...]) -> None:
-        if confined == self._confined:
-            return
-        self._confined = confined
-        self._on_confined({name: name in confined for name in PROTECTIONS})
-        if missing := [name for name in PROTECTIONS if name not in confined]:
-            get_logger().warning("decoder.unprotected", missing=missing)
-
     def _give_back(self, decoder: Decoder) -> None:
         if decoder.is_alive and decoder.num_jobs < self._max_jobs and not self._is_closed:
             self._idle.append(decoder)
@@ -313,13 +303,7 @@ class DecodePool:
             metrics.DECODER_RESTARTS.labels(cause).inc()
         decoder.kill()
         self._decoders.discard(decoder)
-        task = asyncio.create_task(_reap(decoder))
-        self._reaping[task] = decoder
-        task.add_done_callback(self._reaping.pop)
-
-
-async def _reap(decoder: Decoder) -> None:
-    await asyncio.to_thread(decoder.reap)
+        self._reaping.add(decoder)
 
 
 @asynccontextmanager

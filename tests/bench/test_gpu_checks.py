@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,7 +252,7 @@ def test_ranks(run: Any) -> None:
 def test_a_share_is_one_part_of_a_model() -> None:
     geometry = tiny(GEOMETRIES["Qwen2.5-VL-72B"])
     shares = [
-        tp.make_share(geometry, tp.Group(rank, 2, None), CPU, torch.float32)  # type: ignore[arg-type]
+        tp.make_share(geometry, SimpleNamespace(rank=rank, size=2), CPU, torch.float32)  # type: ignore[arg-type]
         for rank in range(2)
     ]
     for share in shares:

@@ -205,6 +205,14 @@ async def test_a_pool_that_is_closed_reads_nothing_and_leaves_no_process() -> No
         await events(pool, GOOD)
 
 
+async def test_a_reader_that_was_just_discarded_is_reaped_when_the_pool_closes() -> None:
+    pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
+    reader = await pool.take()
+    pool.discard(reader)
+    pool.close()
+    assert reader.process.returncode == -signal.SIGKILL
+
+
 # -- hostile files, through the real parsers ---------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[bytes, type[SlipstreamError], str]] = {

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from slipstream.documents.alignment import split_by_regions
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -18,6 +17,7 @@ from slipstream.documents.disagreements import (
     html_head,
     page_html,
     png_bytes,
+    split_by_regions,
 )
 from slipstream.documents.messages import (
     BadDraft,

@@ -6,9 +6,8 @@ from tests.support.walk import CAPTION, JOB, STARTING, Note, Walk, count, measur
 
 pytestmark = pytest.mark.timeout(900)
 
-MOST_FOR_A_CAPTION = 65 + 3
-"""65 at the renovation. Hints as drafts brought two, `local_drafter` and `tolerance`; the limit of
-processor time that decoders share with readers of documents one, `confine`."""
+MOST_FOR_A_CAPTION = 65 + 1
+"""65 at the renovation; then the limit of processor time moved to `confine`, where readers of documents have it."""
 MOST_FOR_A_ROUND = 30
 MOST_MORE_FOR_A_JOB = 17
 

@@ -7,7 +7,7 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,7 +20,7 @@ import structlog
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, UnreadableVideo
 from slipstream.video.decode import sample_video
-from slipstream.video.decoder_process import Decoder
+from slipstream.video.decoder_process import ConfinedProcess, Decoder, Reaping
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pool import DecodePool, FileThreads
 from tests.support.media import ClipSpec, even_times_ms, make_clip
@@ -331,19 +331,24 @@ async def test_a_file_system_that_hangs_stops_only_those_who_ask_it() -> None:
 
 
 async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced: list[Decoder] = []
+    replaced: list[ConfinedProcess] = []
 
-    async def not_yet(decoder: Decoder) -> None:
-        replaced.append(decoder)
-        await asyncio.Event().wait()
+    async def not_yet(reap: Callable[[], int]) -> int:
+        return await asyncio.Future()
 
-    monkeypatch.setattr("slipstream.video.pool._reap", not_yet)
+    def noted(reaping: Reaping, process: ConfinedProcess) -> None:
+        replaced.append(process)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "to_thread", not_yet)
+            add(reaping, process)
+
+    add = Reaping.add
+    monkeypatch.setattr(Reaping, "add", noted)
     pool = make_pool(max_jobs=1)
     with pytest.raises(InvalidRequest):
         await sample(pool, b"refuse")
-    await eventually(lambda: replaced)
     pool.close()
-    assert [decoder.process.returncode for decoder in replaced] == [-signal.SIGKILL]
+    assert [process.process.returncode for process in replaced] == [-signal.SIGKILL]
 
 
 async def test_what_a_file_system_gives_too_late_is_closed(tmp_path: Path) -> None:

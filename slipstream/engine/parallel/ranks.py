@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ def rank_here(environ: Mapping[str, str] = os.environ) -> int | None:
     return int(environ["RANK"]) if environ.get("RANK", "").isdecimal() else None
 
 
-class Group:
+class Group(ABC):
     """What `load_model` needs of the ranks: how many, which one this is, and that they agree."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -83,8 +84,9 @@ class Group:
             timeout=timedelta(seconds=COLLECTIVE_S[backend]),
         )
 
+    @abstractmethod
     def _tell(self, failure: str) -> None:
-        raise NotImplementedError
+        """The other ranks: what failed here, or nothing. Raises where another one has failed."""
 
 
 # -- rank 0 -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Nothing here depends on what the host knows of a session, so that one graph serves all of them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,13 +63,14 @@ class Places:
         return (self.visible.gather(2, among).bool() & in_window[:, None]) | self.past_mask()[:, None]
 
 
-class Windows:
+class Windows(ABC):
     """The attention of one kind of step, see `Attend`."""
 
     def __init__(self, pool: KVPool, places: Places) -> None:
         self.pool = pool
         self.places = places
 
+    @abstractmethod
     def begin(self) -> None:
         """What all layers share is made of the places as they are now."""
 
@@ -87,9 +89,9 @@ class Windows:
         by_row = output.view(sessions, kv_heads, -1, rows, head_dim).permute(0, 3, 1, 2, 4)
         return by_row.reshape(-1, heads, head_dim)
 
+    @abstractmethod
     def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """[sessions, kv_heads, group * rows, d] over the past and the window's own [sessions, kv_heads, rows, d]."""
-        raise NotImplementedError
 
     def _per_group(self, mask: Tensor, num_folded: int) -> Tensor:
         """[sessions, rows, n] -> [sessions, 1, group * rows, n]."""

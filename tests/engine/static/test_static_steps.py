@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine import DecodeState, VideoLM, load_model
-from slipstream.engine.startup import _try_static_steps
+from slipstream.engine.startup import try_static_steps
 from slipstream.engine.static import steps
 from slipstream.engine.static.pool import PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, NO_TOKEN, StaticStep
@@ -206,7 +206,7 @@ def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeyp
 
 def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(str(pair.path))
-    _try_static_steps(model, POOL_BYTES)
+    try_static_steps(model, POOL_BYTES)
     assert model.static is not None
 
     def forgetful(self: JoinedWindows, layer: int, query: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -215,7 +215,7 @@ def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypat
     monkeypatch.setattr(WholeWindows, "_attend", forgetful)
     monkeypatch.setattr(steps.StaticSteps, "_choose_windows", lambda *_: ("whole", WholeWindows))
     model = load_model(str(pair.path))
-    _try_static_steps(model, POOL_BYTES)
+    try_static_steps(model, POOL_BYTES)
     assert model.static is None
     close(model.step([(prefill(model), [5, 6])])[0], pair.ours.step([(prefill(pair.ours), [5, 6])])[0])
 
