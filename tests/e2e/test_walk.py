@@ -10,9 +10,7 @@ MOST_FOR_A_CAPTION = 65 + 1
 """65 at the renovation; then the limit of processor time moved to `confine`, where readers of documents have it."""
 MOST_FOR_A_ROUND = 30
 MOST_MORE_FOR_A_JOB = 17
-
-
-ATTEMPTS = 3
+ATTEMPTS = 5
 """On a busy machine a draft may be late or lost: that caption takes another way, which crosses more files."""
 
 

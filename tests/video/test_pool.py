@@ -405,7 +405,7 @@ async def test_errors_of_a_file_system_reach_the_caller() -> None:
 
 
 async def test_what_decoders_could_not_give_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.video.pool.PROTECTIONS", ("memory", "gravity"))
+    monkeypatch.setattr("slipstream.video.decoder_process.PROTECTIONS", ("memory", "gravity"))
     told: list[dict[str, bool]] = []
     with structlog.testing.capture_logs() as events:
         pool = DecodePool(1, LIMITS, on_confined=told.append)
