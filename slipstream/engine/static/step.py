@@ -9,9 +9,10 @@ from weakref import ref
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.engine.forward import Runner
+from slipstream.engine.attention import Attend
+from slipstream.engine.static.fused import on_axes
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape
 from slipstream.engine.thread import finish_work
@@ -66,7 +67,10 @@ class Recorder:
 class StepParts:
     """What the steps of one model share."""
 
-    runner: Runner
+    embed_tokens: nn.Embedding
+    run_layers: Callable[[Tensor, Tensor, Attend], Tensor]
+    """Embeddings [1, rows, hidden], position ids -> what the head takes, [rows, hidden]."""
+    lm_head: nn.Module
     pool: KVPool
     make_windows: MakeWindows
     num_axes: int
@@ -111,14 +115,11 @@ class StaticStep:
         return written
 
     def _compute(self) -> None:
-        runner, inputs = self._parts.runner, self._inputs
+        parts, inputs = self._parts, self._inputs
         self._windows.begin()
-        hidden = runner.decoder.embed_tokens(inputs.token_ids)[None]
-        positions = inputs.positions
-        num_axes = self._parts.num_axes
-        position_ids = positions[None] if num_axes == 1 else positions.expand(num_axes, 1, -1)
-        hidden = runner.run_through(hidden, position_ids, self._windows)
-        self._logits.copy_(runner.logits(hidden[0]))
+        hidden = parts.embed_tokens(inputs.token_ids)[None]
+        hidden = parts.run_layers(hidden, on_axes(inputs.positions[None], parts.num_axes), self._windows)
+        self._logits.copy_(parts.lm_head(hidden))
         if self._shape.num_rows == 1:
             inputs.feed(self._logits)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
 from slipstream.engine.kv_cache import LayerBuffers
+from slipstream.engine.static.fused import FusedLayers, can_fuse
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
@@ -57,7 +58,14 @@ class StaticSteps:
         most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
         vocab_size = cast(Any, runner.lm_head).weight.shape[0]
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
-        self._parts = StepParts(runner, self.pool, make_windows, num_axes, logits, Recorder(like.device))
+        decoder, recorder = runner.decoder, Recorder(like.device)
+        fused = FusedLayers(decoder) if can_fuse(decoder, num_axes) else None
+        self.layers = "upstream" if fused is None else fused.glue
+        """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
+        run_layers = fused or runner.run_through
+        self._parts = StepParts(
+            decoder.embed_tokens, run_layers, runner.lm_head, self.pool, make_windows, num_axes, logits, recorder
+        )
 
     def prepare(self) -> None:
         """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
