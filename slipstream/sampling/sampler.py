@@ -159,8 +159,18 @@ class TargetSampler:
         self._races = Races(params.seed, vocab_size)
         self.vocab_size = vocab_size
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the largest of a row's logits is all that counts of it."""
+        return self.params.takes_largest
+
     def judge(
-        self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal] = ()
+        self,
+        logits: Tensor,
+        committed: Sequence[int],
+        window: Sequence[int],
+        proposals: Sequence[Proposal] = (),
+        largest: Sequence[int] = (),
     ) -> tuple[int, int]:
         """Length of the accepted prefix of the window, and the target's own next token.
 
@@ -168,12 +178,18 @@ class TargetSampler:
             logits: fp32 [len(window) + 1, vocab], those after the committed text, after `window[:1]`, and so on.
             committed: all output tokens before the window.
             proposals: under rule "rejection", what each token of the window was drawn from; else not looked at.
+            largest: where it `takes_largest`, the likeliest token of each row if the host knows it: below 0 where the
+                logits are not finite. Then nothing is read from the device.
 
         Raises:
             SlipstreamError: logits that are not finite.
         """
         if len(logits) != len(window) + 1:
             raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
+        if largest:
+            assert self.takes_largest, "others choose by more than the largest"
+            _check_finite(all(token >= 0 for token in largest))
+            return accept_greedy(window, largest)
         if self.params.greedy:
             return accept_greedy(window, self._warp.likeliest(logits, committed, window))
         for index, token in enumerate(self._decide(logits, committed, window, proposals)):
@@ -236,7 +252,7 @@ class DraftSampler:
     @property
     def takes_largest(self) -> bool:
         """Whether `choose` takes the largest of the logits, whatever was written before."""
-        return self.params.greedy and self.params.repetition_penalty == 1.0
+        return self.params.takes_largest
 
     def choose(self, logits: Tensor, output: Sequence[int]) -> tuple[int, Proposal | None]:
         """The token that follows `output`, and under rule "rejection" what it was drawn from.

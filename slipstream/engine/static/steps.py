@@ -13,7 +13,7 @@ from slipstream.engine.forward import DecodeState, Runner
 from slipstream.engine.kv_cache import LayerBuffers, round_up
 from slipstream.engine.static.fused import FusedLayers, can_fuse
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
+from slipstream.engine.static.step import MAX_AHEAD, Entry, PassRows, Recorder, StaticStep, StepParts
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import finish_work, is_device_lost
@@ -113,16 +113,17 @@ class StaticSteps:
         most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
         return [size for size in CAPACITIES if size <= most]
 
-    def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Tensor] | None:
-        """As `VideoLM.step`; None, and nothing has happened, for a batch that no static step fits."""
+    def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[PassRows] | None:
+        """As `VideoLM.step`, but for the wait at its end; None, and nothing has happened, for a batch that no static
+        step fits."""
         entries = _entries(batch)
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
-        logits = step.run(entries)
+        found = step.run(entries)
         for (state, _), entry in zip(batch, entries, strict=True):
             state.cache.advance(len(entry.token_ids))
-        return logits
+        return found
 
     def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
         """See `VideoLM.write_ahead`."""
@@ -245,6 +246,7 @@ def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
     for _ in range(1 + _REPEATS):
         started = time.perf_counter()
         step.run([entry])
+        finish_work(step.device)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:])
 
