@@ -14,8 +14,7 @@ from torch import Tensor
 
 from bench.replay.device_times import DeviceTimes
 from slipstream.engine.kv_cache import KVCache
-from slipstream.engine.segments import Observer
-from slipstream.engine.static.step import PassRows
+from slipstream.engine.segments import Observer, PassRows
 from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window
 from slipstream.families.adapter import Pixels
 from slipstream.logs import get_logger

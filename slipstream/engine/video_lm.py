@@ -13,13 +13,13 @@ from torch import Tensor
 
 from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.segments import Observer, kept_rows
-from slipstream.engine.static.step import PassRows, largest_of
+from slipstream.engine.segments import Observer, PassRows, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.messages import ModelInfo
+from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.methods import Positions
 from slipstream.speculation.protocol import TokenTree
 

@@ -30,7 +30,6 @@ position is judged by the target's own choice: a broken draft costs speed, not c
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -86,11 +85,9 @@ class Warp:
     def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
         """The greedy choice of each row, after the penalty. Raises like `probabilities`."""
         scores = self.penalised(logits, output, window)
-        token_ids = scores.argmax(dim=-1, keepdim=True)
-        is_finite = scores.gather(-1, token_ids).isfinite()
-        choices, finite = torch.stack([token_ids[:, 0], is_finite[:, 0].long()]).tolist()  # one wait for a GPU
-        _check_finite(all(finite))
-        return cast(list[int], choices)
+        choices: list[int] = largest_of(scores).tolist()  # one wait for a GPU
+        _check_finite(min(choices) > NO_TOKEN)
+        return choices
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
         """Float64 [n, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
@@ -114,6 +111,15 @@ class Warp:
         floor = likeliest.gather(-1, num_kept.clamp_(max=self.vocab_size) - 1)
         kept = probabilities.masked_fill(probabilities < floor, 0.0)
         return kept.div_(kept.sum(dim=-1, keepdim=True))
+
+
+NO_TOKEN = -1
+
+
+def largest_of(logits: Tensor) -> Tensor:
+    """The likeliest token of each row, int64 [n], on the logits' device; `NO_TOKEN` where that is no finite number."""
+    choice = logits.argmax(dim=-1, keepdim=True)
+    return torch.where(logits.gather(-1, choice).isfinite(), choice, NO_TOKEN)[:, 0]
 
 
 def _finite(best: Tensor) -> Tensor:
@@ -188,7 +194,7 @@ class TargetSampler:
             raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
         if largest:
             assert self.takes_largest, "others choose by more than the largest"
-            _check_finite(all(token >= 0 for token in largest))
+            _check_finite(min(largest) > NO_TOKEN)
             return accept_greedy(window, largest)
         if self.params.greedy:
             return accept_greedy(window, self._warp.likeliest(logits, committed, window))

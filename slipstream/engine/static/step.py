@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slipstream.engine.attention import Attend
+from slipstream.engine.segments import PassRows
 from slipstream.engine.static.fused import on_axes
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape
+from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.protocol import TokenTree
 
 MAX_AHEAD = 4
 """Most tokens that are written before the host reads the first: what a restart of the line throws away at most."""
-NO_TOKEN = -1
 _WARM_UPS = 2
 
 
@@ -60,22 +61,6 @@ class Recorder:
             with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         return graph.replay
-
-
-@dataclass(frozen=True, slots=True)
-class PassRows:
-    """What a pass says of one session's new tokens, on the device."""
-
-    logits: Tensor
-    """fp32 [n, vocab]."""
-    largest: Tensor | None = None
-    """What `largest_of` makes of them, where that is known."""
-
-
-def largest_of(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, int64 [n]; `NO_TOKEN` where that is no finite number."""
-    choice = logits.argmax(dim=-1, keepdim=True)
-    return torch.where(logits.gather(-1, choice).isfinite(), choice, NO_TOKEN)[:, 0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
 from slipstream.engine.kv_cache import LayerBuffers, round_up
+from slipstream.engine.segments import PassRows
 from slipstream.engine.static.fused import FusedLayers, can_fuse
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, Entry, PassRows, Recorder, StaticStep, StepParts
+from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import finish_work, is_device_lost
