@@ -14,12 +14,12 @@ from typing import Any
 
 import grpc
 import torch
-from torch import Tensor
 
 from bench.common import held_out_clips, run_caption, run_to_end, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from slipstream import CaptionOptions, connect_async
 from slipstream.config import between, option
+from slipstream.engine.segments import PassRows
 from slipstream.engine.thread import finish_work
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.errors import SlipstreamError
@@ -48,7 +48,7 @@ class FaultyModel(VideoLM):
         vars(self).update(vars(model))
         self._fails_at = fails_at
 
-    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[PassRows]:
         if any(state.num_tokens - state.num_prompt_tokens >= self._fails_at for state, _ in batch):
             get_logger().warning(BLOW, at_s=time.monotonic())
             fail_on(torch.device(self.info.device))

@@ -14,8 +14,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
+from slipstream.engine.thread import upload
 from slipstream.engine.video_lm import VideoLM
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
+from slipstream.engine.vision_attention import tower_inputs
 from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
@@ -137,11 +139,12 @@ class RandomAdapter:
         return Pixels(len(frames), preprocess(frames, num_frames), preprocess.grid(*frames.shape[:3]))
 
     def encode(self, pixels: Pixels) -> Tensor:
-        values = pixels.values.to(self._parts.device, self._parts.dtype)
+        values = upload(pixels.values.to(self._parts.dtype), self._parts.device)
         if self._side:
             return cast(Tensor, self._parts.get_video_features(values[None]).pooler_output)[0, :-1]
-        grid = torch.tensor([pixels.grid], device=self._parts.device)
-        return cast(tuple[Tensor], self._parts.get_video_features(values, grid).pooler_output)[0]
+        grid = torch.tensor([pixels.grid])
+        inputs = tower_inputs(self._parts.model.visual, grid, self._parts.device)
+        return cast(tuple[Tensor], self._parts.get_video_features(values, grid, **inputs).pooler_output)[0]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         table = self.decoder.embed_tokens

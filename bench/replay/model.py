@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bench.replay.device_times import DeviceTimes
 from slipstream.engine.kv_cache import KVCache
-from slipstream.engine.segments import Observer
+from slipstream.engine.segments import Observer, PassRows
 from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window
 from slipstream.families.adapter import Pixels
 from slipstream.logs import get_logger
@@ -115,7 +115,7 @@ class ReplayedModel(VideoLM):
 
         return _ReplayedPrefill(prefill, self._pace, layer_s, on_state)
 
-    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[PassRows]:
         with self._pace.lasting(self._step_s(batch)):
             return super()._run_step(batch)
 

@@ -53,15 +53,21 @@ class TargetConfig(ModelServiceConfig):
     )
     strict_width: int = option(
         "run every pass alone and at this width, so that windows are judged by the very kernels of plain decoding;"
-        " longer windows are cut, prefills are not reused; 0 is off",
-        default=0,
-        check=between(0, 1024),
+        " longer windows are cut, prefills are not reused; 0 is off; -1: passes that happen to run alone have a fixed"
+        " width on CUDA, where that costs at most 5%",
+        default=-1,
+        check=between(-1, 1024),
     )
     advertise: str = option(
         "address at which drafts reach this very process, where the gateway's --target leads to several;"
         " :PORT stands for this machine's name",
         default="",
     )
+
+    @property
+    def told_width(self) -> int:
+        """Of every pass; 0 where none was named."""
+        return max(0, self.strict_width)
 
     @property
     def own_address(self) -> str:
@@ -76,10 +82,11 @@ async def setup(
     wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
-    model, thread = await start_model(config, lifecycle.fail, strict_width=config.strict_width)
-    prefix_cache_mb = 0 if config.strict_width else config.prefix_cache_mb
+    model, thread = await start_model(config, lifecycle.fail, strict_width=config.told_width)
+    prefix_cache_mb = 0 if config.told_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
-    await config.open_static_steps(model, thread, kv_budget_bytes + prefix_cache_bytes)
+    pool_bytes = kv_budget_bytes + prefix_cache_bytes
+    await config.open_static_steps(model, thread, pool_bytes, fix_widths=config.strict_width < 0)
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,
         max_sessions=config.max_sessions,
@@ -110,7 +117,7 @@ def main() -> None:
         log_all_output()
         configure_logs("target")
         config = parse_config(TargetConfig, "target", sys.argv[1:], os.environ)
-        run_follower(rank_order(config, config.strict_width))
+        run_follower(rank_order(config, config.told_width))
     run_service("target", TargetConfig, setup, SERVES)
 
 

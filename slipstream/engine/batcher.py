@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread, is_device_lost
-from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.engine.video_lm import DecodeState, GreedyRows, VideoLM, Window
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.logs import heard
@@ -186,7 +186,7 @@ GATHER_SHARE, MAX_GATHER_S = 0.15, 0.004
 """A pass begins when every session of the last one is back, or so long after that one ended: this share of its time,
 at most that many seconds. Else the first to return would run alone and the others behind it, pass after pass."""
 
-StepOutcome = Tensor | Exception
+RowsT = TypeVar("RowsT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,9 +197,11 @@ class Step:
     """Once this is closed, the step is dropped, and `on_error` hears `SessionGone`."""
     state: DecodeState
     window: Window
-    on_logits: Callable[[Tensor, float], bool]
-    """Takes logits [n, vocab] and the seconds of the pass. Returns whether the session will soon be back."""
+    on_logits: Callable[..., bool]
+    """Takes logits [n, vocab] and the seconds of the pass, and where it `takes_largest` the likeliest token of each
+    row, see `GreedyRows`. Returns whether the session will soon be back."""
     on_error: Callable[[Exception], None]
+    takes_largest: bool = False
 
 
 class StepBatcher:
@@ -258,7 +260,12 @@ class StepBatcher:
 
     def _run_pass(self, steps: Sequence[Step]) -> None:
         started = time.perf_counter()
-        outcomes = step_each(self._model, [(step.state, step.window) for step in steps])
+        batch = [(step.state, step.window) for step in steps]
+        outcomes: Sequence[Tensor | GreedyRows | Exception]
+        if any(step.takes_largest for step in steps):
+            outcomes = step_each(self._model.step_and_choose, batch)
+        else:
+            outcomes = step_each(self._model.step, batch)
         ended = time.perf_counter()
         self._note_errors(outcomes)
         returning = {
@@ -269,31 +276,35 @@ class StepBatcher:
             self._expected |= returning - {step.work for step in self._waiting}
             self._expect_until = ended + min(GATHER_SHARE * (ended - started), MAX_GATHER_S)
 
-    def _note_errors(self, outcomes: Sequence[StepOutcome]) -> None:
+    def _note_errors(self, outcomes: Sequence[object]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 self._thread.note(outcome)
 
 
-def step_each(model: VideoLM, batch: Sequence[tuple[DecodeState, Window]]) -> list[StepOutcome]:
-    """One packed pass: for every session its logits [n, vocab], or what went wrong with it.
+def step_each(
+    run: Callable[[Sequence[tuple[DecodeState, Window]]], Sequence[RowsT]],
+    batch: Sequence[tuple[DecodeState, Window]],
+) -> list[RowsT | Exception]:
+    """One packed pass by `VideoLM.step`, or what is like it: for every session its rows, or what went wrong with it.
 
     A pass that fails changes no session, so each is then tried alone, and one that cannot go on harms no other.
     """
     try:
-        return list(model.step(batch))
+        return list(run(batch))
     except Exception as error:
         if len(batch) == 1 or is_device_lost(error):
             return [error] * len(batch)
-    return [outcome for part in batch for outcome in step_each(model, [part])]
+    return [outcome for part in batch for outcome in step_each(run, [part])]
 
 
-def _tell(step: Step, outcome: StepOutcome, pass_s: float) -> bool:
+def _tell(step: Step, outcome: Tensor | GreedyRows | Exception, pass_s: float) -> bool:
     if isinstance(outcome, Exception):
         step.on_error(outcome)
         return False
+    logits, *largest = (outcome,) if isinstance(outcome, Tensor) else (outcome.logits, outcome.largest)
     try:
-        return step.on_logits(outcome, pass_s)
+        return step.on_logits(logits, pass_s, *(largest if step.takes_largest else ()))
     except Exception as error:
         step.on_error(error)
         return False

@@ -167,7 +167,7 @@ class LineWriter:
         """The next token of every session; the first of a caption comes from the prefill's logits."""
         batch = [(session, session.work.state, _unseen(session)) for session in sessions]
         stepping = [(state, unseen) for _, state, unseen in batch if unseen]
-        outcomes = iter(step_each(self._model, stepping) if stepping else ())
+        outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
         for session, _, unseen in batch:
             outcome = next(outcomes) if unseen else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):

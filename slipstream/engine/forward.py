@@ -218,11 +218,11 @@ class Runner:
             return ForwardPass(self, batch)
 
     def run_through(self, hidden: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """All layers, [1, rows, hidden] -> the same, with `position_ids` as upstream takes them."""
+        """All layers and the norm behind them, [1, rows, hidden] -> what the head takes, [rows, hidden]."""
         rotary = self.decoder.rotary_emb(hidden, position_ids)
         for layer in self._layers:
             hidden = call_layer(layer, hidden, position_ids, rotary, attend)
-        return hidden
+        return cast(Tensor, self.decoder.norm(hidden[0]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Behind the last layer: [rows, hidden] -> fp32 [rows, vocab]."""

@@ -144,13 +144,22 @@ class _Passes:
         self._num_left -= 1
         session = self.session
         on_logits = partial(self._on_logits, request, draft_s)
-        window = _rows(session.committed[-1], request)
-        self.batcher.submit(Step(session.work, session.work.state, window, on_logits=on_logits, on_error=self._tell))
+        window, takes_largest = _rows(session.committed[-1], request), session.sampler.takes_largest
+        self.batcher.submit(
+            Step(session.work, session.work.state, window, on_logits, self._tell, takes_largest=takes_largest)
+        )
 
-    def _on_logits(self, request: JudgeRequest, draft_s: float, logits: torch.Tensor, pass_s: float) -> bool:
+    def _on_logits(
+        self,
+        request: JudgeRequest,
+        draft_s: float,
+        logits: torch.Tensor,
+        pass_s: float,
+        largest: Sequence[int] = (),
+    ) -> bool:
         self.costs.observe(len(request.window), pass_s)
         num_drafted = len(request.window) if self.request.self_draft else 0
-        judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s))
+        judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s), largest)
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
         text_goes_on = judgement.verdict.finish_reason is None
         if text_goes_on and self._num_left > 0:
@@ -219,10 +228,16 @@ def _first_judgement(session: TargetSession) -> Judgement:
     return _judgement(session, logits, JudgeRequest(), PassFacts(0.0))
 
 
-def _judgement(session: TargetSession, logits: torch.Tensor, request: JudgeRequest, facts: PassFacts) -> Judgement:
-    """On the model's thread: decides from the logits [len(window) + 1, vocab], forgets what was rejected, commits the
-    rest."""
-    verdict = _decide(session, logits, request)
+def _judgement(
+    session: TargetSession,
+    logits: torch.Tensor,
+    request: JudgeRequest,
+    facts: PassFacts,
+    largest: Sequence[int] = (),
+) -> Judgement:
+    """On the model's thread: decides from the logits [len(window) + 1, vocab] or the `largest` of each, forgets what
+    was rejected, commits the rest."""
+    verdict = _decide(session, logits, request, largest)
     text = session.text.push(verdict.committed(request.window), last=verdict.finish_reason is not None)
     if text.stop:
         verdict = verdict.ended_at(len(text.pieces) - 1, FinishReason.STOP, text.stop)
@@ -242,15 +257,16 @@ def _tolerance(session: TargetSession) -> Tolerance:
     return EXACT if hints is None else hints.tolerance
 
 
-def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest) -> Verdict:
+def _decide(session: TargetSession, logits: torch.Tensor, request: JudgeRequest, largest: Sequence[int]) -> Verdict:
     committed, sampler, window = session.committed, session.sampler, request.window
     if request.tree is None:
-        num_accepted, own_token = sampler.judge(logits, committed, window, request.proposals)
+        num_accepted, own_token = sampler.judge(logits, committed, window, request.proposals, largest)
         return end_verdict(window, num_accepted, own_token, len(committed), session.rule)
 
     def choose(row: int, path: tuple[int, ...]) -> int:
         """The target's own choice there: a tree is judged by equality with it under every sampling rule."""
-        _, token = sampler.judge(logits[row : row + 1], [*committed, *(window[node] for node in path)], ())
+        text = [*committed, *(window[node] for node in path)]
+        _, token = sampler.judge(logits[row : row + 1], text, (), largest=largest[row : row + 1])
         return token
 
     def rate(row: int, path: tuple[int, ...], candidates: Sequence[int]) -> Rating:

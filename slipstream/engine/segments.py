@@ -119,6 +119,16 @@ class Segment:
         return self._in_layers[num_missing]
 
 
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """What a pass says of one session's new tokens, on the device."""
+
+    logits: Tensor
+    """fp32 [n, vocab]."""
+    largest: Tensor | None = None
+    """What `largest_of` makes of them, where that is known."""
+
+
 def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.
 

@@ -119,14 +119,18 @@ class ModelServiceConfig(WireOptions):
             kv_bytes = max(0, min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes)))
         return kv_bytes, cache_bytes
 
-    async def open_static_steps(self, model: VideoLM, thread: ModelThread, num_bytes: int) -> None:
+    async def open_static_steps(
+        self, model: VideoLM, thread: ModelThread, num_bytes: int, *, fix_widths: bool = False
+    ) -> None:
         """Has a model that is ready take static steps over a pool of so many bytes, where that was asked for.
+
+        `fix_widths`: on CUDA, see `StaticSteps.fix_widths`. A CPU pays for every row.
 
         Raises `ModelNotUsable` when there is no room for the pool.
         """
-        on_one_gpu = len(self.devices) == 1 and torch.device(model.info.device).type == "cuda"
-        if self.static_steps == "on" or (self.static_steps == AUTO and on_one_gpu):
-            await thread.run(lambda: try_static_steps(model, num_bytes))
+        on_cuda = torch.device(model.info.device).type == "cuda"
+        if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda and len(self.devices) == 1):
+            await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
 
     @property
     def frames_budget_bytes(self) -> int:
@@ -220,7 +224,7 @@ def _tell_lost(
     loop.call_soon_threadsafe(fail, DeviceLost(f"{device} failed, and this process cannot use it any more: {reason}"))
 
 
-def try_static_steps(model: VideoLM, num_bytes: int) -> None:
+def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False) -> None:
     """Has the model take static steps if their logits are those of its other steps, up to rounding."""
     model.open_static_steps(num_bytes)
     steps, model.static = model.static, None
@@ -238,8 +242,11 @@ def try_static_steps(model: VideoLM, num_bytes: int) -> None:
         model.static = None
         get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
     else:
+        if fix_widths:
+            steps.fix_widths()
         steps.prepare()
-        get_logger().info("static_steps.on", attention=steps.attention, difference=max(differences))
+        facts = {"attention": steps.attention, "layers": steps.layers, "fixed_widths": steps.fixed_widths}
+        get_logger().info("static_steps.on", **facts, difference=max(differences))
 
 
 def warm_up(model: VideoLM) -> None:

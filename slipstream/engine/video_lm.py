@@ -1,7 +1,10 @@
 """What every Video-LLM looks like to the services: `VideoLM`."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -10,12 +13,13 @@ from torch import Tensor
 
 from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.segments import Observer, kept_rows
+from slipstream.engine.segments import Observer, PassRows, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.messages import ModelInfo
+from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.methods import Positions
 from slipstream.speculation.protocol import TokenTree
 
@@ -23,6 +27,17 @@ __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "Vide
 
 Window = Sequence[int] | TokenTree
 """New tokens of one session: a chain, or a tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyRows:
+    """What a pass says of one state's new tokens."""
+
+    logits: Tensor
+    """fp32 [n, vocab], on the device."""
+    largest: list[int]
+    """The token of each row's largest; below 0 where that is no finite number."""
+
 
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
@@ -225,25 +240,40 @@ class VideoLM:
             LimitExceeded: a state would leave the model's context; no state has changed then.
             InvalidRequest: a tree where there is a strict width.
         """
+        with self._told_of(batch):
+            found = self._run_step(batch)
+            finish_work(found[0].logits.device)
+        return [rows.logits for rows in found]
+
+    def step_and_choose(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[GreedyRows]:
+        """`step`, and which token has the largest of each row's logits: those of all states come to the host in one
+        copy, which is all that is waited for."""
+        with self._told_of(batch):
+            found = self._run_step(batch)
+            with torch.inference_mode():
+                largest = [rows.largest if rows.largest is not None else largest_of(rows.logits) for rows in found]
+                chosen = iter(torch.cat(largest).tolist())
+        return [GreedyRows(rows.logits, [*islice(chosen, len(rows.logits))]) for rows in found]
+
+    @contextmanager
+    def _told_of(self, batch: Sequence[tuple[DecodeState, Window]]) -> Iterator[None]:
+        """Around a step, up to its wait: `on_pass` hears of it. Raises as `step` does."""
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
         if any(_end(state, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         started = time.perf_counter()
-        logits = self._run_step(batch)
+        yield
         self.on_pass(len(batch), time.perf_counter() - started)
-        return logits
 
-    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
-        """What `step` does once its windows are known to fit; returns when the device is done."""
+    def _run_step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[PassRows]:
+        """What `step` does once its windows are known to fit, up to the wait."""
         if self.strict_width:
             return [self._strict_step(state, token_ids) for state, token_ids in _chains(batch)]
         if self.static is not None and (found := self.static.run(batch)) is not None:
             return found
-        logits = self.runner.run([self._step_rows(state, window) for state, window in batch])
-        finish_work(logits[0].device)
-        return logits
+        return [PassRows(rows) for rows in self.runner.run([self._step_rows(state, window) for state, window in batch])]
 
-    def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> Tensor:
+    def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> PassRows:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
         assert num_fill >= 0, "a window must fit the strict width"
         if self.static is not None and (found := self.static.run([(state, token_ids)])) is not None:
@@ -251,8 +281,7 @@ class VideoLM:
         filled = [*token_ids, *[token_ids[-1]] * num_fill]
         (logits,) = self.runner.run([self._step_rows(state, filled)])
         state.rollback(num_tokens + len(token_ids))
-        finish_work(logits.device)
-        return logits[: len(token_ids)]
+        return PassRows(logits[: len(token_ids)])
 
     def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
         """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,

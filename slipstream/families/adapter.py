@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slipstream.engine.forward import Decoder
+from slipstream.engine.thread import upload
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import inner_tokenizer
 from slipstream.frame_size import FrameSize
@@ -198,7 +199,7 @@ class EqualFrames:
 
     def _values(self, pixels: Pixels) -> Tensor:
         """On the model's device, in its dtype."""
-        return pixels.values.to(self._model.device, self._model.dtype)
+        return upload(pixels.values.to(self._model.dtype), self._model.device)
 
 
 # From token ids back to text, all at once or token by token.

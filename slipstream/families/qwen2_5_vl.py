@@ -10,8 +10,10 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGenera
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
+from slipstream.engine.thread import upload
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
+from slipstream.engine.vision_attention import tower_inputs
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import PatchPreprocessor
@@ -97,10 +99,7 @@ class Qwen2_5VL:
         return Pixels(len(frames), self._preprocess(frames, num_frames), (num_steps, rows, columns))
 
     def encode(self, pixels: Pixels) -> Tensor:
-        patches = pixels.values.to(self._model.device, self._model.dtype)
-        grid = torch.tensor([pixels.grid], device=self._model.device)
-        features = self._model.get_video_features(patches, grid).pooler_output
-        return cast(tuple[Tensor], features)[0]
+        return cast(tuple[Tensor], self._features(pixels).pooler_output)[0]
 
     def embed_prompt(self, plan: PromptPlan, video_embeddings: Tensor) -> Tensor:
         return embedded(self.decoder, plan, video_embeddings)
@@ -135,6 +134,12 @@ class Qwen2_5VL:
             second_per_grid_ts=torch.tensor([plan.grid.seconds_per_step]),
         )
         return positions[:, 0], int(positions[0, 0, -1]) + 1
+
+    def _features(self, pixels: Pixels) -> Any:
+        """What upstream's tower says of pixels. Nothing in it waits for the device."""
+        model, grid = self._model, torch.tensor([pixels.grid])
+        patches = upload(pixels.values.to(model.dtype), model.device)
+        return model.get_video_features(patches, grid, **tower_inputs(model.model.visual, grid, model.device))
 
     def _num_tokens(self, patches: tuple[int, int, int]) -> int:
         steps, rows, columns = patches

@@ -40,9 +40,7 @@ class Qwen3VL(Qwen2_5VL):
         )
 
     def encode(self, pixels: Pixels) -> Tensor:
-        patches = pixels.values.to(self._model.device, self._model.dtype)
-        grid = torch.tensor([pixels.grid], device=self._model.device)
-        output = self._model.get_video_features(patches, grid)
+        output = self._features(pixels)
         embeddings = cast(tuple[Tensor], output.pooler_output)[0]
         deepstack = (one if isinstance(one, Tensor) else one[0] for one in output.deepstack_features)  # of one video
         return torch.cat([embeddings, *(features.to(embeddings.dtype) for features in deepstack)], 1)

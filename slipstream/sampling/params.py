@@ -32,6 +32,11 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def takes_largest(self) -> bool:
+        """The token of the largest of the logits is chosen, whatever was written before."""
+        return self.greedy and self.repetition_penalty == 1.0
+
+    @property
     def sends_proposals(self) -> bool:
         """The draft says what each of its tokens was drawn from."""
         return not self.greedy and self.rule == "rejection"

@@ -30,7 +30,6 @@ position is judged by the target's own choice: a broken draft costs speed, not c
 """
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 import torch
@@ -86,11 +85,9 @@ class Warp:
     def likeliest(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> list[int]:
         """The greedy choice of each row, after the penalty. Raises like `probabilities`."""
         scores = self.penalised(logits, output, window)
-        token_ids = scores.argmax(dim=-1, keepdim=True)
-        is_finite = scores.gather(-1, token_ids).isfinite()
-        choices, finite = torch.stack([token_ids[:, 0], is_finite[:, 0].long()]).tolist()  # one wait for a GPU
-        _check_finite(all(finite))
-        return cast(list[int], choices)
+        choices: list[int] = largest_of(scores).tolist()  # one wait for a GPU
+        _check_finite(min(choices) > NO_TOKEN)
+        return choices
 
     def probabilities(self, logits: Tensor, output: Sequence[int], window: Sequence[int] = ()) -> Tensor:
         """Float64 [n, vocab], each row summing to 1; tokens that top-k and top-p leave out have exactly 0.
@@ -114,6 +111,15 @@ class Warp:
         floor = likeliest.gather(-1, num_kept.clamp_(max=self.vocab_size) - 1)
         kept = probabilities.masked_fill(probabilities < floor, 0.0)
         return kept.div_(kept.sum(dim=-1, keepdim=True))
+
+
+NO_TOKEN = -1
+
+
+def largest_of(logits: Tensor) -> Tensor:
+    """The likeliest token of each row, int64 [n], on the logits' device; `NO_TOKEN` where that is no finite number."""
+    choice = logits.argmax(dim=-1, keepdim=True)
+    return torch.where(logits.gather(-1, choice).isfinite(), choice, NO_TOKEN)[:, 0]
 
 
 def _finite(best: Tensor) -> Tensor:
@@ -159,8 +165,18 @@ class TargetSampler:
         self._races = Races(params.seed, vocab_size)
         self.vocab_size = vocab_size
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the largest of a row's logits is all that counts of it."""
+        return self.params.takes_largest
+
     def judge(
-        self, logits: Tensor, committed: Sequence[int], window: Sequence[int], proposals: Sequence[Proposal] = ()
+        self,
+        logits: Tensor,
+        committed: Sequence[int],
+        window: Sequence[int],
+        proposals: Sequence[Proposal] = (),
+        largest: Sequence[int] = (),
     ) -> tuple[int, int]:
         """Length of the accepted prefix of the window, and the target's own next token.
 
@@ -168,12 +184,18 @@ class TargetSampler:
             logits: fp32 [len(window) + 1, vocab], those after the committed text, after `window[:1]`, and so on.
             committed: all output tokens before the window.
             proposals: under rule "rejection", what each token of the window was drawn from; else not looked at.
+            largest: where it `takes_largest`, the likeliest token of each row if the host knows it: below 0 where the
+                logits are not finite. Then nothing is read from the device.
 
         Raises:
             SlipstreamError: logits that are not finite.
         """
         if len(logits) != len(window) + 1:
             raise ValueError(f"a window of {len(window)} needs {len(window) + 1} rows of logits, not {len(logits)}")
+        if largest:
+            assert self.takes_largest, "others choose by more than the largest"
+            _check_finite(min(largest) > NO_TOKEN)
+            return accept_greedy(window, largest)
         if self.params.greedy:
             return accept_greedy(window, self._warp.likeliest(logits, committed, window))
         for index, token in enumerate(self._decide(logits, committed, window, proposals)):
@@ -236,7 +258,7 @@ class DraftSampler:
     @property
     def takes_largest(self) -> bool:
         """Whether `choose` takes the largest of the logits, whatever was written before."""
-        return self.params.greedy and self.params.repetition_penalty == 1.0
+        return self.params.takes_largest
 
     def choose(self, logits: Tensor, output: Sequence[int]) -> tuple[int, Proposal | None]:
         """The token that follows `output`, and under rule "rejection" what it was drawn from.

@@ -227,7 +227,8 @@ def test_a_session_that_ends_while_a_pass_begins_hears_of_it(pair: Pair, session
 def test_outcomes_keep_their_order(pair: Pair, sessions: list[Session]) -> None:
     too_long = [5] * pair.ours.info.max_context
     batch = [(sessions[0].state, [5]), (sessions[1].state, too_long), (sessions[2].state, [6])]
-    assert [type(outcome) for outcome in step_each(pair.ours, batch)] == [torch.Tensor, LimitExceeded, torch.Tensor]
+    outcomes = step_each(pair.ours.step, batch)
+    assert [type(outcome) for outcome in outcomes] == [torch.Tensor, LimitExceeded, torch.Tensor]
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------

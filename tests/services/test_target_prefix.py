@@ -178,11 +178,11 @@ async def ended(engine: TargetEngine, how: str) -> TargetSession:
     async for _ in engine.judge(session, JudgeRequest()):
         pass
     if how == "in error":
-        engine.model.step = _fail  # type: ignore[method-assign]
+        engine.model._run_step = _fail  # type: ignore[method-assign]
         with contextlib.suppress(ValueError):
             async for _ in engine.judge(session, JudgeRequest()):
                 pass
-        del engine.model.step  # type: ignore[method-assign]
+        del engine.model._run_step  # type: ignore[method-assign]
     async for _ in engine.judge(session, JudgeRequest(num_passes=3, self_draft=2 if drafter else 0)):
         pass
     return session

@@ -9,17 +9,18 @@ from weakref import ref
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from slipstream.engine.forward import Runner
+from slipstream.engine.attention import Attend
+from slipstream.engine.segments import PassRows
+from slipstream.engine.static.fused import on_axes
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape
-from slipstream.engine.thread import finish_work
+from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.protocol import TokenTree
 
 MAX_AHEAD = 4
 """Most tokens that are written before the host reads the first: what a restart of the line throws away at most."""
-NO_TOKEN = -1
 _WARM_UPS = 2
 
 
@@ -66,13 +67,16 @@ class Recorder:
 class StepParts:
     """What the steps of one model share."""
 
-    runner: Runner
+    embed_tokens: nn.Embedding
+    run_layers: Callable[[Tensor, Tensor, Attend], Tensor]
+    """Embeddings [1, rows, hidden], position ids -> what the head takes, [rows, hidden]."""
+    lm_head: nn.Module
     pool: KVPool
     make_windows: MakeWindows
     num_axes: int
     """Of position ids."""
     logits: Tensor
-    """Where each step leaves its own, fp32 [rows of the largest step, vocab]."""
+    """Where each step leaves its own, fp32 [rows of the widest step, vocab]."""
     recorder: Recorder
 
 
@@ -85,19 +89,25 @@ class StaticStep:
         self._inputs = _Inputs(shape, parts.logits.device)
         self._windows = parts.make_windows(parts.pool, self._inputs.places)
         self._logits = parts.logits[: shape.num_all_rows]
+        self._largest = torch.zeros(shape.num_all_rows, dtype=torch.int64, device=parts.logits.device)
         self._inputs.fill(())
         with torch.inference_mode():
             self._replay = parts.recorder.record(self._compute)
 
-    def run(self, entries: Sequence[Entry]) -> list[Tensor]:
-        """The fp32 logits behind each entry's tokens, [n, vocab] each. Returns when the device is done."""
+    @property
+    def device(self) -> torch.device:
+        return self._logits.device
+
+    def run(self, entries: Sequence[Entry]) -> list[PassRows]:
+        """What follows each entry's tokens. The caller waits for the device before there is another run."""
         with torch.inference_mode():
             self._inputs.fill(entries)
             self._replay()
-            by_session = self._logits.view(self._shape.num_sessions, self._shape.num_rows, -1)
-            found = [logits[: len(entry.token_ids)].clone() for logits, entry in zip(by_session, entries, strict=False)]
-        finish_work(self._logits.device)
-        return found
+            by_session = (each.unflatten(0, (self._shape.num_sessions, -1)) for each in (self._logits, self._largest))
+            return [
+                PassRows(*(rows[: len(entry.token_ids)].clone() for rows in pair))
+                for *pair, entry in zip(*by_session, entries, strict=False)
+            ]
 
     def write_ahead(self, entries: Sequence[Entry], num_tokens: int) -> list[list[int]]:
         """For each entry of one token the greedy tokens that follow it, each fed to the model by the device itself;
@@ -111,16 +121,14 @@ class StaticStep:
         return written
 
     def _compute(self) -> None:
-        runner, inputs = self._parts.runner, self._inputs
+        parts, inputs = self._parts, self._inputs
         self._windows.begin()
-        hidden = runner.decoder.embed_tokens(inputs.token_ids)[None]
-        positions = inputs.positions
-        num_axes = self._parts.num_axes
-        position_ids = positions[None] if num_axes == 1 else positions.expand(num_axes, 1, -1)
-        hidden = runner.run_through(hidden, position_ids, self._windows)
-        self._logits.copy_(runner.logits(hidden[0]))
+        hidden = parts.embed_tokens(inputs.token_ids)[None]
+        hidden = parts.run_layers(hidden, on_axes(inputs.positions[None], parts.num_axes), self._windows)
+        self._logits.copy_(parts.lm_head(hidden))
+        self._largest.copy_(largest_of(self._logits))
         if self._shape.num_rows == 1:
-            inputs.feed(self._logits)
+            inputs.feed(self._largest)
 
 
 class _Inputs:
@@ -170,12 +178,10 @@ class _Inputs:
                 self._visible[session][entry.tree.visible()] = 1
         self._device.copy_(self._host, non_blocking=True)
 
-    def feed(self, logits: Tensor) -> None:
-        """The next step takes in what these logits choose, one place further on."""
-        choice = logits.argmax(dim=-1, keepdim=True)
-        is_finite = logits.gather(-1, choice).isfinite()
-        self.written.index_copy_(1, self._written_count, torch.where(is_finite, choice, NO_TOKEN))
-        self.token_ids.copy_(choice[:, 0])
+    def feed(self, largest: Tensor) -> None:
+        """The next step takes in these tokens, one place further on."""
+        self.written.index_copy_(1, self._written_count, largest[:, None])
+        self.token_ids.copy_(largest.clamp(min=0))  # a number of no token is no place to read from
         for moving in (self.positions, self.places.write_rows, self.places.past):
             moving.add_(self._advance)
         self._written_count.add_(1)

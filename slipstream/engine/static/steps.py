@@ -3,15 +3,19 @@
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
-from slipstream.engine.kv_cache import LayerBuffers
+from slipstream.engine.kv_cache import LayerBuffers, round_up
+from slipstream.engine.segments import PassRows
+from slipstream.engine.static.fused import FusedLayers, can_fuse
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
+from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import finish_work, is_device_lost
 from slipstream.errors import ModelNotUsable
@@ -51,40 +55,83 @@ class StaticSteps:
                 " --prefix-cache-mb, or start with --static-steps off"
             ) from error
         self._width = width
+        self.fixed_widths: dict[int, int] = {}
+        """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
         self._steps: dict[StepShape, StaticStep | None] = {}
         runner.pool = self.pool
         self.attention, make_windows = self._choose_windows(int(runner.decoder.config.num_attention_heads))
         most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
         vocab_size = cast(Any, runner.lm_head).weight.shape[0]
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
-        self._parts = StepParts(runner, self.pool, make_windows, num_axes, logits, Recorder(like.device))
+        decoder, recorder = runner.decoder, Recorder(like.device)
+        fused = FusedLayers(decoder) if can_fuse(decoder, num_axes) else None
+        self.layers = "upstream" if fused is None else fused.glue
+        """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
+        run_layers = fused or runner.run_through
+        self._parts = StepParts(
+            decoder.embed_tokens, run_layers, runner.lm_head, self.pool, make_windows, num_axes, logits, recorder
+        )
+
+    def fix_widths(self) -> None:
+        """Has the windows of sessions that step alone take a fixed number of rows, where that costs next to nothing;
+        a token then has the same bits in any window that fits, as with a `width`. Trees, longer windows and sessions
+        that share a pass take steps of other shapes, as ever."""
+        assert not self._width, "all windows have that width"
+        for capacity in self._needed_capacities():
+            times = self._times(capacity)
+            width = self.fixed_widths[capacity] = 0 if times is None else choose_width(times)
+            for other in WIDTHS:
+                if other != width:
+                    self._steps.pop(StepShape(1, other, capacity), None)
+            times_s = {} if times is None else vars(times)
+            get_logger().info("static_steps.fixed_width", capacity=capacity, width=width, **times_s)
+
+    def _times(self, capacity: int) -> WidthTimes | None:
+        """None where there is nothing to compare."""
+        one = self._make(StepShape(1, 1, capacity))
+        whole = replace(self._parts, make_windows=WholeWindows)
+        fixed = {width: self._make(StepShape(1, width, capacity), whole) for width in WIDTHS}
+        granule = round_up(1)
+        extent = self.pool.take(min(capacity, self.pool.num_free // granule * granule), self.pool)
+        if extent is None or one is None:
+            return None
+        try:
+            fixed_s = {width: _step_s(step, extent, width) for width, step in fixed.items() if step is not None}
+            return WidthTimes(_step_s(one, extent, 1), fixed_s)
+        finally:
+            self.pool.give_back(extent)
 
     def prepare(self) -> None:
         """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
-        most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
-        for capacity in (size for size in CAPACITIES if size <= most):
+        for capacity in self._needed_capacities():
+            least = self.fixed_widths.get(capacity, 0)
             for num_rows in (self._width,) if self._width else NUM_ROWS:
                 shape = StepShape(1, num_rows, capacity)
-                if shape not in self._steps:
+                if shape not in self._steps and num_rows >= least:
                     self._make(shape)
 
-    def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Tensor] | None:
-        """As `VideoLM.step`; None, and nothing has happened, for a batch that no static step fits."""
+    def _needed_capacities(self) -> Sequence[int]:
+        most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
+        return [size for size in CAPACITIES if size <= most]
+
+    def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[PassRows] | None:
+        """As `VideoLM.step`, but for the wait at its end; None, and nothing has happened, for a batch that no static
+        step fits."""
         entries = _entries(batch)
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
-        logits = step.run(entries)
+        found = step.run(entries)
         for (state, _), entry in zip(batch, entries, strict=True):
             state.cache.advance(len(entry.token_ids))
-        return logits
+        return found
 
     def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
         """See `VideoLM.write_ahead`."""
         num_tokens = min(num_tokens, MAX_AHEAD)
         for state, _ in batch:
             state.cache.reserve(state.num_tokens + num_tokens)
-        entries = None if self._width else _entries([(state, (token,)) for state, token in batch])
+        entries = None if self._width or self.fixed_widths else _entries([(state, (token,)) for state, token in batch])
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
@@ -105,14 +152,17 @@ class StaticSteps:
         sessions = _at_least(len(entries), (1,) if self._width else NUM_SESSIONS)
         rows = _at_least(most_rows, (self._width,) if self._width else NUM_ROWS)
         capacity = _at_least(max(entry.extent.length for entry in entries), CAPACITIES)
+        if capacity is not None and len(entries) == 1 and entries[0].tree is None:
+            fixed = self.fixed_widths.get(capacity, 0)
+            rows = fixed if most_rows <= fixed else rows
         return None if sessions is None or rows is None or capacity is None else StepShape(sessions, rows, capacity)
 
-    def _make(self, shape: StepShape) -> StaticStep | None:
+    def _make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
         """None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
         step = None
         try:
-            step = StaticStep(self._parts, shape)
+            step = StaticStep(parts or self._parts, shape)
         except RuntimeError as error:
             if is_device_lost(error) and "captur" not in str(error):  # what a recording does not allow harms nothing
                 raise
@@ -187,6 +237,19 @@ def _timed_and_compared(
     by_session = zip(output.split(NUM_TRIED), query.split(NUM_TRIED, dim=1), extents, past, strict=True)
     errors = [_error(rows, asked, pool.view(0, extent), seen) for rows, asked, extent, seen in by_session]
     return statistics.median(seconds), max(errors)
+
+
+def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
+    """Seconds of a step at the end of an extent, the median of some."""
+    past, token_ids = extent.length - num_rows, [0] * num_rows
+    entry = Entry(extent, past, token_ids, range(past, extent.length))
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        started = time.perf_counter()
+        step.run([entry])
+        finish_work(step.device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
 
 
 def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> Places:

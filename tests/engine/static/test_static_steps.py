@@ -11,9 +11,10 @@ from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.engine.startup import try_static_steps
 from slipstream.engine.static import steps
 from slipstream.engine.static.pool import PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, NO_TOKEN, StaticStep
+from slipstream.engine.static.step import MAX_AHEAD, StaticStep
 from slipstream.engine.static.windows import JoinedWindows, WholeWindows, known_windows
 from slipstream.errors import LimitExceeded
+from slipstream.sampling.sampler import NO_TOKEN
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair, random_frames
 from tests.engine.test_qwen2_5_vl import load_qwen
