@@ -101,9 +101,10 @@ class LocalDrafter(Protocol):
 
     def __init__(self, session: DraftingSession) -> None: ...
 
-    def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
+    def draft(self, committed: Sequence[int], num_tokens: int, line: Sequence[int] = ()) -> Drafting:
         """At most `num_tokens` tokens, 0 or more, that may follow the `committed` ones of the answer; of a tree so many
-        levels."""
+        levels. `line`: what the draft service wrote, which a drafter of a hybrid method returns as a part of its
+        own."""
         ...
 
     def on_commit(self) -> None:
