@@ -27,7 +27,10 @@ class HintDrafter(LocalDrafter):
     def make_strategy(session: DraftingSession) -> HintStrategy:
         """What makes trees of the hints."""
 
-    def draft(self, committed: Sequence[int], num_tokens: int, line: Sequence[int] = ()) -> Drafting:
+    def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
+        return self.draft_beside((), committed, num_tokens)
+
+    def draft_beside(self, line: Sequence[int], committed: Sequence[int], num_tokens: int) -> Drafting:
         yield from ()
         session, strategy = self._session, self._strategy
         num_read = 0

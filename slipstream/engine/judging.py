@@ -126,7 +126,12 @@ class _Passes:
             num_tokens = min(num_tokens, self.longest_window)
         window = window[:num_tokens]
         self._num_given = len(window)
-        self._go_on_drafting(drafter.draft(self.session.committed, num_tokens, window), num_tokens)
+        committed = self.session.committed
+        if window:
+            drafting = drafter.draft_beside(window, committed, num_tokens)
+        else:
+            drafting = drafter.draft(committed, num_tokens)
+        self._go_on_drafting(drafting, num_tokens)
 
     def _go_on_drafting(
         self, drafting: Drafting, num_tokens: int, logits: torch.Tensor | None = None, draft_s: float = 0.0

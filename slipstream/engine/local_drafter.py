@@ -101,11 +101,14 @@ class LocalDrafter(Protocol):
 
     def __init__(self, session: DraftingSession) -> None: ...
 
-    def draft(self, committed: Sequence[int], num_tokens: int, line: Sequence[int] = ()) -> Drafting:
+    def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
         """At most `num_tokens` tokens, 0 or more, that may follow the `committed` ones of the answer; of a tree so many
-        levels. `line`: what the draft service wrote, which a drafter of a hybrid method returns as a part of its
-        own."""
+        levels."""
         ...
+
+    def draft_beside(self, line: Sequence[int], committed: Sequence[int], num_tokens: int) -> Drafting:
+        """The same for a hybrid method, whose draft service wrote `line`: what is returned begins with it."""
+        raise NotImplementedError
 
     def on_commit(self) -> None:
         """More tokens are committed and in the session's cache; what was drafted is of no use any more."""

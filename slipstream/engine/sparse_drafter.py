@@ -23,7 +23,7 @@ class SparseDrafter(LocalDrafter):
         self._sampler = session.sampler
         self.state = SparseState(session.state, session.attention, session.num_kept, headroom=session.max_new_tokens)
 
-    def draft(self, committed: Sequence[int], num_tokens: int, line: Sequence[int] = ()) -> Drafting:
+    def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
         drafted: list[int] = []
         while len(drafted) < num_tokens:
             last_token = drafted[-1] if drafted else committed[-1]
