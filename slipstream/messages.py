@@ -93,7 +93,7 @@ class TargetStart(SessionStart):
 
 @dataclass(frozen=True)
 class JudgeRequest:
-    """Passes to run: the first over the window, the others over nothing; or each over tokens drafted for it here."""
+    """Passes to run: the first over the window, the others over nothing; and each over tokens drafted for it here."""
 
     window: tuple[int, ...] = ()
     num_passes: int = 1

@@ -1,6 +1,7 @@
 """What text that is already there is worth as a draft, part by part.
 
 Exit status 1 when a text was not plain decoding's, or a part stayed below what is promised of it; `broken` names it.
+`not_shown` names parts that could not be measured here, as there is no checkpoint or no OCR.
 """
 
 import sys
@@ -13,18 +14,22 @@ import torch
 
 from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
+from bench.documents.reading import READER_MODEL, is_kept, measure_reading
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
 from bench.output import finish
 from bench.tables import print_rows
+from slipstream.logs import configure_logs
 
 PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "identity": lambda given: measure_identity(given.schedules, given.seed),
     "alignment": lambda given: measure_alignment(given.pages),
     "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
+    "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
 }
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
+    "reading": is_kept,
     "recaption": lambda found: (
         all(is_whole(row["identical"]) for row in found["rows"])
         and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] == PROMISED)
@@ -35,10 +40,12 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 def main(argv: Sequence[str]) -> None:
     counts = {"schedules": (10_000, "of hints, in the pure core"), "seed": 1, "pages": (12, "of the traces")}
     counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
+    counts |= {"read_pages": (50, "that are read"), "reader_model": (READER_MODEL, "checkpoint that reads pages")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
+    configure_logs("documents", "error")
     document: dict[str, Any] = {}
     for name in given.only:
         started = time.monotonic()
@@ -47,7 +54,8 @@ def main(argv: Sequence[str]) -> None:
         if rows := document[name].get("rows"):
             print_rows(name, [_flat(row) for row in rows])
     broken = [name for name, found in document.items() if not HOLDS[name](found)]
-    finish("documents", document | {"broken": broken, "machine": machine_facts()})
+    not_shown = [name for name, found in document.items() if not found.get("shown", True)]
+    finish("documents", document | {"broken": broken, "not_shown": not_shown, "machine": machine_facts()})
     sys.exit(1 if broken else 0)
 
 

@@ -112,7 +112,7 @@ class CaptionRun:
         self._drafting: asyncio.Task[None] | None = None
         self._proposals = Proposals(required=plan.sends_proposals, vocab_size=target_model.vocab_size)
         self._hold = HoldTimer()
-        self._window_len = 0
+        self._window: tuple[int, ...] = ()
         self._pass_started = 0.0
         self._joined_at = 0.0
         self._restarted_at: float | None = None
@@ -159,7 +159,7 @@ class CaptionRun:
         get_logger().warning("caption.resume", reason=str(failure), num_tokens=num_tokens)
         self._stats.target_lost(self._loop.time())
         self._emit(StageChange("resume", resumptions.count, MAX_RESUMPTIONS, str(failure)))
-        self._drafting, self._restarted_at, self._window_len = None, None, 0  # `_run_at_target` has let the draft go
+        self._drafting, self._restarted_at, self._window = None, None, ()  # `_run_at_target` has let the draft go
         self._proposals.forget()
         self._carry_out(self._pipeline.on_target_lost())
         self._key = SessionKey()  # the lost session may linger there
@@ -253,17 +253,20 @@ class CaptionRun:
                 self._on_judgement(event)
 
     def _on_judgement(self, judgement: Judgement) -> None:
-        now, facts = self._loop.time(), judgement.facts
+        now, facts, verdict = self._loop.time(), judgement.facts, judgement.verdict
         round_s, held_s = now - self._pass_started, self._hold.take_held_s()
-        window_len = self._window_len or facts.num_drafted
+        window_len = len(self._window) + facts.num_drafted
         self._trace.passed(now, self._pass_started, window_len, judgement)
         if self._pipeline.committed:
             self._pipeline.costs.target_pass_s.observe(window_len, round_s)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
-            self._stats.self_drafted(facts, judgement.verdict.num_accepted if self._plan.method.takes_hints else None)
-        self._pass_started, self._window_len = now, 0
-        self._stats.stop_string = judgement.verdict.stop_string
-        actions = self._pipeline.on_verdict(judgement.verdict, round_s, held_s, facts.num_drafted)
+            if self._plan.drafts_itself:
+                self._stats.self_drafted(facts)
+            if self._plan.method.takes_hints:
+                self._stats.hinted(facts.num_drafted, verdict.num_accepted - verdict.num_of(self._window))
+        self._pass_started, self._window = now, ()
+        self._stats.stop_string = verdict.stop_string
+        actions = self._pipeline.on_verdict(verdict, round_s, held_s, facts.num_drafted)
         self._carry_out(actions, judgement.pieces)
 
     # -- actions ------------------------------------------------------------------------------------------------------
@@ -275,7 +278,7 @@ class CaptionRun:
                 case JudgeWindow():
                     proposals = self._proposals.take(len(self._pipeline.committed), action.window)
                     self._call.judge(action, proposals)
-                    self._window_len, self._pass_started = len(action.window), self._loop.time()
+                    self._window, self._pass_started = action.window, self._loop.time()
                 case RestartLine() | AdvanceLine():
                     assert self._draft_link is not None
                     self._draft_link.send(action)

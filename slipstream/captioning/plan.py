@@ -14,6 +14,8 @@ from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
+    HINT_DEPTH,
+    HINT_ROWS,
     METHODS,
     SPARSE_GAMMA,
     TOLERANT_METHOD,
@@ -83,6 +85,8 @@ class CaptionPlan:
     @property
     def hints(self) -> Hints | None:
         """For a drafter at the target that makes trees of texts."""
+        if self.method.is_hybrid:
+            return Hints(self.options.prediction, HINT_ROWS)
         if self.method.max_window is None:
             return None
         return Hints(self.options.prediction, self.options.max_window, self.tolerance)
@@ -90,7 +94,7 @@ class CaptionPlan:
     @property
     def sends_proposals(self) -> bool:
         """The draft tells what it drew from. Trees are judged by equality with the target's own choice."""
-        return self.sampling.sends_proposals and self.method.shape is Shape.CHAIN
+        return self.sampling.sends_proposals and self.method.shape is Shape.CHAIN and not self.method.is_hybrid
 
     @property
     def with_attention(self) -> bool:
@@ -257,7 +261,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         times_s=video.timestamps_s,
         with_attention=plan.with_attention,
         lossy=plan.lossy,
-        local_drafter=plan.method.name if plan.drafts_itself else "",
+        local_drafter=plan.method.name if plan.method.local_drafter else "",
         self_draft_kept=num_kept if plan.drafts_itself and plan.hints is None else 0,
         hints=plan.hints,
         **plan.options.sent_to("target"),
@@ -294,6 +298,7 @@ def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipel
         undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
         self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,
+        hint_depth=HINT_DEPTH if method.is_hybrid else 0,
         committed=plan.delivered,
     )
 

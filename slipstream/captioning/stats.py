@@ -126,13 +126,15 @@ class CaptionStats:
         self.draft_tokens += num_passes
         self.draft_pass_s += tokens.pass_s * num_passes
 
-    def self_drafted(self, facts: PassFacts, num_from_hints: int | None) -> None:
-        """The target drafted a window itself, and accepted so many of its tokens; None: it drafts from no hints."""
+    def self_drafted(self, facts: PassFacts) -> None:
+        """The target drafted a window itself."""
         self.draft_tokens += facts.num_drafted
         self.draft_pass_s += facts.draft_s
-        if num_from_hints is not None:
-            self.hints_accepted += num_from_hints
-            self.hints_rejected += facts.num_drafted - num_from_hints
+
+    def hinted(self, num_rows: int, num_accepted: int) -> None:
+        """A pass judged so many tokens that hints alone foresaw, and accepted some."""
+        self.hints_accepted += num_accepted
+        self.hints_rejected += num_rows - num_accepted
 
     def joined(self, now: float, ready: DraftReady) -> None:
         """A draft became ready; the first one's figures are kept."""

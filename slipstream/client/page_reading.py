@@ -14,7 +14,7 @@ from slipstream.documents.messages import PageDraft, PagePicture, ReadEvent
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
-from slipstream.speculation.methods import METHODS
+from slipstream.speculation.methods import METHODS, TOLERANT_METHOD
 
 READ_PROMPT = "Read this page."
 HINTED = "hints"
@@ -86,10 +86,10 @@ class PageReader:
         method = METHODS.get(asked.method)
         if method is None or not method.takes_hints:
             return asked
-        if method.name == HINTED:
-            texts = [page_text(draft.regions, self.surface)]
-        else:  # paper 003's set of regions has no order
+        if method.name == TOLERANT_METHOD:  # paper 003's set of regions has no order
             texts = [text for text in SURFACES[self.surface](draft.regions) if text]
+        else:
+            texts = [page_text(draft.regions, self.surface)]
         given = [*self.options.get("prediction", ()), *filter(None, texts)]
         return replace(asked, prediction=tuple(given)) if given else asked
 

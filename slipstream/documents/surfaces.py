@@ -87,3 +87,30 @@ def pipe_table(text: str) -> str:
     padded = [row + [""] * (width - len(row)) for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in padded]
     return "\n".join([lines[0], "|" + " --- |" * width, *lines[1:]])
+
+
+# -- Markdown that keeps the page's lines ------------------------------------------------------------------------------
+
+_BULLET = re.compile(r"^[•‣·]\s*", re.MULTILINE)
+
+
+@surface("lines")
+def lines(regions: Sequence[Region]) -> list[str]:
+    """Markdown whose lines are those of the page, as the pocket reader writes it: a table has no line under its head, a
+    figure is its caption, and a heading has one line."""
+    return [_lines_region(region) for region in regions]
+
+
+def _lines_region(region: Region) -> str:
+    text = _BULLET.sub("- ", region.text.strip("\n"))
+    if not text:
+        return ""
+    match region.kind:
+        case RegionKind.HEADING if "\n" not in text:
+            return HEADING_MARK + text
+        case RegionKind.CAPTION:
+            return f"![{joined_lines(text)}]"
+        case RegionKind.TABLE:
+            return "\n".join("| " + row.replace("\t", " | ") + " |" for row in text.split("\n"))
+        case _:
+            return text

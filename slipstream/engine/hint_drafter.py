@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from slipstream.engine.local_drafter import PIECE_TOKENS, Drafting, DraftingSession, LocalDrafter
 from slipstream.speculation.hints.draft_tree import TreeLimits
-from slipstream.speculation.hints.strategies import HintStrategy, Lookup, Resynchronising, Windowed
+from slipstream.speculation.hints.strategies import HintStrategy, LineRecord, Lookup, Resynchronising, Windowed
 
 
 class HintDrafter(LocalDrafter):
@@ -19,6 +19,7 @@ class HintDrafter(LocalDrafter):
     def __init__(self, session: DraftingSession) -> None:
         self._session = session
         self._strategy = self.make_strategy(session)
+        self._line = LineRecord()
         self._num_told = 0
 
     @staticmethod
@@ -27,6 +28,9 @@ class HintDrafter(LocalDrafter):
         """What makes trees of the hints."""
 
     def draft(self, committed: Sequence[int], num_tokens: int) -> Drafting:
+        return self.draft_beside((), committed, num_tokens)
+
+    def draft_beside(self, line: Sequence[int], committed: Sequence[int], num_tokens: int) -> Drafting:
         yield from ()
         session, strategy = self._session, self._strategy
         num_read = 0
@@ -35,8 +39,11 @@ class HintDrafter(LocalDrafter):
             strategy.add(piece.token_ids, goes_on=piece.goes_on)
             num_read += len(piece.token_ids)
         strategy.commit(committed[self._num_told :])
+        self._line.learn(committed[self._num_told :])
         self._num_told = len(committed)
         limits = TreeLimits(num_tokens, session.max_rows, as_chain=session.as_chain)
+        if line:
+            limits = replace(limits, line=tuple(line), line_survival=self._line.begin(line))
         return strategy.propose(replace(limits, pass_s=session.costs) if self.counts_costs else limits)
 
 

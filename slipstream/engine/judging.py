@@ -17,6 +17,7 @@ from slipstream.errors import InvalidRequest
 from slipstream.messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
 from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
+from slipstream.speculation.methods import METHODS
 from slipstream.speculation.pacing import WindowCosts
 from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdict, accept_tree, end_verdict
 
@@ -33,7 +34,7 @@ class WindowJudge:
 
     async def judge(self, session: TargetSession, request: JudgeRequest) -> AsyncIterator[Judgement]:
         """The first pass judges the window, each further one adds a token; less when the text ends before. Where the
-        session drafts for itself, every pass judges what was drafted for it.
+        session drafts for itself, every pass judges what was drafted for it, too.
 
         The first call must bring an empty window: it answers from the prefill's logits, without a pass. The next one
         must wait for the last judgement of the one before.
@@ -45,6 +46,8 @@ class WindowJudge:
             raise InvalidRequest(f"the window has a token outside the vocabulary of {vocab_size}")
         if request.self_draft and session.drafter_type is None:
             raise InvalidRequest("this session was opened without a drafter of its own")
+        if request.self_draft and request.window and not METHODS[session.request.local_drafter].is_hybrid:
+            raise InvalidRequest(f"{session.request.local_drafter!r} drafts alone, and takes no window beside its own")
         if not session.committed:
             judgement, _ = await session.work.run(partial(_first_judgement, session), Lane.DECODE)
             yield judgement
@@ -79,6 +82,8 @@ class _Passes:
         self._done: asyncio.Queue[Judgement | Exception | None] = asyncio.Queue()
         self._nodes: tuple[int, ...] = ()
         """The nodes of the tree that was asked about which are judged: those that can be committed."""
+        self._num_given = 0
+        """Tokens that the pass judges of the window that was asked about, beside those drafted here."""
 
     def begin(self) -> None:
         """Hands in the first pass."""
@@ -95,7 +100,7 @@ class _Passes:
         if session.drafter is None:
             session.drafter = _make_drafter(session, self.costs, self.longest_window)
             session.work.on_release(session.drafter.close)
-        self._draft(session.drafter)
+        self._draft(session.drafter, self.request.window)
 
     async def results(self) -> AsyncIterator[Judgement]:
         try:
@@ -114,12 +119,19 @@ class _Passes:
         """Tokens that can be committed beside the pass's own; more would not fit the context either."""
         return self.session.rule.max_new_tokens - len(self.session.committed) - 1
 
-    def _draft(self, drafter: LocalDrafter) -> None:
-        """Has the next window drafted, which is then judged."""
-        num_tokens = min(self.request.self_draft, self._room)
+    def _draft(self, drafter: LocalDrafter, window: tuple[int, ...] = ()) -> None:
+        """Has the next window drafted, which is then judged; the given `window` is a part of it."""
+        num_tokens = min(max(self.request.self_draft, len(window)), self._room)
         if self.longest_window is not None:
             num_tokens = min(num_tokens, self.longest_window)
-        self._go_on_drafting(drafter.draft(self.session.committed, num_tokens), num_tokens)
+        window = window[:num_tokens]
+        self._num_given = len(window)
+        committed = self.session.committed
+        if window:
+            drafting = drafter.draft_beside(window, committed, num_tokens)
+        else:
+            drafting = drafter.draft(committed, num_tokens)
+        self._go_on_drafting(drafting, num_tokens)
 
     def _go_on_drafting(
         self, drafting: Drafting, num_tokens: int, logits: torch.Tensor | None = None, draft_s: float = 0.0
@@ -158,7 +170,7 @@ class _Passes:
         largest: Sequence[int] = (),
     ) -> bool:
         self.costs.observe(len(request.window), pass_s)
-        num_drafted = len(request.window) if self.request.self_draft else 0
+        num_drafted = len(request.window) - self._num_given if self.request.self_draft else 0
         judgement = _judgement(self.session, logits, request, PassFacts(pass_s, num_drafted, draft_s), largest)
         judgement = replace(judgement, verdict=self._told(judgement.verdict, request))
         text_goes_on = judgement.verdict.finish_reason is None

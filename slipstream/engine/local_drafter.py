@@ -106,6 +106,10 @@ class LocalDrafter(Protocol):
         levels."""
         ...
 
+    def draft_beside(self, line: Sequence[int], committed: Sequence[int], num_tokens: int) -> Drafting:
+        """The same for a hybrid method, whose draft service wrote `line`: what is returned begins with it."""
+        raise NotImplementedError
+
     def on_commit(self) -> None:
         """More tokens are committed and in the session's cache; what was drafted is of no use any more."""
 

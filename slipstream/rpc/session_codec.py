@@ -207,8 +207,8 @@ def read_judge(message: target_pb2.Judge) -> JudgeRequest:
     """What was asked for. Raises `ProtocolViolation` for what no target could do."""
     if not 0 < message.num_passes <= MAX_PASSES:
         raise ProtocolViolation(f"a request asks for 1 to {MAX_PASSES} passes, not {message.num_passes}")
-    if message.self_draft > MAX_SELF_DRAFT or (message.self_draft and message.window):
-        raise ProtocolViolation(f"self-drafting takes no window, and at most {MAX_SELF_DRAFT} tokens")
+    if message.self_draft > MAX_SELF_DRAFT or (message.self_draft and message.parents):
+        raise ProtocolViolation(f"self-drafting takes no tree, and at most {MAX_SELF_DRAFT} tokens")
     tree = None
     if message.parents:
         try:

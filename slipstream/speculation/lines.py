@@ -182,12 +182,12 @@ class Line(_Lines):
     def commit(self, tokens: Sequence[int], num_accepted: int) -> Comparison:
         """Compares newly committed tokens with the line, which dies where they differ and owes what it has not written.
 
-        Tokens of the line that were in flight were compared by the target itself. (A window of an earlier draft, whose
-        successor joined meanwhile, counts as none of this line's.)
+        `num_accepted` of them are those of the line that were in flight, which were compared by the target itself. (A
+        window of an earlier draft, whose successor joined meanwhile, counts as none of this line's.)
         """
         num_in_flight, self.num_in_flight = self.num_in_flight, 0
         if num_accepted < num_in_flight:
-            return self._die(tokens[-1:], Comparison(died=True))
+            return self._die(tokens[num_accepted:], Comparison(died=True))
         for index in range(num_in_flight, len(tokens)):
             if not self._pending:
                 self._debt.extend(tokens[index:])

@@ -177,7 +177,8 @@ class Method:
     gamma: int | None = None
     """None: the policy's own."""
     local_drafter: str = ""
-    """Where the drafter is SELF: `module:class` of its `slipstream.engine.local_drafter.LocalDrafter`."""
+    """What drafts at the target, alone (SELF) or beside the draft's windows: `module:class` of its
+    `slipstream.engine.local_drafter.LocalDrafter`."""
     takes_hints: bool = False
     """It drafts from the texts of the option `prediction`, and from those that come later."""
     max_window: int | None = None
@@ -187,6 +188,11 @@ class Method:
     def speculative(self) -> bool:
         """The draft service takes part."""
         return self.drafter is Drafter.DRAFT
+
+    @property
+    def is_hybrid(self) -> bool:
+        """The target hangs trees of hints beside the draft's windows."""
+        return self.speculative and bool(self.local_drafter)
 
     def changed(
         self, pruner: str | None, policy: str | None, shape: str | None, gate: bool | None, gamma: int | None
@@ -206,6 +212,10 @@ class Method:
         method = replace(self, **changes)  # type: ignore[arg-type]
         if method.shape is Shape.TREE and (method.policy != "sequential" or method.gate):
             raise InvalidRequest("a tree is drafted and verified in turns: ask for policy 'sequential' without a gate")
+        if method.shape is Shape.TREE and method.is_hybrid:
+            raise InvalidRequest(
+                f"method {self.name!r} makes trees of hints, and the draft's windows are chains in them"
+            )
         return method
 
 
@@ -221,6 +231,15 @@ _METHODS = (
     Method("std", Drafter.SELF, gamma=SPARSE_GAMMA, local_drafter="slipstream.engine.sparse_drafter:SparseDrafter"),
     Method("hints", Drafter.SELF, local_drafter=f"{_HINTS}:HintsDrafter", takes_hints=True, **_HINT_TREES),
     Method("hsd", Drafter.SELF, local_drafter=f"{_HINTS}:HsdDrafter", takes_hints=True, **_HINT_TREES),
+    Method(
+        "hints_draft",
+        Drafter.DRAFT,
+        "uv_spread",
+        "self_clocked",
+        gate=True,
+        local_drafter=f"{_HINTS}:HintsDrafter",
+        takes_hints=True,
+    ),
     Method("prompt_lookup", Drafter.SELF, local_drafter=f"{_HINTS}:LookupDrafter", **_HINT_TREES),
     Method("autoregressive", Drafter.NONE),
 )

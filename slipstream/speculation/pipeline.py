@@ -76,7 +76,7 @@ class Passes:
         """Takes the verdict over the window in flight, which is returned with its depth. Raises `ProtocolViolation` for
         a verdict that answers nothing."""
         window, depth = self.window, self.depth
-        nodes = verdict.path or range(0 if self.kind is PassKind.SELF else verdict.num_accepted)
+        nodes = verdict.path or range(0 if verdict.drafted else verdict.num_accepted)
         if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in nodes):
             raise ProtocolViolation("the target sent a verdict that no window was waiting for")
         if verdict.own_token is None and verdict.finish_reason is None:
@@ -106,15 +106,12 @@ class UndraftedPasses:
     num_passes: int
     """Asked for at once while there is no draft."""
     self_draft: int
-    """Above 0: no draft takes part, and the target drafts so many tokens for each of its passes itself."""
+    """Above 0: the target drafts so many tokens for each of its passes itself."""
 
     def ask(self, passes: Passes, phase: DraftPhase) -> int:
         """Notes the next request, over no window; the result is how many passes it is for."""
-        if self.self_draft:
-            passes.ask((), self.self_draft, PassKind.SELF, self.num_passes)
-            return self.num_passes
         num_passes = self._num_plain_passes(phase)
-        passes.ask((), 0, PassKind.PLAIN, num_passes)
+        passes.ask((), self.self_draft, PassKind.SELF if self.self_draft else PassKind.PLAIN, num_passes)
         return num_passes
 
     def observe(self, pass_s: float, phase: DraftPhase, *, in_batch: bool) -> None:
@@ -157,9 +154,11 @@ class Pipeline:
         gate: Gate | None = None,
         shape: Shape = Shape.CHAIN,
         self_draft: int = 0,
+        hint_depth: int = 0,
         committed: Sequence[int] = (),
     ) -> None:
-        """`committed`: where the text goes on; the first verdict is then about what follows it."""
+        """`self_draft`: no draft takes part, and the target drafts so many tokens for each pass. `hint_depth`: it hangs
+        so many levels of hints beside the draft's windows. `committed`: what the first verdict follows."""
         assert shape is Shape.CHAIN or not policy.writes_ahead, "trees are drafted and judged in turns"
         self.policy = policy
         self.costs = costs
@@ -174,7 +173,10 @@ class Pipeline:
         self.num_accepted = 0
         self._line: Line | TreeLine = Line() if shape is Shape.CHAIN else TreeLine()
         self._passes = Passes()
-        self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft)
+        self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft or hint_depth)
+        self._hint_depth = hint_depth
+        self._hints_lead = False
+        """The last pass took tokens from hints that the draft had not written: none is held for the draft."""
         self._silent = False
         self._most_debt = MAX_DEBT - 1 if policy.writes_ahead else 0
 
@@ -291,21 +293,25 @@ class Pipeline:
         window, depth = self._passes.answer(verdict)
         tokens = verdict.committed(window)
         self.committed.extend(tokens)
-        if num_drafted is not None and kind is PassKind.SELF:
+        num_accepted = verdict.num_accepted
+        if self._hint_depth:  # what is counted is the draft's
+            num_accepted, depth = verdict.num_of(window), len(window)
+            self._hints_lead = verdict.num_accepted > num_accepted
+        elif num_drafted is not None and kind is PassKind.SELF:
             depth = min(depth, num_drafted)
         if depth:
-            self.costs.observe_window(verdict.num_accepted, depth)
-            self.num_accepted += verdict.num_accepted
-            self.num_judged += min(verdict.num_accepted + 1, depth)
+            self.costs.observe_window(num_accepted, depth)
+            self.num_accepted += num_accepted
+            self.num_judged += min(num_accepted + 1, depth)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
-        elif kind is PassKind.PLAIN:
-            self._undrafted.observe(round_s, self.draft_phase, in_batch=in_batch)
+        elif kind is PassKind.PLAIN or (self._hint_depth and kind is PassKind.SELF):
+            self._undrafted.observe(round_s, self.draft_phase, in_batch=in_batch and not num_drafted)
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason
             return [commit, Finish(verdict.finish_reason)]
-        return [commit, *self._continue_line(tokens, verdict.num_accepted), *self._next_pass()]
+        return [commit, *self._continue_line(tokens, num_accepted), *self._next_pass()]
 
     # -- the line -------------------------------------------------------------------------------------------------
 
@@ -368,14 +374,14 @@ class Pipeline:
             num_passes = self._undrafted.ask(self._passes, self.draft_phase)
             return [JudgeWindow((), num_passes, self_draft=self._undrafted.self_draft)]
         plan = self._plan()
-        if self._line.num_pending < plan.hold and not self._silent:
+        if self._line.num_pending < plan.hold and not self._silent and not self._hints_lead:
             return self._advance(len(self.committed) + self._longest_window)
         return [self._judge(min(self._line.num_pending, plan.cap)), *self._advance(self._reach())]
 
     def _judge(self, window_len: int) -> JudgeWindow:
         window = self._line.take(window_len)
-        self._passes.ask(window, self._line.num_in_flight, PassKind.SPECULATIVE, 1)
-        return JudgeWindow(window, 1, self._line.parents)
+        self._passes.ask(window, max(self._line.num_in_flight, self._hint_depth), PassKind.SPECULATIVE, 1)
+        return JudgeWindow(window, 1, self._line.parents, self._hint_depth)
 
     def _reach(self) -> int:
         """Where a line's limit belongs: a whole window past all that the passes in flight (or the next) can commit. A

@@ -127,18 +127,30 @@ class Verdict:
     path: tuple[int, ...] = ()
     """Of a tree: the nodes that were accepted, `num_accepted` of them, from the committed text down."""
     drafted: tuple[int, ...] = ()
-    """Of a window that the target drafted itself: the tokens that it accepted, `num_accepted` of them."""
+    """Where the target drafted itself, alone or beside a window: the tokens accepted, `num_accepted` of them."""
 
     def committed(self, window: Sequence[int]) -> tuple[int, ...]:
         """The tokens that this verdict adds to the text."""
         accepted = self.drafted or tuple(window[node] for node in self.path or range(self.num_accepted))
         return accepted if self.own_token is None else (*accepted, self.own_token)
 
+    def num_of(self, window: Sequence[int]) -> int:
+        """How many of the accepted tokens a window that is no tree foresaw."""
+        return num_common(window, self.drafted) if self.drafted else self.num_accepted
+
     def ended_at(self, index: int, reason: FinishReason, stop_string: str = "") -> "Verdict":
         """The verdict cut behind its committed token `index`, which ends the text."""
         if index < self.num_accepted:
             return Verdict(index + 1, None, reason, stop_string, self.path[: index + 1], self.drafted[: index + 1])
         return replace(self, finish_reason=reason, stop_string=stop_string)
+
+
+def num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return length
 
 
 @dataclass(frozen=True)
@@ -226,7 +238,7 @@ class JudgeWindow:
     parents: tuple[int, ...] = ()
     """Of a window that is a tree, see `tree.TokenTree`."""
     self_draft: int = 0
-    """Tokens that the target drafts itself for every pass; the window is empty then."""
+    """Tokens that the target drafts itself for every pass, of a tree its levels; a window beside it is a chain."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ CAME_WITH = {
     "documents, and the service that reads them": 18,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
-CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 1}
+CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 3}
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
 

@@ -30,6 +30,24 @@ def test_markdown() -> None:
     ]
 
 
+def test_lines() -> None:
+    regions = [
+        region(0, RegionKind.HEADING, "Quiet harbours"),
+        region(1, RegionKind.HEADING, "Seven foxes read\nthe mor-\nning paper."),
+        region(2, RegionKind.TEXT, "\u2022one fox\n\u2022 two foxes"),
+        region(3, RegionKind.TABLE, "a\tb\n1\t2"),
+        region(4, RegionKind.FIGURE, ""),
+        region(5, RegionKind.CAPTION, "Figure 1:\nfoxes"),
+    ]
+    assert page_text(regions, "lines").split("\n\n") == [
+        "# Quiet harbours",
+        "Seven foxes read\nthe mor-\nning paper.",
+        "- one fox\n- two foxes",
+        "| a | b |\n| 1 | 2 |",
+        "![Figure 1: foxes]",
+    ]
+
+
 def test_every_surface_says_something_of_every_region() -> None:
     regions = [region(order, kind, text) for order, kind in enumerate(RegionKind) for text in ("", "word")]
     for name, adapter in SURFACES.items():

@@ -23,7 +23,7 @@ from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from tests.e2e.test_archive_command import OPTIONS, run
 from tests.services.model_sessions import CAPABILITY, Owner, open_session, some_frames
 from tests.support.clips import make_colour_clip
-from tests.support.gateway_client import Captioned, caption, options_message, refusal, upload_messages
+from tests.support.gateway_client import Captioned, caption, options_message, refusal, until, upload_messages
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -47,7 +47,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("method", ["hints", "hsd"])
+@pytest.mark.parametrize("method", ["hints", "hsd", "hints_draft"])
 @pytest.mark.parametrize("lie", LIES)
 async def test_what_hints_say_does_not_change_the_text(
     gateway: grpc.aio.Channel, world: World, method: str, lie: str
@@ -66,6 +66,42 @@ async def test_a_prediction_chooses_its_method_and_is_counted(gateway: grpc.aio.
     assert lying.summary.speculation.accepted_prediction_tokens + lying.summary.speculation.passes + 1 == NUM_TOKENS
     plain = await check(gateway, world, method="autoregressive")
     assert plain.summary.speculation.rejected_prediction_tokens == 0
+
+
+@pytest.mark.parametrize("gate", [False, True])
+async def test_hints_and_a_draft_are_counted_apart(gateway: grpc.aio.Channel, world: World, gate: bool) -> None:
+    """The hint knows the first half of the text, so the draft is of use in the other."""
+    text = world.reference.text(world.answer(0, NUM_TOKENS)[: NUM_TOKENS // 2])
+    asked: dict[str, Any] = {"method": "hints_draft", "prediction": (text,), "alpha": 0.1, "gate": gate}
+
+    def used_both(captioned: Captioned) -> bool:
+        speculation = captioned.summary.speculation
+        return gate or (speculation.accepted > 0 and speculation.accepted_prediction_tokens > 0)
+
+    captioned = await until(used_both, lambda: check(gateway, world, **asked))
+    speculation = captioned.summary.speculation
+    assert captioned.summary.options["method"] == "hints_draft"
+    num_drafted = sum(token.from_draft for token in captioned.tokens)
+    assert speculation.accepted_prediction_tokens <= num_drafted
+    assert num_drafted <= speculation.accepted_prediction_tokens + speculation.accepted
+    assert num_drafted + speculation.passes + 1 == NUM_TOKENS
+    sampled = [
+        await caption(gateway, world.clips[0], **ASKED | asked | {"method": method, "temperature": 0.8} | more)
+        for method, more in (("hints_draft", {}), ("autoregressive", {"prediction": (), "gate": False}))
+    ]
+    assert sampled[0].token_ids == sampled[1].token_ids
+
+
+async def test_hints_go_on_without_the_draft(world: World) -> None:
+    """A draft that is gone costs the hybrid its half of the windows, and the text nothing."""
+    text = world.reference.text(world.answer(0, NUM_TOKENS))
+    async with Stack(world.stack_options()) as stack, open_channel(stack.gateway_address) as gateway:
+        before = await check(gateway, world, method="hints_draft", prediction=(text,), gate=False)
+        stack.processes["draft"].kill()
+        after = await check(gateway, world, method="hints_draft", prediction=(text,), gate=False)
+    for captioned in (before, after):
+        assert captioned.summary.speculation.accepted_prediction_tokens > 0
+    assert after.summary.speculation.accepted == 0
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ async def test_windows_of_a_given_length(gateway: grpc.aio.Channel, world: World
     assert max(windows) <= (25 if method == "sd_tree" else gamma)
 
 
-@pytest.mark.parametrize("method", ["sd_tree", "std", "sd", "parallelvlm", "hints", "hsd", "prompt_lookup"])
+@pytest.mark.parametrize(
+    "method", ["sd_tree", "std", "sd", "parallelvlm", "hints", "hsd", "hints_draft", "prompt_lookup"]
+)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str, rule: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": 40, "temperature": 0.7}

@@ -61,8 +61,9 @@ def test_trees(tree: TokenTree) -> None:
 
 @given(st.integers(1, 100), st.integers(1, 9))
 def test_self_drafted_windows(num_passes: int, self_draft: int) -> None:
-    message = judge_message(JudgeWindow((), num_passes, self_draft=self_draft))
-    assert read_judge(over_the_wire(message).judge) == JudgeRequest((), num_passes, self_draft=self_draft)
+    for window in ((), (5, 6)):
+        message = judge_message(JudgeWindow(window, num_passes, self_draft=self_draft))
+        assert read_judge(over_the_wire(message).judge) == JudgeRequest(window, num_passes, self_draft=self_draft)
 
 
 @given(verdicts(), st.lists(text, max_size=5), st.builds(PassFacts, st.floats(0, 100), uint32, st.floats(0, 100)))
@@ -81,7 +82,7 @@ def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None
         ({"num_passes": 1, "window": [1, 2], "parents": [-1]}, "no tree"),
         ({"num_passes": 1, "window": [1, 2], "parents": [-1, 1]}, "no tree"),
         ({"num_passes": 1, "parents": [-1]}, "no tree"),
-        ({"num_passes": 1, "window": [1], "self_draft": 2}, "takes no window"),
+        ({"num_passes": 1, "window": [1], "parents": [-1], "self_draft": 2}, "takes no tree"),
         ({"num_passes": 1, "self_draft": 2000}, "at most 1024"),
     ],
 )

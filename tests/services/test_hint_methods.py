@@ -144,6 +144,73 @@ async def test_a_hint_belongs_to_its_session_alone(model: VideoLM) -> None:
             assert sum(judgement.facts.num_drafted for judgement in judgements) == 0
 
 
+# -- beside a draft ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+async def test_hints_beside_a_draft_s_windows(model: VideoLM, sampling: SamplingParams, share: float) -> None:
+    """Windows that are right, in part or not at all, and hints that are: each pass judges both."""
+    vocab_size = model.info.vocab_size
+    async with running(model) as engine:
+        expected = await plain_text(engine, sampling=sampling)
+        session = await opened(engine, "hints_draft", sampling=sampling)
+        session.hints.add([wrong(expected, vocab_size, share)])
+        order, num_from_hints, num_from_draft = random.Random(3), 0, 0
+        while (num_before := len(session.committed)) < NUM_TOKENS:
+            line = wrong(expected, vocab_size, order.choice((0.0, 0.3, 1.0)))
+            window = tuple(line[num_before:][: order.choice((0, 3, 6))])
+            judgements = await judged(engine, session, JudgeRequest(window, order.choice((1, 2)), self_draft=DEPTH))
+            judgement = judgements[0]
+            verdict = judgement.verdict
+            assert not verdict.path and len(verdict.drafted) == verdict.num_accepted
+            foreseen = verdict.num_of(window)
+            num_from_draft += foreseen
+            num_from_hints += verdict.num_accepted - foreseen
+            committed = session.committed[num_before:]
+            assert list(verdict.committed(window)) == committed[: verdict.num_accepted + 1]
+            assert judgement.facts.num_drafted <= 24
+        assert session.committed == expected
+        assert num_from_draft > 3
+        assert (num_from_hints > 3) or share
+
+
+async def test_a_line_alone_is_judged_as_a_chain(model: VideoLM) -> None:
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await opened(engine, "hints_draft")
+        [judgement] = await judged(engine, session, JudgeRequest(tuple(expected[1:7]), self_draft=DEPTH))
+        assert judgement.verdict.drafted == tuple(expected[1:7]) and judgement.facts.num_drafted == 0
+        [judgement] = await judged(engine, session, JudgeRequest(tuple(expected[8:40]), self_draft=2))
+        assert session.committed == expected, "a window is judged whole, and no token too many"
+
+
+async def test_who_takes_windows_beside_its_own(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await opened(engine, "hints")
+        with pytest.raises(InvalidRequest, match="takes no window beside"):
+            await judged(engine, session, JudgeRequest((1, 2), self_draft=DEPTH))
+
+
+async def test_a_strict_target_judges_the_line_before_hints(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = write_tiny_llava(tmp_path_factory.mktemp("strict"), seed=5, layers=3)
+    async with running(load_model(str(folder), strict_width=8)) as engine:
+        expected = await plain_text(engine)
+        session = await opened(engine, "hints_draft", Hints(max_rows=24))
+        session.hints.add([expected])
+        windows = 0
+        while (num_before := len(session.committed)) < NUM_TOKENS:
+            window = tuple(expected[num_before:][: 5 * (windows % 2)])
+            [judgement] = await judged(engine, session, JudgeRequest(window, self_draft=DEPTH))
+            assert len(window) + judgement.facts.num_drafted <= 7
+            assert not window or not judgement.facts.num_drafted
+            windows += 1
+        assert session.committed == expected and windows < NUM_TOKENS / 2
+
+
+# -- tolerance --------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("rule", list(ToleranceRule))
 async def test_tolerance_is_lossy_below_one_and_repeats_itself(model: VideoLM, rule: str) -> None:
     async with running(model) as engine:

@@ -53,7 +53,7 @@ def test_every_part_of_a_method_exists(method: Method) -> None:
     assert method.pruner in PRUNERS
     get_policy(method.policy, method.gamma)
     assert method.changed(None, None, None, None, None) == method
-    assert (method.drafter is Drafter.SELF) == bool(method.local_drafter)
+    assert (method.drafter is Drafter.SELF) == (bool(method.local_drafter) and not method.is_hybrid)
     if method.local_drafter:
         assert LocalDrafter in find_local_drafter(method.name).__mro__
 
@@ -61,7 +61,7 @@ def test_every_part_of_a_method_exists(method: Method) -> None:
 def test_an_unknown_method_lists_those_there_are() -> None:
     with pytest.raises(
         InvalidRequest,
-        match="slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, hints, hsd, prompt_lookup, autoregressive",
+        match="slipstream, parallelvlm, specvlm, sd, sd_tree, onsd, std, hints, hsd, hints_draft, prompt_lookup, auto",
     ):
         get_method("magic")
 

@@ -132,9 +132,10 @@ class Samples:
         )
         judge = target_pb2.Judge(window=[5, 6, 7], num_passes=1)
         if self._one_of((True, False)):
-            start.self_draft.drafter = self._one_of(("hints", "hsd", "prompt_lookup"))
+            start.self_draft.drafter = self._one_of(("hints", "hsd", "hints_draft", "prompt_lookup"))
             start.hints.CopyFrom(target_pb2.Hints(texts=["A red circle."], max_rows=9))
-            judge = target_pb2.Judge(num_passes=2, self_draft=4)
+            window = [5, 6] if start.self_draft.drafter == "hints_draft" else []
+            judge = target_pb2.Judge(window=window, num_passes=2, self_draft=4)
         return [
             target_pb2.TargetRequest(start=start),
             target_pb2.TargetRequest(frames=common_pb2.FrameChunk(data=self._pixels())),

@@ -29,10 +29,15 @@ class TreeLimits:
     """Seconds of a pass over so many rows of the tree, beside that of the last committed token: T_p(k)."""
     as_chain: bool = False
     """The tree must not branch: the likeliest candidate is followed alone."""
+    line: tuple[int, ...] = ()
+    """A draft's chain, which the pass judges in any case: it is in the tree, and in its depth and rows."""
+    line_survival: float = 0.0
+    """That a token of the line is accepted behind accepted ones."""
 
 
 def grow_tree(index: HintIndex, candidates: Sequence[Candidate], limits: TreeLimits) -> TokenTree | None:
-    """The candidates as one tree, in which equal beginnings are one path; None where no row is worth its cost.
+    """The candidates as one tree, in which equal beginnings are one path; None where no row is worth its cost. Where
+    there is a draft's line the tree begins with it, and hints are hung beside it.
 
     Nodes are taken in the order of their chance, `chance * survival^depth`, and at equal chance level by level. A pass
     over k rows takes T_p(k) and is expected to commit 1 + (sum of their chances) tokens, so one more row raises the
@@ -44,14 +49,14 @@ def grow_tree(index: HintIndex, candidates: Sequence[Candidate], limits: TreeLim
     a whole must promise more than a plain pass. Where rows cost nothing, as on a device that waits for its memory, only
     `max_rows` ends it.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    children: dict[tuple[int, int], int] = {}
-    expected = 1.0
+    tokens = list(limits.line[: limits.max_depth])
+    parents = list(range(ROOT, len(tokens) - 1))
+    children = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    expected = 1.0 + sum(limits.line_survival**depth for depth in range(1, len(tokens) + 1))
     queue = [(-each.chance, 0, order, ROOT) for order, each in enumerate(candidates) if each.chance > 0]
     heapq.heapify(queue)
     if limits.as_chain:
-        del queue[1:]
+        del queue[0 if tokens else 1 :]
     while queue:
         negative, depth, order, parent = heapq.heappop(queue)
         candidate, chance = candidates[order], -negative
@@ -67,7 +72,7 @@ def grow_tree(index: HintIndex, candidates: Sequence[Candidate], limits: TreeLim
             parents.append(parent)
             expected += chance
         heapq.heappush(queue, (negative * candidate.survival, depth + 1, order, node))
-    if not tokens or expected * limits.pass_s(0) <= limits.pass_s(len(tokens)):
+    if not tokens or (not limits.line and expected * limits.pass_s(0) <= limits.pass_s(len(tokens))):
         return None
     return TokenTree(tuple(tokens), tuple(parents))
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from slipstream.speculation.hints.cursor import Cursor, Guess, foreseen
 from slipstream.speculation.hints.draft_tree import Candidate, TreeLimits, grow_tree
 from slipstream.speculation.hints.index import HintIndex
-from slipstream.speculation.protocol import TokenTree
+from slipstream.speculation.protocol import TokenTree, num_common
 
 
 class HintStrategy(Protocol):
@@ -77,6 +77,25 @@ class Rate:
     def observe(self, num_right: int, num_all: int) -> None:
         keep = DECAY**num_all
         self._right, self._all = self._right * keep + num_right, self._all * keep + num_all
+
+
+class LineRecord:
+    """How often the tokens of a draft's lines came true, behind those that did."""
+
+    def __init__(self) -> None:
+        self._survival = Rate(FIRST_SURVIVAL, FIRST_SURVIVAL_WEIGHT)
+        self._line: tuple[int, ...] = ()
+
+    def begin(self, line: Sequence[int]) -> float:
+        """This line is judged now; what the chance of each of its tokens is."""
+        self._line = tuple(line)
+        return self._survival.value
+
+    def learn(self, committed: Sequence[int]) -> None:
+        """This is what came."""
+        length = num_common(self._line, committed)
+        self._survival.observe(length, min(length + 1, len(self._line), len(committed)))
+        self._line = ()
 
 
 class Experience:

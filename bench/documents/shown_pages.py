@@ -1,0 +1,137 @@
+"""Pages that a model and a reader are shown, and readers that fail on the way: what the part `pages` is made of.
+
+A page is synthetic and held out, its text is known. The target gets its pixels as they are; the reader gets a PDF with
+the page as a picture, so that its resolution can be made worse.
+"""
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from bench.common import PROC
+from slipstream import AsyncCaptioner
+from slipstream.client.page_reading import PageReader, PageReading
+from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.documents.pool import ReaderPool
+from slipstream.options import CaptionOptions
+from training.evaluate_reader import held_out_pages
+from training.pages import KINDS
+from training.reader import reader_tokenizer
+
+DPI = 72
+"""At which the PDF is as many pixels as the page."""
+FAULTS = ("well", "killed", "frozen", "slow", "lying")
+SLOW_S = 1.0
+"""That a slow reader rests after it has drawn the page."""
+SURFACE = "lines"
+"""How the pocket reader writes."""
+
+
+@dataclass(frozen=True)
+class ShownPage:
+    """A page as the target sees it, and its text."""
+
+    kind: str
+    text: str
+    picture: PagePicture
+
+
+def shown_pages(model: Path, count: int) -> dict[str, list[ShownPage]]:
+    """Held-out pages by kind, as evenly as `count` allows."""
+    tokenizer = reader_tokenizer(model)
+    pages: dict[str, list[ShownPage]] = {}
+    for number, kind in enumerate(KINDS):
+        of_kind = count // len(KINDS) + (number < count % len(KINDS))
+        for page in held_out_pages(tokenizer, kind, of_kind):
+            height, width, _ = page.pixels.shape
+            picture = PagePicture(1, width, height, DPI, page.pixels.tobytes())
+            pages.setdefault(kind, []).append(ShownPage(kind, page.text, picture))
+    return pages
+
+
+def document_of(pages: Sequence[ShownPage]) -> bytes:
+    """A PDF of the pages, each a picture: nobody can take its text from it but by reading."""
+    images = [Image.frombytes("RGB", (page.picture.width, page.picture.height), page.picture.pixels) for page in pages]
+    out = io.BytesIO()
+    images[0].save(out, "PDF", save_all=True, append_images=images[1:], resolution=DPI, quality=95)
+    return out.getvalue()
+
+
+# -- readers ----------------------------------------------------------------------------------------------------------
+
+
+async def read_live(
+    pool: ReaderPool, pages: Sequence[ShownPage], ocr_dpi: int, fault: str = "well"
+) -> AsyncGenerator[ReadEvent, None]:
+    """What the pool's reader says of a document of these pages, their pictures being the target's own. The fault comes
+    when a page is drawn and not yet read."""
+    request = DocumentRequest(dpi=max(DPI, ocr_dpi), ocr_dpi=ocr_dpi, text_layer=False)
+    await pool.wait_prepared()
+    readers, waking = pool.pids, set()
+    try:
+        async with aclosing(pool.read(document_of(pages), request)) as events:
+            async for event in events:
+                if isinstance(event, PagePicture):
+                    yield replace(pages[event.page - 1].picture, page=event.page)
+                    if fault in ("killed", "frozen", "slow"):
+                        _signal(readers, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+                    if fault == "slow":
+                        waking.add(asyncio.get_running_loop().call_later(SLOW_S, _signal, readers, signal.SIGCONT))
+                elif isinstance(event, PageDraft):
+                    yield _lied(event, pages) if fault == "lying" else event
+                else:
+                    yield event
+    finally:
+        for timer in waking:
+            timer.cancel()
+
+
+def _lied(draft: PageDraft, pages: Sequence[ShownPage]) -> PageDraft:
+    """Every region says a part of the truth backwards, and then what no page says."""
+    lie = pages[draft.page - 1].text[::-1] + " lies" * 50
+    return replace(draft, regions=tuple(replace(region, text=lie[region.order :]) for region in draft.regions))
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    """To the processes and all that they have started: a confined one lives below the one that is known."""
+    for pid in pids:
+        with suppress(OSError):
+            children = (PROC / str(pid) / "task" / str(pid) / "children").read_text().split()
+            _signal([int(child) for child in children], number)
+            os.kill(pid, number)
+
+
+async def read_again(pages: Sequence[ShownPage], drafts: Sequence[PageDraft]) -> AsyncIterator[ReadEvent]:
+    """The same pages with drafts that are there already."""
+    yield DocumentFacts(len(pages), tuple(range(1, len(pages) + 1)))
+    for number, (page, draft) in enumerate(zip(pages, drafts, strict=True), start=1):
+        yield replace(page.picture, page=number)
+        yield replace(draft, page=number)
+
+
+async def drafts_of(events: AsyncIterator[ReadEvent]) -> list[PageDraft]:
+    """The reader's drafts alone."""
+    return [event async for event in events if isinstance(event, PageDraft)]
+
+
+# -- target -----------------------------------------------------------------------------------------------------------
+
+
+async def read_pages(
+    captioner: AsyncCaptioner, events: AsyncIterator[ReadEvent], max_pages: int, **options: Any
+) -> list[PageReading]:
+    """The target's readings of a document, through `slipstream read`'s own code."""
+    reader = PageReader(captioner, CaptionOptions(**options), SURFACE, max_pages)
+    return [page async for page in reader.read(events)]
+
+
+def token_ids(page: PageReading) -> tuple[int, ...]:
+    return tuple(token.token_id for token in page.caption.tokens)

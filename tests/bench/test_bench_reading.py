@@ -1,0 +1,72 @@
+"""Pages read by a model that has learned nothing, with readers that fail: the part is whole at its smallest."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.documents import reading
+from bench.documents.program import HOLDS
+from bench.documents.reading import METHODS, is_kept, measure_reading, missed
+from bench.documents.shown_pages import FAULTS, document_of, shown_pages
+from slipstream.documents.messages import DocumentLimits
+from slipstream.documents.render import open_document
+from tests.support.documents import needs_documents
+from training.reader import build, export, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader") / "untrained"
+    tokenizer = train_tokenizer(pages=100)
+    export(build(tokenizer), tokenizer, folder)
+    return folder
+
+
+@needs_documents
+def test_the_whole_part_at_two_pages(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "NOISE_DPI", (75,))
+    monkeypatch.setattr(reading, "MAX_TOKENS", 40)
+    found = asyncio.run(measure_reading(model, 2, 1))
+    assert found["shown"] and is_kept(found) and HOLDS["reading"](found)
+    assert set(found["identity"]["by_fault"].values()) == {"2/2"}
+    assert len(found["identity"]["by_fault"]) == 3 * len(FAULTS)
+    empty = found["identity"]["empty_drafts"]
+    assert (empty["killed"], empty["frozen"]) == (2, 2), "the faults did happen"
+    assert len(found["rows"]) == 2 * len(METHODS)
+    plain = [row for row in found["rows"] if row["method"] == "autoregressive"]
+    assert all((row["tokens_a_pass"], row["rows_a_pass"], row["decoding_speedup"]) == (1, 0, 1) for row in plain)
+    assert [row["ocr_dpi"] for row in found["noise"]] == [75]
+
+
+@needs_documents
+def test_a_document_shows_the_pages_as_they_are(model: Path) -> None:
+    pages = [page for of_kind in shown_pages(model, 8).values() for page in of_kind]
+    assert len(pages) == 8 and len({page.kind for page in pages}) == 7
+    document = open_document(document_of(pages), DocumentLimits())
+    assert document.num_pages == 8
+    picture, _ = document.draw(1, 72, 2**24)
+    assert picture.shape == (pages[0].picture.height, pages[0].picture.width, 3)
+
+
+def test_without_a_checkpoint_nothing_is_shown_and_nothing_broken(tmp_path: Path) -> None:
+    found = asyncio.run(measure_reading(tmp_path / "none", 50, 3))
+    assert not found["shown"] and "--reader-model" in found["why"]
+    assert HOLDS["reading"](found)
+
+
+def test_what_is_called_broken_and_what_missed() -> None:
+    rows: list[dict[str, Any]] = [
+        {"method": "hints", "lossy": False, "identical": "2/2", "decoding_speedup": 2.0},
+        {"method": "hsd, tau 0.75", "lossy": True, "identical": "1/2", "decoding_speedup": 0.5},
+    ]
+    document = {"kind": "prose", "identical": "6/6", "end_to_end_speedup": 2.6, "hidden": 0.95}
+    found = {"shown": True, "identity": {"by_fault": {"hints, well": "2/2"}}, "rows": rows, "documents": [document]}
+    assert is_kept(found) and not missed(found)
+    assert not is_kept(found | {"identity": {"by_fault": {"hints, killed": "1/2"}}})
+    assert not is_kept(found | {"documents": [document | {"identical": "5/6"}]})
+    assert not is_kept(found | {"rows": [rows[0] | {"identical": "1/2"}]})
+    assert len(missed(found | {"rows": [rows[0] | {"decoding_speedup": 0.9}]})) == 1
+    slow = document | {"end_to_end_speedup": 0.9, "hidden": 0.5}
+    assert len(missed(found | {"documents": [slow]})) == 3
