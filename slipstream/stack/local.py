@@ -51,8 +51,6 @@ class StackOptions:
     """A folder; as a string also OWNER/NAME of a model on the hub, where no such folder exists."""
     draft_model: Path | str | None = POCKET_DIR / "draft"
     """None: no draft process; every caption is decoded plainly."""
-    reader: bool = False
-    """Read documents, by a reader process."""
     device: str = "cpu"
     draft_device: str | None = None
     """None: the target's."""
@@ -70,6 +68,8 @@ class StackOptions:
     """Archive captions at once; None: the gateway's default."""
     data: Path | None = None
     """Folder in which the embedded server keeps the queue; None: it is gone with the stack."""
+    reader: bool = False
+    """Read documents, by a reader process."""
     threads: int | None = None
     """Torch threads of each model process; None: the usable cores shared out, on a CPU."""
     pin: bool = False
