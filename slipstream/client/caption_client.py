@@ -279,8 +279,8 @@ class _Asking:
         received, self.failure = self.received, None
         after = [token.token_id for token in received.tokens]
         received.is_confirmed = not after
-        message = gateway_pb2.CaptionRequest
-        upload = Upload(self.video, message(options=self.first, resume_after=after), lambda data: message(video=data))
+        request = gateway_pb2.CaptionRequest
+        upload = Upload(self.video, request(options=self.first, resume_after=after), lambda data: request(video=data))
         channel, left_s = self.connection.channel, self._deadline - asyncio.get_running_loop().time()
         stub = gateway_pb2_grpc.GatewayStub(channel)
         call = stub.Caption(upload.messages(), timeout=max(left_s, 0.0), metadata=self.connection.metadata)
