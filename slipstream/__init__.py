@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from slipstream.client.async_captioner import AsyncCaptioner, AsyncCaptionStream, connect_async
     from slipstream.client.batch_handles import Archive, AsyncArchive, AsyncBatchHandle, BatchHandle
     from slipstream.client.caption_client import RemotePath, Video
-    from slipstream.client.sync_captioner import Captioner, CaptionStream, connect
+    from slipstream.client.sync_captioner import Captioner, CaptionStream, DocumentStream, connect
+    from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
+    from slipstream.documents.reading import PageReading
     from slipstream.engine.loading import load_model
     from slipstream.messages import (
         Caption,
@@ -51,10 +53,15 @@ __all__ = [
     "Captioner",
     "CommittedText",
     "CommittedToken",
+    "DocumentFacts",
+    "DocumentStream",
     "FinishReason",
     "GatewayInfo",
     "Job",
     "JobState",
+    "PageDraft",
+    "PagePicture",
+    "PageReading",
     "Priority",
     "Receipt",
     "RemotePath",
@@ -83,9 +90,14 @@ _HOMES = {
     "CaptionOptions": "options",
     "CaptionStream": "client.sync_captioner",
     "Captioner": "client.sync_captioner",
+    "DocumentFacts": "documents.messages",
+    "DocumentStream": "client.sync_captioner",
     "FinishReason": "speculation.protocol",
     "Job": "archive.messages",
     "JobState": "archive.queue",
+    "PageDraft": "documents.messages",
+    "PagePicture": "documents.messages",
+    "PageReading": "documents.reading",
     "Priority": "archive.queue",
     "Receipt": "archive.messages",
     "RemotePath": "client.caption_client",

@@ -360,8 +360,7 @@ class Caption:
     """The stop string that ended the text, if one did."""
     request_id: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """As used, after defaults, by name, as far as the gateway tells: method, pruner, alpha, policy, max_window; and
-    lossy and lossy_keep, where the text is not the target's own."""
+    """As used, after defaults, by name, as far as the gateway tells; lossy and lossy_keep where the text is such."""
     video: VideoFacts = field(default_factory=VideoFacts)
     timings: Timings = field(default_factory=Timings)
     speculation: Speculation = field(default_factory=Speculation)
@@ -398,3 +397,4 @@ class GatewayInfo:
     default_prompt: str = ""
     accepts_paths: bool = False
     """False: videos are uploaded; the gateway has no roots."""
+    reads_documents: bool = False

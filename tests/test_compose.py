@@ -1,11 +1,14 @@
 """Dockerfile and compose files, as far as they can be judged without a daemon; `make compose-check` runs them."""
 
 import contextlib
+import importlib.metadata
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +19,19 @@ import yaml
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
+from slipstream.documents.messages import DocumentLimits
 from slipstream.errors import InvalidConfig
 from slipstream.services.draft.__main__ import DraftConfig
+from slipstream.services.reader.__main__ import ReaderConfig
 from slipstream.services.target.__main__ import TargetConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS: dict[str, type] = {"target": TargetConfig, "draft": DraftConfig, "gateway": GatewayConfig}
+CONFIGS: dict[str, type] = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "reader": ReaderConfig,
+    "gateway": GatewayConfig,
+}
 OVERRIDES = sorted(path.name for path in ROOT.glob("compose.*.yaml"))
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^${}]*)|:\+(?:[^${}]|\$\{\w+\})*)?\}")
 
@@ -66,7 +76,7 @@ def test_every_container_is_hardened(service: str) -> None:
     assert settings["pids_limit"] and settings["mem_limit"] and settings["healthcheck"]["test"]
     user = with_defaults(settings["user"])
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), user
-    assert all(mount.endswith(":ro") for mount in settings["volumes"] if "/" in mount.partition(":")[0])
+    assert all(mount.endswith(":ro") for mount in settings.get("volumes", []) if "/" in mount.partition(":")[0])
 
 
 def test_only_the_gateway_is_published_and_on_loopback() -> None:
@@ -81,9 +91,10 @@ def test_networks_are_apart_and_none_leads_outside() -> None:
         "redis": ["queue"],
         "target": ["models"],
         "draft": ["models"],
-        "gateway": ["front", "models", "queue"],
+        "reader": ["reader"],
+        "gateway": ["front", "models", "queue", "reader"],
     }
-    assert networks["models"] == networks["queue"] == {"internal": True}
+    assert networks["models"] == networks["queue"] == networks["reader"] == {"internal": True}
     assert networks["front"]["driver_opts"] == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
 
 
@@ -142,9 +153,12 @@ def test_a_password_file_completes_the_url(tmp_path: Path) -> None:
 
 
 MIB = 1024**2
+PICTURE_BYTES = 3 * DocumentLimits.max_page_pixels
 FRAME_BYTES = 448 * 448 * 3
 GATEWAY_MIB, MODEL_MIB = 256, 1024
 """A service at rest: the gateway with two decoders; a pocket model with torch, and room for its passes."""
+READER_MIB, READING_MIB = 128, 768
+"""The reader's service at rest, and one process with a document's page; one more waits ready."""
 UNITS = {"m": MIB, "g": 1024 * MIB}
 
 
@@ -163,10 +177,15 @@ def test_limits_of_memory_follow_from_the_settings() -> None:
     assert tmpfs is not None
     uploads, decoders = num_bytes(tmpfs[1]), gateway.decode_workers * gateway.decode_memory_mb * MIB
     needed = {"gateway": GATEWAY_MIB * MIB + uploads + decoders + (captions + gateway.archive_ahead) * frames}
+    pictures = (gateway.pages_at_once + 1) * PICTURE_BYTES
+    needed["gateway"] += gateway.documents_at_once * (gateway.max_document_bytes + pictures)
     for name in ("target", "draft"):
         budget_mib = config_of(name, STACK[name]["environment"]).kv_budget_mb
         assert budget_mib, "half of what is available is not what is left beside frames"
         needed[name] = (MODEL_MIB + budget_mib) * MIB + captions * frames
+    reader = config_of("reader", STACK["reader"]["environment"])
+    needed["reader"] = (READER_MIB + (reader.max_documents + 1) * READING_MIB) * MIB
+    needed["reader"] += (reader.max_documents + reader.max_queued) * reader.max_document_mb * MIB
     for name, least in needed.items():
         assert least <= num_bytes(with_defaults(STACK[name]["mem_limit"])) <= 1.3 * least, (name, least / MIB)
     words = STACK["redis"]["command"][4:]
@@ -176,7 +195,7 @@ def test_limits_of_memory_follow_from_the_settings() -> None:
 
 def test_every_container_has_a_limit_of_cores_to_set() -> None:
     limits = {name: float(with_defaults(str(settings["cpus"]))) for name, settings in STACK.items()}
-    assert limits == {"redis": 1, "target": 0, "draft": 0, "gateway": 2}
+    assert limits == {"redis": 1, "target": 0, "draft": 0, "reader": 2, "gateway": 2}
 
 
 def test_images_from_elsewhere_can_be_pinned_and_no_registry_is_named() -> None:
@@ -185,9 +204,34 @@ def test_images_from_elsewhere_can_be_pinned_and_no_registry_is_named() -> None:
     assert "ARG BASE=python:3.11-slim\n" in (ROOT / "Dockerfile").read_text()
 
 
-def test_one_service_builds_the_image_for_all() -> None:
-    assert [name for name, settings in STACK.items() if "build" in settings] == ["target"]
-    assert len({STACK[service]["image"] for service in CONFIGS}) == 1
+def test_one_service_builds_the_image_for_all_but_the_reader() -> None:
+    assert [name for name, settings in STACK.items() if "build" in settings] == ["target", "reader"]
+    assert len({STACK[service]["image"] for service in CONFIGS if service != "reader"}) == 1
+    assert STACK["reader"]["build"] == STACK["target"]["build"] | {"target": "reader"}
+    assert STACK["reader"]["image"] != STACK["target"]["image"]
+
+
+def test_the_readers_image_has_what_it_imports_and_no_torch() -> None:
+    """As far as this environment tells: the service's imports, and what reading documents needs."""
+    installed = set(re.findall(r"[\w-]+", " ".join(re.findall(r"^ {8}([a-z].*?) \\$", reader_stage(), re.MULTILINE))))
+    listing = "import sys, slipstream.services.reader.__main__, slipstream.rpc.probe; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True, timeout=60)
+    owners = importlib.metadata.packages_distributions()
+    needed = {
+        owner.lower().replace("_", "-")
+        for module in loaded.stdout.split()
+        if "." not in module
+        for owner in owners.get(module, [])
+    }
+    only_here = {"slipstream", "grpcio-tools", "setuptools", "typing-extensions", "rich", "pygments"}
+    assert needed - only_here <= installed
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["documents"]
+    assert {name.partition(">")[0] for name in extra} <= installed
+    assert not {"torch", "transformers"} & (installed | needed)
+
+
+def reader_stage() -> str:
+    return (ROOT / "Dockerfile").read_text().partition("AS reader-builder")[2].partition("AS reader\n")[0]
 
 
 @pytest.mark.parametrize("service", CONFIGS)
@@ -197,7 +241,15 @@ def test_the_services_take_what_compose_gives_them(service: str) -> None:
     assert STACK[service]["healthcheck"]["test"][-1] == f"127.0.0.1:{port}"
     if service == "draft":
         assert config.guidance_targets == STACK["gateway"]["environment"]["SLIPSTREAM_GATEWAY_TARGET"]
+    if service == "reader":
+        assert config.max_documents == config_of("gateway", STACK["gateway"]["environment"]).documents_at_once
+        assert config.owner_share == 1
     if service == "gateway":
+        assert config.reader == ""
+        told = (
+            f"COMPOSE_PROFILES=documents, SLIPSTREAM_READER=reader:{STACK['reader']['healthcheck']['test'][-1][-5:]} "
+        )
+        assert told in (ROOT / "compose.yaml").read_text()
         assert config.video_roots == "/videos"
         assert config.target == "target:" + config_of("target", STACK["target"]["environment"]).listen.split(":")[1]
         assert config.draft == "draft:" + config_of("draft", STACK["draft"]["environment"]).listen.split(":")[1]
@@ -223,7 +275,8 @@ def test_the_dockerfile_asks_no_registry_for_more_than_its_base() -> None:
     assert "syntax=" not in text and "@sha256" not in text
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     assert set(bases) == {"${BASE}"}
-    assert re.findall(r"^USER (\S+)", text, re.MULTILINE) == ["10001:10001"]
+    assert set(re.findall(r"^USER (\S+)", text, re.MULTILINE)) == {"10001:10001"}
+    assert text.rpartition("\nFROM ")[2].startswith("${BASE}\n"), "what is built without a name is the image for all"
 
 
 def test_the_build_context_has_what_the_dockerfile_copies() -> None:

@@ -28,9 +28,9 @@ from bench.documents.shown_pages import (
 )
 from slipstream import AsyncCaptioner
 from slipstream.client.caption_client import GatewayAddress
-from slipstream.client.page_reading import PageReading
 from slipstream.documents.messages import DocumentLimits, PageDraft
 from slipstream.documents.pool import ReaderPool, check_packages
+from slipstream.documents.reading import PageReading
 from slipstream.documents.surfaces import page_text
 from slipstream.errors import InvalidConfig
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions

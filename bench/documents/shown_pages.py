@@ -17,10 +17,11 @@ from typing import Any
 from PIL import Image
 
 from bench.common import PROC
+from bench.documents.page_reading import PageReader
 from slipstream import AsyncCaptioner
-from slipstream.client.page_reading import PageReader, PageReading
 from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.pool import ReaderPool
+from slipstream.documents.reading import PageReading
 from slipstream.options import CaptionOptions
 from training.evaluate_reader import held_out_pages
 from training.pages import KINDS
@@ -128,7 +129,7 @@ async def drafts_of(events: AsyncIterator[ReadEvent]) -> list[PageDraft]:
 async def read_pages(
     captioner: AsyncCaptioner, events: AsyncIterator[ReadEvent], max_pages: int, **options: Any
 ) -> list[PageReading]:
-    """The target's readings of a document, through `slipstream read`'s own code."""
+    """The target's readings of a document, as videos of one frame."""
     reader = PageReader(captioner, CaptionOptions(**options), SURFACE, max_pages)
     return [page async for page in reader.read(events)]
 

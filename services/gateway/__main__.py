@@ -8,11 +8,13 @@ import grpc
 from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
 from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, watch_frames
 from slipstream.rpc.peers import Peers
+from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.servicer import GatewayServicer
@@ -44,7 +46,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     watch_frames(media.frames)
     captioner = GatewayCaptioner(config, peers, media, metrics)
     PROCESS.watch(captioner.places, *media.ceilings)
-    GatewayServicer(config, captioner).register(server)
+    reader = RemoteReader(config.reader, config.peer_security()) if config.reader else None
+    GatewayServicer(config, captioner, DocumentCaptioner(config, captioner, reader)).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, watch, lifecycle, queue)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
@@ -56,6 +59,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
         watching.cancel()
         media.close()
         await peers.close()
+        if reader is not None:
+            await reader.close()
 
     return close
 

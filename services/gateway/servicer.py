@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import structlog
@@ -10,10 +11,12 @@ import structlog
 from slipstream import __version__
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import CaptionEvent, GatewayInfo
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
+from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -23,9 +26,10 @@ Events = asyncio.Queue[CaptionEvent | None]
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements `proto/slipstream/rpc/v1/gateway.proto`."""
 
-    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner) -> None:
+    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner, documents: DocumentCaptioner) -> None:
         self._config = config
         self._captioner = captioner
+        self._documents = documents
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serves from now on."""
@@ -47,6 +51,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             max_video_bytes=config.max_video_bytes,
             default_prompt=config.default_prompt,
             accepts_paths=bool(config.roots),
+            reads_documents=bool(config.reader),
         )
         return gateway_info_message(info)
 
@@ -79,6 +84,21 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await working
 
+    async def ReadDocument(
+        self, requests: AsyncIterator[gateway_pb2.ReadDocumentRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[gateway_pb2.ReadDocumentEvent]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "options":
+            raise ProtocolViolation("a document begins with `options`")
+        asked, names = read_document_options(first.options), first.options
+        plan = self._documents.plan(asked, path=names.path, request_id=names.request_id, owner=current_owner())
+        structlog.contextvars.bind_contextvars(request_id=plan.request_id)
+        events = self._documents.read_interactively(asked, plan, _document_chunks(aiter(requests)))
+        async with aclosing(events):
+            async for event in events:
+                for message in document_event_messages(event):
+                    yield message
+
     async def _caption(self, plan: CaptionPlan, upload: AsyncIterator[bytes], events: Events) -> None:
         events.put_nowait(await self._captioner.caption_interactively(plan, upload, events.put_nowait))
 
@@ -88,3 +108,10 @@ async def _chunks(requests: AsyncIterator[gateway_pb2.CaptionRequest]) -> AsyncI
         if message.WhichOneof("message") != "video":
             raise ProtocolViolation("after `options` a caption takes `video` chunks only")
         yield message.video
+
+
+async def _document_chunks(requests: AsyncIterator[gateway_pb2.ReadDocumentRequest]) -> AsyncIterator[bytes]:
+    async for message in requests:
+        if message.WhichOneof("message") != "document":
+            raise ProtocolViolation("after `options` a document takes `document` chunks only")
+        yield message.document

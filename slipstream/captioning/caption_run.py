@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from slipstream.captioning.draft_link import DraftLink, Proposals, check_pass_s, check_ready
+from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.plan import CaptionPlan, SessionKey, draft_start, make_pipeline, target_start
 from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumptions
 from slipstream.captioning.stats import CaptionStats, Tracer
@@ -88,6 +89,7 @@ class CaptionRun:
         draft_silence_s: float,
         timeout_s: float,
         resume_wait_s: float,
+        late_hints: LateHints | None = None,
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
@@ -102,6 +104,8 @@ class CaptionRun:
         self._draft_silence_s = draft_silence_s
         self._timeout_s = timeout_s
         self._resume_wait_s = resume_wait_s
+        self._late_hints = late_hints
+        self._hinting: asyncio.Task[None] | None = None
         self._resumptions: Resumptions | None = None
         self._replay: Replay | None = None
         """Until the target has found the tokens that were delivered without it."""
@@ -132,6 +136,8 @@ class CaptionRun:
         self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
         call = self._call = self._peers.target.open(start, self._video, timeout_s=self._timeout_s)
         self._seek_draft()
+        if self._late_hints is not None:
+            self._hinting = asyncio.create_task(self._late_hints.deliver(self._peers.target, call, start))
         try:
             async for event in call.events():
                 self._on_target_event(event)
@@ -184,6 +190,8 @@ class CaptionRun:
     def _end(self) -> None:
         """Nothing goes on, and nothing leads back here that would keep this caption's memory."""
         self._hold.cancel()
+        if self._hinting is not None:
+            self._hinting.cancel()
         self._end_drafting()
         self._drafting = self._draft_link = None
 

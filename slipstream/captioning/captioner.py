@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
@@ -115,11 +116,19 @@ class GatewayCaptioner:
         return video
 
     async def caption(
-        self, plan: CaptionPlan, video: SampledVideo, emit: Emit, stats: CaptionStats, *, resume_wait_s: float = 0.0
+        self,
+        plan: CaptionPlan,
+        video: SampledVideo,
+        emit: Emit,
+        stats: CaptionStats,
+        *,
+        resume_wait_s: float = 0.0,
+        late_hints: LateHints | None = None,
     ) -> Caption:
         """Captions sampled frames; needs a `check` shortly before. Cancelled, it stops both models.
 
         `resume_wait_s`: how long to wait for a target when one is lost in the middle; 0: that ends the caption.
+        `late_hints`: what else the target drafts from, once it is there.
         """
         target = self.peers.target.model
         assert target is not None, "the target has been asked"
@@ -136,6 +145,7 @@ class GatewayCaptioner:
             draft_silence_s=self._config.draft_timeout_s,
             timeout_s=self._config.request_timeout_s,
             resume_wait_s=resume_wait_s,
+            late_hints=late_hints,
         )
         caption = await run.run()
         self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s

@@ -79,6 +79,31 @@ class MediaOptions:
         return frozenset((host.lower(), int(port or 443)) for host, _, port in pairs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DocumentServing:
+    """Options of reading documents."""
+
+    reader: str = option("address of the reader service; empty: this gateway reads no documents", default="")
+    documents_at_once: int = option(
+        "documents read at once; more wait. No more than the reader's --max-documents", default=2, check=between(1, 256)
+    )
+    pages_at_once: int = option("pages of one document that the target reads at once", default=2, check=between(1, 64))
+    max_document_bytes: int = option("largest document", default=64 * 1024**2, check=between(1, 2**31))
+    max_page_pixels: int = option(
+        "most pixels of a page, for models that take frames of many sizes",
+        default=4_000_000,
+        check=between(10_000, 64_000_000),
+    )
+    reader_wait_s: float = option(
+        "how long a document that lost its reader waits for one to go on with; 0: it ends",
+        default=30.0,
+        check=between(0, 3600),
+    )
+    reader_silence_s: float = option(
+        "seconds of silence after which a reader that owes a page is lost", default=120.0, check=between(0.1, 3600)
+    )
+
+
 # -- options ----------------------------------------------------------------------------------------------------------
 
 # What a gateway can be told about the archive at start.
@@ -161,7 +186,7 @@ class ArchiveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
+class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, TokenOptions):
     """Options of the gateway service."""
 
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")

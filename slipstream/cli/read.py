@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from slipstream.cli.caption import caption_options, open_gateway
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, model_options, run_async
 from slipstream.cli.views import caption_dict, complain, printable
 from slipstream.client.async_captioner import AsyncCaptioner
-from slipstream.client.page_reading import PageReader, PageReading
+from slipstream.client.document_client import DocumentCall, check_reads_documents
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -35,6 +35,7 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
+from slipstream.documents.reading import PageReading, page_readings
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
@@ -43,8 +44,8 @@ from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
 from slipstream.stack.local import StackOptions
 
-Read = Callable[[bytes, DocumentRequest], AsyncGenerator[ReadEvent, None]]
-"""What reads a document: a pool of this process's own, or a service's client."""
+Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
+"""The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
 
 
@@ -62,7 +63,6 @@ def read_command(
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
     surface: Annotated[str, typer.Option(help=f"How the target writes: {', '.join(SURFACES)}.")] = "markdown",
-    pages_at_once: Annotated[int, typer.Option(min=1, max=64, help="Pages of a document that the target reads.")] = 2,
     options: CaptionOptions,
     stack_options: StackOptions,
     gateway: Annotated[
@@ -71,7 +71,7 @@ def read_command(
     reader: Annotated[
         str,
         typer.Option(
-            help="Address of a reader service.",
+            help="Address of a reader service, with --ocr-only.",
             show_default="read in processes of one's own",
             rich_help_panel=READER_PANEL,
         ),
@@ -83,24 +83,26 @@ def read_command(
     differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
+    if reader and not ocr_only:
+        raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
     if surface not in SURFACES:
         raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
-    request = DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer, pictures=not ocr_only)
 
     async def run() -> int:
-        async with AsyncExitStack() as exits:
-            read = await exits.enter_async_context(_open_reader(reader, connection, jobs))
-            page_reader = None
-            if not ocr_only:
-                address = await exits.enter_async_context(open_gateway(gateway, stack_options))
-                captioner = AsyncCaptioner(gateway=connection.gateway(address))
-                await exits.enter_async_context(captioner)
-                page_reader = PageReader(captioner, options, surface, pages_at_once)
-            job = _Job(output, request, read, surface, page_reader, asyncio.Semaphore(jobs))
+        call = DocumentCall(
+            pages=pages, dpi=dpi, text_layer=text_layer, surface=surface, pictures=True, options=options
+        )
+        opened = (
+            _open_reader(reader, connection, jobs, DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer))
+            if ocr_only
+            else _open_target(gateway, connection, stack_options, call)
+        )
+        async with opened as read:
+            job = _Job(output, read, surface, asyncio.Semaphore(jobs), has_target=not ocr_only)
             exit_codes = await asyncio.gather(*map(job.read_one, files))
         return next(filter(None, exit_codes), 0)
 
@@ -108,14 +110,31 @@ def read_command(
 
 
 @asynccontextmanager
-async def _open_reader(address: str, connection: ConnectionOptions, jobs: int) -> AsyncIterator[Read]:
-    """A service's client; without an address, processes of this command's own."""
+async def _open_target(
+    gateway: str | None, connection: ConnectionOptions, stack_options: StackOptions, call: DocumentCall
+) -> AsyncIterator[Read]:
+    """What a gateway's target reads; without an address, that of a stack of this command's own."""
+    if gateway is None:
+        check_packages()
+    async with (
+        open_gateway(gateway, replace(stack_options, reader=True)) as address,
+        AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
+    ):
+        check_reads_documents(await captioner.info())
+        yield lambda data: page_readings(captioner.start_document(data, call))
+
+
+@asynccontextmanager
+async def _open_reader(
+    address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest
+) -> AsyncIterator[Read]:
+    """What the OCR reads: of a service, or without an address in processes of this command's own."""
     if address:
         ca, cert, key = (str(path or "") for path in (connection.ca, connection.cert, connection.key))
         security = make_peer_security(("--ca", ca), ("--cert", cert), ("--key", key))
         remote = RemoteReader(address, security, connection.token(os.environ))
         try:
-            yield remote.read
+            yield lambda data: _drafts(remote.read(data, request))
         finally:
             await remote.close()
         return
@@ -123,9 +142,16 @@ async def _open_reader(address: str, connection: ConnectionOptions, jobs: int) -
     configure_logs("read", "error")
     pool = ReaderPool(DocumentLimits(), max_documents=jobs)
     try:
-        yield pool.read
+        yield lambda data: _drafts(pool.read(data, request))
     finally:
         pool.close()
+
+
+async def _drafts(events: AsyncGenerator[ReadEvent, None]) -> AsyncGenerator[PageDraft | PageReading, None]:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, PageDraft):
+                yield event
 
 
 @dataclass(frozen=True)
@@ -133,11 +159,10 @@ class _Job:
     """How all documents of a command are read."""
 
     output: Path
-    request: DocumentRequest
     read: Read
     surface: str
-    page_reader: PageReader | None
     places: asyncio.Semaphore
+    has_target: bool
 
     async def read_one(self, path: Path) -> int:
         """Reads one document and says on stdout what came of it; its exit status."""
@@ -160,7 +185,7 @@ class _Job:
         """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
         fails leaves the files of an earlier run as they were."""
         data = await asyncio.to_thread(_bytes_of, path)
-        endings = [".md", ".jsonl", *([".disagreements.html"] if self.page_reader else [])]
+        endings = [".md", ".jsonl", *([".disagreements.html"] if self.has_target else [])]
         targets = [self.output / f"{path.stem}{ending}" for ending in endings]
         parts = [target.with_name(f".{target.name}.part") for target in targets]
         facts = []
@@ -169,7 +194,7 @@ class _Job:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
                 for html in compared:
                     html.write(html_head(path.name))
-                async with aclosing(self._pages(data)) as pages:
+                async with aclosing(self.read(data)) as pages:
                     async for page in pages:
                         drafted, text, more = self._page(page)
                         markdown.write(markdown_page(drafted.page, text))
@@ -185,17 +210,6 @@ class _Job:
             for part in parts:
                 part.unlink(missing_ok=True)
         return facts
-
-    async def _pages(self, data: bytes) -> AsyncGenerator[PageDraft | PageReading, None]:
-        async with aclosing(self.read(data, self.request)) as events:
-            if self.page_reader is not None:
-                async with aclosing(self.page_reader.read(events)) as pages:
-                    async for page in pages:
-                        yield page
-                return
-            async for event in events:
-                if isinstance(event, PageDraft):
-                    yield event
 
     def _page(self, page: PageDraft | PageReading) -> tuple[PageDraft, str, dict[str, Any]]:
         """The OCR's reading, the text to write, and what else is known of it."""

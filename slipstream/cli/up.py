@@ -23,6 +23,7 @@ from slipstream.cli.common import (
 )
 from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.documents.pool import check_packages
 from slipstream.messages import GatewayInfo
 from slipstream.stack.local import (
     DRAIN_S,
@@ -46,6 +47,9 @@ def up_command(
     video_root: Annotated[
         list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
     ] = None,
+    reader: Annotated[
+        bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
+    ] = False,
     archive: Annotated[
         bool,
         typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.", rich_help_panel=ARCHIVE_PANEL),
@@ -79,8 +83,11 @@ def up_command(
     ] = False,
 ) -> None:
     """Run target, draft, gateway and the archive's queue on this machine until Ctrl-C."""
+    if reader:
+        check_packages()
     options = replace(
         stack_options,
+        reader=reader,
         stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
@@ -107,6 +114,8 @@ async def _serve(options: StackOptions) -> None:
         typer.echo(f"gateway: {stack.gateway_address}")
         typer.echo(f"logs: {stack.run_dir}", err=True)
         typer.echo(f"try: slipstream caption VIDEO --gateway {stack.gateway_address} (Ctrl-C ends the stack)", err=True)
+        if options.reader:
+            typer.echo(f"or: slipstream read DOCUMENT --output DIR --gateway {stack.gateway_address}", err=True)
         if options.archive:
             roots = "DIR" if options.video_roots else "DIR (with --video-root DIR here)"
             typer.echo(f"or: slipstream archive submit {roots} --gateway {stack.gateway_address}", err=True)
@@ -150,6 +159,7 @@ def _table(info: GatewayInfo) -> Table:
         "largest video": f"{info.max_video_bytes / 1e6:,.0f} MB",
         "default prompt": info.default_prompt,
         "paths below its roots": "yes" if info.accepts_paths else "no: videos are uploaded",
+        "documents": "yes" if info.reads_documents else "no: it has no reader",
     }
     for name, value in rows.items():
         table.add_row(name, Text(printable(str(value))))

@@ -21,6 +21,8 @@ from slipstream.client.caption_client import (
     check_video,
     gateway_info,
 )
+from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
+from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
 from slipstream.options import CallOptions, CaptionOptions, keywords_of
@@ -216,6 +218,35 @@ class AsyncCaptioner:
         """
         return AsyncCaptionStream(self.start(video, call), any_event)
 
+    @with_document_keywords
+    def read_document(self, document: Video, call: DocumentCall) -> AsyncGenerator[PageReading, None]:
+        """The pages of a document, each when the target has read it: a PDF, PNG, JPEG or TIFF as a path, bytes, an open
+        binary file, or a `RemotePath` (a path or an https address of the gateway's).
+
+            async for page in captioner.read_document("scan.pdf", pages="1-5"):
+                print(page.text)
+
+        What the OCR makes of a page (`page.draft`) saves time, and never changes its text. Leaving it, by `aclose`,
+        ends the work at the gateway.
+
+        Raises:
+            InvalidConfig: this gateway reads no documents.
+            InvalidRequest: an option or pages that there are not, or bytes that are no document that can be read.
+            VideoNotFound, UnreadableVideo: there is no such file, or it cannot be read here.
+            LimitExceeded: more than this gateway or its reader serves.
+            Overloaded: no room now; try again later.
+            ServiceUnavailable: the gateway, its target or its reader is not there or was lost, or it took longer than
+                `timeout_s`. The pages before are whole.
+        """
+        return page_readings(self.start_document(document, call))
+
+    @with_document_keywords
+    def document_events(self, document: Video, call: DocumentCall) -> AsyncGenerator[DocumentEvent, None]:
+        """All that is said of a document while it is read: `DocumentFacts` once; then for each page its `PagePicture`,
+        `StageChange` and `CommittedText` as they come, its `Caption`, and its `PageDraft`. Raises what `read_document`
+        raises."""
+        return self.start_document(document, call)
+
     @property
     def archive(self) -> AsyncArchive:
         """The gateway's archive, which captions videos in the background: a gateway with a queue has one, as that of
@@ -259,6 +290,20 @@ class AsyncCaptioner:
             timeout_s=call.timeout_s,
             resume_wait_s=call.resume_wait_s,
         )
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    def start_document(self, document: Video, call: DocumentCall) -> AsyncGenerator[DocumentEvent, None]:
+        """The document's events, as `start` gives a caption's."""
+        check_document(document)
+        return self._read_document(document, call, call.document())
+
+    async def _read_document(
+        self, document: Video, call: DocumentCall, asked: DocumentOptions
+    ) -> AsyncGenerator[DocumentEvent, None]:
+        connection = await self.connection()
+        events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=call.timeout_s)
         async with aclosing(events):
             async for event in events:
                 yield event

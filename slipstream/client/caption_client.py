@@ -4,7 +4,7 @@ import asyncio
 import os
 import stat
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,23 +155,23 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-class _Upload:
-    """The messages of one caption. `failure` says why they ended too early."""
+class Upload:
+    """The messages of one call: `first`, and what `wrap` makes of chunks. `failure` says why they ended too early."""
 
-    def __init__(self, video: Video, first: gateway_pb2.CaptionRequest) -> None:
+    def __init__(self, video: Video, first: Any, wrap: Callable[[bytes], Any]) -> None:
         self.failure: SlipstreamError | None = None
         self.is_whole = False
         self._video = video
-        self._first = first
+        self._first, self._wrap = first, wrap
         self._opened: list[BinaryIO] = []
         self._is_closed = False
 
-    async def messages(self) -> AsyncIterator[gateway_pb2.CaptionRequest]:
+    async def messages(self) -> AsyncIterator[Any]:
         """For gRPC, which would swallow what is raised here and cancel the call."""
         yield self._first
         try:
             async for chunk in self._chunks():
-                yield gateway_pb2.CaptionRequest(video=chunk)
+                yield self._wrap(chunk)
             self.is_whole = True
         except Exception as error:
             ours = error if isinstance(error, SlipstreamError) else None
@@ -279,7 +279,8 @@ class _Asking:
         received, self.failure = self.received, None
         after = [token.token_id for token in received.tokens]
         received.is_confirmed = not after
-        upload = _Upload(self.video, gateway_pb2.CaptionRequest(options=self.first, resume_after=after))
+        request = gateway_pb2.CaptionRequest
+        upload = Upload(self.video, request(options=self.first, resume_after=after), lambda data: request(video=data))
         channel, left_s = self.connection.channel, self._deadline - asyncio.get_running_loop().time()
         stub = gateway_pb2_grpc.GatewayStub(channel)
         call = stub.Caption(upload.messages(), timeout=max(left_s, 0.0), metadata=self.connection.metadata)
@@ -312,7 +313,7 @@ class _Asking:
         if self._start is not None:
             await asyncio.to_thread(cast(Any, self.video).seek, self._start)
 
-    def _may_resume(self, error: grpc.aio.AioRpcError, upload: _Upload) -> bool:
+    def _may_resume(self, error: grpc.aio.AioRpcError, upload: Upload) -> bool:
         """Only what is not to be had now is asked for again, and only a video that can be sent again."""
         received, failure = self.received, as_slipstream_error(error, "gateway")
         is_away = isinstance(failure, ServiceUnavailable) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED

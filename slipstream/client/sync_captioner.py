@@ -5,7 +5,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -21,6 +21,8 @@ from slipstream.client.async_captioner import (
 )
 from slipstream.client.batch_handles import Archive
 from slipstream.client.caption_client import FilePath, GatewayAddress, Video
+from slipstream.client.document_client import DocumentCall, with_document_keywords
+from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
 from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
 
 # -- background loop --------------------------------------------------------------------------------------------------
@@ -124,7 +126,37 @@ class CaptionStream(Generic[ItemT]):
         self.close()
 
 
-async def _next_items(stream: AsyncCaptionStream[ItemT]) -> list[ItemT]:
+class DocumentStream(Generic[ItemT]):
+    """A document while it is read: an iterator, and a context manager that ends the work when it is left, as `close`
+    does, and dropping it. One thread at a time may read it."""
+
+    def __init__(self, captioner: "Captioner", items: AsyncGenerator[ItemT, None]) -> None:
+        self._captioner = captioner  # which would be closed with its last reference
+        self._items = items
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ItemT:
+        items = run_in_background(_next_items(self._items))
+        if not items:
+            raise StopIteration
+        return items[0]
+
+    def close(self) -> None:
+        """Ends the work, if it goes on."""
+        run_in_background(self._items.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _next_items(stream: AsyncIterator[ItemT]) -> list[ItemT]:
     """The next item; none at the end."""
     try:
         return [await anext(stream)]
@@ -215,6 +247,26 @@ class Captioner:
         for, and the `Caption` at the end. Raises what `caption` raises.
         """
         return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), any_event))
+
+    @with_document_keywords
+    def read_document(self, document: Video, call: DocumentCall) -> DocumentStream[PageReading]:
+        """The pages of a document, each when the target has read it: a PDF, PNG, JPEG or TIFF as a path, bytes, an open
+        binary file, or a `RemotePath` (a path or an https address of the gateway's).
+
+            for page in captioner.read_document("scan.pdf", pages="1-5"):
+                print(page.text)
+
+        What the OCR makes of a page (`page.draft`) saves time, and never changes its text. Raises what
+        `AsyncCaptioner.read_document` raises; the pages before are whole.
+        """
+        return DocumentStream(self, page_readings(self._async.start_document(document, call)))
+
+    @with_document_keywords
+    def document_events(self, document: Video, call: DocumentCall) -> DocumentStream[DocumentEvent]:
+        """All that is said of a document while it is read: `DocumentFacts` once; then for each page its `PagePicture`,
+        `StageChange` and `CommittedText` as they come, its `Caption`, and its `PageDraft`. Raises what `read_document`
+        raises."""
+        return DocumentStream(self, self._async.start_document(document, call))
 
     @property
     def archive(self) -> Archive:

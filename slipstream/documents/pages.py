@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 from slipstream.documents.messages import MAX_DPI, MIN_DPI, DocumentLimits, DocumentRequest
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -40,6 +41,17 @@ def _parse_range(part: str, num_pages: int) -> range:
     if not 1 <= first <= last <= num_pages:
         raise InvalidRequest(f"pages: {part!r} is not within the document, which has pages 1 to {num_pages}")
     return range(first, last + 1)
+
+
+def page_ranges(pages: Sequence[int]) -> str:
+    """What `parse_pages` makes these pages of, in their order."""
+    parts: list[list[int]] = []
+    for page in pages:
+        if parts and page == parts[-1][-1] + 1:
+            parts[-1][1:] = [page]
+        else:
+            parts.append([page])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def check_request(request: DocumentRequest) -> None:

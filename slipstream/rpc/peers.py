@@ -97,6 +97,19 @@ class RemoteTarget(RemoteModel):
 
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("target", address, target_pb2_grpc.TargetStub, open_channel(address, security))
+        self._security = security
+
+    @contextlib.asynccontextmanager
+    async def at(self, address: str) -> AsyncIterator["RemoteTarget"]:
+        """The one of several targets that is there: itself where it is at its own address."""
+        if address == self.address:
+            yield self
+            return
+        one = RemoteTarget(address, self._security)
+        try:
+            yield one
+        finally:
+            await one.close()
 
     async def add_hints(self, start: TargetStart, texts: Sequence[str], *, timeout_s: float = ASK_TIMEOUT_S) -> int:
         """Gives the session that was begun so more hints; how many tokens of them it took. Where several targets are

@@ -1,11 +1,8 @@
-"""The three services as child processes of this one: started together, restarted when they die, never left behind."""
+"""The services as child processes of this one: started together, restarted when they die, never left behind."""
 
 import asyncio
-import errno
 import itertools
 import os
-import random
-import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,8 @@ from slipstream.errors import InvalidConfig, ModelNotUsable, ServiceUnavailable,
 from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
 from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.rpc.server import PARENT_PID_VARIABLE
-from slipstream.stack.process import LONGEST_SOCKET_PATH, RunFolder, ServiceProcess, bound_log
+from slipstream.stack.addresses import gateway_address
+from slipstream.stack.process import RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer
 
 # -- launch -----------------------------------------------------------------------------------------------------------
@@ -42,12 +40,12 @@ FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb",
 
 
 def _default_modules() -> dict[str, str]:
-    return {name: f"slipstream.services.{name}" for name in ("target", "draft", "gateway")}
+    return {name: f"slipstream.services.{name}" for name in ("target", "draft", "reader", "gateway")}
 
 
 @dataclass(frozen=True)
 class StackOptions:
-    """How to run the three services on this machine."""
+    """How to run the services on this machine."""
 
     target_model: Path | str = POCKET_DIR / "target"
     """A folder; as a string also OWNER/NAME of a model on the hub, where no such folder exists."""
@@ -70,6 +68,8 @@ class StackOptions:
     """Archive captions at once; None: the gateway's default."""
     data: Path | None = None
     """Folder in which the embedded server keeps the queue; None: it is gone with the stack."""
+    reader: bool = False
+    """Read documents, by a reader process."""
     threads: int | None = None
     """Torch threads of each model process; None: the usable cores shared out, on a CPU."""
     pin: bool = False
@@ -130,11 +130,11 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     """The command line of one service; `addresses` holds those of all services of this stack."""
     flags = {"listen": addresses[name]}
     if name == "gateway":
-        flags |= {"target": addresses["target"], "draft": addresses.get("draft", "")}
+        flags |= {peer: addresses.get(peer, "") for peer in ("target", "draft", "reader")}
         flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
         flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
         flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
-    else:
+    elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
     return [sys.executable, "-m", options.modules[name], *spelled, *options.extra_flags.get(name, ())]
@@ -169,52 +169,6 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     return flags
 
 
-UNASSIGNED_PORTS = range(20_000, 30_000)
-"""Linux gives none of these to a connection, or to whoever asks for any port."""
-PORT_TRIES = 50
-
-
-def gateway_address(listen: str | None) -> str:
-    """The address that the gateway will have. Raises when it cannot be had."""
-    if listen is None:
-        listen = "127.0.0.1:0"
-    if listen.startswith("unix:"):
-        return _free_socket_path(listen)
-    host, _, port_text = listen.rpartition(":")
-    if not host or not port_text.isdecimal() or int(port_text) > 65_535:
-        raise InvalidConfig(f"cannot listen at {listen!r}: give host:port or unix:PATH")
-    return f"{host}:{_free_port(host.strip('[]'), int(port_text))}"
-
-
-def _free_port(host: str, port: int) -> int:
-    """The port itself; for 0 one that is likely to be free still when the gateway has started."""
-    family, reason = socket.AF_INET6 if ":" in host else socket.AF_INET, ""
-    for candidate in [port] if port else random.sample(UNASSIGNED_PORTS, PORT_TRIES):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, candidate))
-            except OSError as error:
-                reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
-            else:
-                return candidate
-    raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}")
-
-
-def _free_socket_path(listen: str) -> str:
-    path = listen.removeprefix("unix:")
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise InvalidConfig(f"cannot listen at {listen}: the path is longer than {LONGEST_SOCKET_PATH} bytes")
-    if not Path(path).parent.is_dir():
-        raise InvalidConfig(f"cannot listen at {listen}: its folder does not exist")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return listen
-    raise InvalidConfig(f"cannot listen at {listen}: the socket is in use")
-
-
 def _is_on_hub(ref: Path | str) -> bool:
     return isinstance(ref, str) and is_hub_id(ref) and not Path(ref).exists()
 
@@ -244,7 +198,7 @@ def _check_models(models: Sequence[Path | str]) -> None:
 
 # -- stack ------------------------------------------------------------------------------------------------------------
 
-# The three services as child processes of this one: started together, restarted when they die, never left behind.
+# The services as child processes of this one: started together, restarted when they die, never left behind.
 
 STABLE_S = 1.0
 """A service that dies sooner after it was ready counts as one that never started."""
@@ -256,7 +210,7 @@ PROGRESS_S = 15.0
 REDIS_VARIABLE = "SLIPSTREAM_GATEWAY_REDIS"
 """Not a flag: a URL may hold a password, and command lines are public."""
 
-__all__ = ["Stack", "StackOptions"]
+__all__ = ["Stack", "StackOptions", "gateway_address"]
 
 
 class Stack:
@@ -322,7 +276,8 @@ class Stack:
         return [*self.processes.values(), *([] if self.queue is None else [self.queue])]
 
     def _prepare(self, address: str) -> None:
-        names = ["target", "gateway"] if self.options.draft_model is None else ["target", "draft", "gateway"]
+        names = ["target", *(["draft"] if self.options.draft_model is not None else [])]
+        names += [*(["reader"] if self.options.reader else []), "gateway"]
         addresses = {name: f"unix:{self.run_dir / name}.sock" for name in names} | {"gateway": address}
         queue = {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
         given = os.environ | self.options.env | (queue if self.options.archive else {})

@@ -26,8 +26,11 @@ CAME_WITH = {
     "static steps": 7,
     "text that is already there": 9,
     "documents, and the service that reads them": 18,
+    "documents at the gateway: run, source, hints that come late, codec, client": 7,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
+CODECS_CAME_WITH = {"documents at the gateway"}
+"""The same of modules that see messages of the wire."""
 CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 3}
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
@@ -86,4 +89,4 @@ def test_our_own_house_keeps_its_bounds() -> None:
     assert product["modules"] <= 115 + sum(CAME_WITH.values())
     assert bench["modules"] <= 55 + sum(CHECKS_CAME_WITH.values())
     assert not product["long_files"] and not product["long_functions"]
-    assert not document["cycle"] and document["imports_pb2"] <= 15
+    assert not document["cycle"] and document["imports_pb2"] <= 15 + len(CODECS_CAME_WITH)

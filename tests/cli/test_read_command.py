@@ -1,11 +1,13 @@
 """`slipstream read`: files that are written, and what is said where they are not."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import pytest_asyncio
 
 from slipstream.cli import read as read_module
 from slipstream.cli.app import run
@@ -24,6 +26,7 @@ from slipstream.documents.pool import NEEDED
 from slipstream.errors import UnreadableDocument
 from slipstream.stack.local import Stack
 from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
+from tests.support.world import World
 
 
 class FakePool:
@@ -113,18 +116,47 @@ def test_missing_packages_name_the_extra(
     assert "pip install 'slipstream[documents]'" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("fake_pool")
-def test_a_target_reads_with_hints(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.pdf").write_bytes(b"yes")
-    words = ("--output", tmp_path, "--gateway", stack.gateway_address, "--max-new-tokens", 32)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def reading_stack(world: World) -> AsyncIterator[Stack]:
+    async with Stack(replace(world.stack_options(), draft_model=None, reader=True)) as running:
+        yield running
+
+
+TWO_PAGES = pdf_of([words_at(72, 700, f"text {page}", 20) for page in (1, 2)])
+
+
+@needs_documents
+def test_a_target_reads_with_hints(reading_stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(TWO_PAGES)
+    words = ("--output", tmp_path, "--gateway", reading_stack.gateway_address, "--max-new-tokens", 32)
     assert read(tmp_path / "a.pdf", *words) == 0
     assert "2 pages" in (said := capsys.readouterr().out) and "from hints" in said
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [record["page"] for record in records] == [1, 2]
-    assert records[0]["regions"][0]["text"] == "text 1" and records[0]["receipt"]["method"] == "hints"
+    assert records[0]["regions"][0]["text"].strip() == "text 1" and records[0]["receipt"]["method"] == "hints"
     assert all(record["text"] in (tmp_path / "a.md").read_text() for record in records)
     html = (tmp_path / "a.disagreements.html").read_text()
     assert html.count("<h2") == 2 and "data:image/png" in html and html.endswith("</html>\n")
+
+
+def test_a_gateway_without_a_reader_is_told_of(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.pdf").write_bytes(TWO_PAGES)
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--gateway", stack.gateway_address) == 2
+    assert "reads no documents; start it with --reader" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--reader", "127.0.0.1:1") == 2
+    assert "--reader is for --ocr-only" in capsys.readouterr().err
+
+
+@needs_documents
+def test_a_stack_of_its_own_has_a_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(TWO_PAGES)
+    words = ("--draft", "none", "--max-new-tokens", 8, "--pages", "2")
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, *words) == 0
+    (record,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert record["page"] == 2 and record["text"] == record["receipt"]["text"] != ""
+    assert "1 pages" in capsys.readouterr().out
 
 
 @needs_documents

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.documents.messages import DocumentLimits, DocumentRequest
-from slipstream.documents.pages import check_image, check_request, parse_pages, picture_scale
+from slipstream.documents.pages import check_image, check_request, page_ranges, parse_pages, picture_scale
 from slipstream.errors import InvalidRequest, LimitExceeded
 
 
@@ -25,6 +25,15 @@ from slipstream.errors import InvalidRequest, LimitExceeded
 )
 def test_pages_that_are_meant(asked: str, pages: tuple[int, ...]) -> None:
     assert parse_pages(asked, 5, 100) == pages
+
+
+@given(st.lists(st.integers(1, 40), unique=True, min_size=1))
+def test_pages_written_as_ranges_are_the_same_pages(pages: list[int]) -> None:
+    assert parse_pages(page_ranges(pages), 40, 100) == tuple(pages)
+
+
+def test_ranges_are_short() -> None:
+    assert page_ranges([1, 2, 3, 7, 9, 8, 5, 6]) == "1-3,7,9,8,5-6"
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ class Samples:
         self._number += 1
         makers = {
             "Caption": self._caption,
+            "ReadDocument": self._document,
             "SubmitBatch": self._submit,
             "Session": self._target_session if service == "Target" else self._draft_session,
             "PullGuidance": lambda: (
@@ -104,6 +105,13 @@ class Samples:
         chunks = [self._clip[start : start + third] for start in range(0, len(self._clip), third)]
         video: list[Message] = [gateway_pb2.CaptionRequest(video=chunk) for chunk in chunks]
         return [gateway_pb2.CaptionRequest(options=options), *video]
+
+    def _document(self) -> list[Message]:
+        options = gateway_pb2.DocumentOptions(pages="1", dpi=72, surface="markdown", caption=self._options())
+        options.caption.num_frames = 1
+        parts = (b"%PDF-1.6\n", b"%%EOF")
+        chunks: list[Message] = [gateway_pb2.ReadDocumentRequest(document=part) for part in parts]
+        return [gateway_pb2.ReadDocumentRequest(options=options), *chunks]
 
     def _submit(self) -> list[Message]:
         batch = archive_pb2.BatchOptions(key=f"key-{self._one_of(range(4))}", metadata={"who": "fuzz"})

@@ -1,3 +1,4 @@
+from slipstream.rpc.v1 import reader_pb2 as _reader_pb2
 from slipstream.rpc.v1 import target_pb2 as _target_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -76,6 +77,50 @@ class CaptionOptions(_message.Message):
     tolerance: float
     tolerance_rule: str
     def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ...) -> None: ...
+
+class ReadDocumentRequest(_message.Message):
+    __slots__ = ("options", "document")
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    options: DocumentOptions
+    document: bytes
+    def __init__(self, options: _Optional[_Union[DocumentOptions, _Mapping]] = ..., document: _Optional[bytes] = ...) -> None: ...
+
+class DocumentOptions(_message.Message):
+    __slots__ = ("path", "request_id", "pages", "dpi", "ocr_dpi", "no_text_layer", "surface", "pictures", "caption")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    DPI_FIELD_NUMBER: _ClassVar[int]
+    OCR_DPI_FIELD_NUMBER: _ClassVar[int]
+    NO_TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
+    PICTURES_FIELD_NUMBER: _ClassVar[int]
+    CAPTION_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    request_id: str
+    pages: str
+    dpi: int
+    ocr_dpi: int
+    no_text_layer: bool
+    surface: str
+    pictures: bool
+    caption: CaptionOptions
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ...) -> None: ...
+
+class ReadDocumentEvent(_message.Message):
+    __slots__ = ("facts", "page", "pixels", "caption", "draft")
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    PIXELS_FIELD_NUMBER: _ClassVar[int]
+    CAPTION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    facts: _reader_pb2.DocumentFacts
+    page: _reader_pb2.PagePicture
+    pixels: bytes
+    caption: CaptionEvent
+    draft: _reader_pb2.PageDraft
+    def __init__(self, facts: _Optional[_Union[_reader_pb2.DocumentFacts, _Mapping]] = ..., page: _Optional[_Union[_reader_pb2.PagePicture, _Mapping]] = ..., pixels: _Optional[bytes] = ..., caption: _Optional[_Union[CaptionEvent, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ...) -> None: ...
 
 class CaptionEvent(_message.Message):
     __slots__ = ("stage", "text", "summary", "trace")
@@ -290,7 +335,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +346,7 @@ class GatewayInfo(_message.Message):
     MAX_VIDEO_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_PROMPT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_PATHS_FIELD_NUMBER: _ClassVar[int]
+    READS_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -311,4 +357,5 @@ class GatewayInfo(_message.Message):
     max_video_bytes: int
     default_prompt: str
     accepts_paths: bool
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ...) -> None: ...
+    reads_documents: bool
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ...) -> None: ...

@@ -39,6 +39,11 @@ class GatewayStub:
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionEvent.FromString,
                 _registered_method=True)
+        self.ReadDocument = channel.stream_stream(
+                '/slipstream.rpc.v1.Gateway/ReadDocument',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.FromString,
+                _registered_method=True)
         self.GetGateway = channel.unary_unary(
                 '/slipstream.rpc.v1.Gateway/GetGateway',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.GetGatewayRequest.SerializeToString,
@@ -52,6 +57,18 @@ class GatewayServicer:
     def Caption(self, request_iterator, context):
         """Captions one video. The first message is `options`; when it names no path, the file follows as `video`
         chunks and the client half-closes. Ends with exactly one `summary`, or with an error status.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadDocument(self, request_iterator, context):
+        """Has the target read a document, page by page, with what the reader makes of each page as its hints. The first
+        message is `options`; when it names no path, the file follows as `document` chunks and the client half-closes.
+        Answered by `facts` once, and then for each page in order: `page`, its pixels as `pixels`... where they were asked
+        for, `caption`... to the page's `summary`, and `draft`. What the reader says of a page never changes its text; a
+        page whose draft could not be had has an empty one, with a warning. A page whose picture cannot be had ends the
+        document with an error. FAILED_PRECONDITION at a gateway without a reader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,6 +88,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.Caption,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionEvent.SerializeToString,
+            ),
+            'ReadDocument': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReadDocument,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.SerializeToString,
             ),
             'GetGateway': grpc.unary_unary_rpc_method_handler(
                     servicer.GetGateway,
@@ -105,6 +127,33 @@ class Gateway:
             '/slipstream.rpc.v1.Gateway/Caption',
             slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadDocument(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/slipstream.rpc.v1.Gateway/ReadDocument',
+            slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,6 @@
-"""Documents read by a gateway's target: each page is a video of one frame, and what the OCR makes of it a hint."""
+"""Pages read with drafts that the measurement itself chooses: each page is a video of one frame, its draft a prediction.
+
+The gateway's own documents ask a reader, whose drafts cannot be chosen."""
 
 import asyncio
 import io
@@ -11,24 +13,13 @@ import numpy as np
 
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.documents.messages import PageDraft, PagePicture, ReadEvent
+from slipstream.documents.reading import PageReading
 from slipstream.documents.surfaces import SURFACES, page_text
-from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS, TOLERANT_METHOD
 
 READ_PROMPT = "Read this page."
 HINTED = "hints"
-
-
-@dataclass(frozen=True)
-class PageReading:
-    """One page, read twice."""
-
-    picture: PagePicture
-    draft: PageDraft
-    """The OCR's reading, or that of the document's own text layer."""
-    caption: Caption
-    """The target's, with what the hints saved."""
 
 
 @dataclass(frozen=True)

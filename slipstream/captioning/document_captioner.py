@@ -1,0 +1,245 @@
+"""Documents for both of the gateway's doors, the interactive call and the archive: plan, receive, read page by page."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import BinaryIO
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from slipstream.captioning.captioner import GatewayCaptioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.document_run import DocumentRun, PageRun
+from slipstream.captioning.late_hints import LateHints
+from slipstream.captioning.media import VideoFile
+from slipstream.captioning.page_source import PageSource
+from slipstream.captioning.plan import MAX_ID_CHARS, CaptionPlan, make_plan
+from slipstream.captioning.stats import CaptionStats
+from slipstream.documents.messages import PageDraft, PagePicture
+from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
+from slipstream.documents.surfaces import SURFACES, page_text
+from slipstream.errors import InvalidConfig, LimitExceeded, Overloaded, ServiceUnavailable, UnreadableDocument
+from slipstream.frame_size import ANY_SIZE, FrameSize, fit
+from slipstream.options import CaptionOptions
+from slipstream.rpc.reader import RemoteReader
+from slipstream.rpc.security import current_rights
+from slipstream.speculation.methods import TOLERANT_METHOD
+from slipstream.video.messages import SampledVideo
+
+READ_PROMPT = "Read this page."
+HINTED = "hints"
+
+
+class DocumentCaptioner:
+    """Reads documents with the target of a `GatewayCaptioner`.
+
+    Args:
+        reader: makes pictures and drafts of pages; None: this gateway reads no documents.
+    """
+
+    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner, reader: RemoteReader | None) -> None:
+        self._config = config
+        self._captioner = captioner
+        self._reader = reader
+        self._turns = asyncio.Semaphore(config.documents_at_once)
+
+    def plan(self, asked: DocumentOptions, *, path: str = "", request_id: str = "", owner: str = "") -> CaptionPlan:
+        """What each page's caption is to be.
+
+        Raises:
+            InvalidConfig: this gateway has no reader.
+            InvalidRequest, LimitExceeded: options that are not served; the message names them.
+        """
+        if self._reader is None:
+            raise InvalidConfig(
+                "this gateway reads no documents; start it with --reader, the address of a reader service"
+            )
+        of_pages = CaptionOptions(prompt=READ_PROMPT, method=HINTED, num_frames=1)
+        options = asked.check().caption.over(of_pages)
+        return make_plan(options, self._config, path=path, request_id=request_id, owner=owner)
+
+    async def read_interactively(
+        self, asked: DocumentOptions, plan: CaptionPlan, upload: AsyncIterator[bytes]
+    ) -> AsyncGenerator[DocumentEvent, None]:
+        """All that is done for a caller's document: receive it, wait for its turn, read it. `upload` is read where the
+        plan names no path. Close it to end the work.
+
+        Each page that is read at once takes one of the places for captions. Where there is but one, so it is for pages.
+
+        Raises:
+            Overloaded: too many captions are in work.
+            ServiceUnavailable: no target, or no reader to draw a page.
+            SlipstreamError: whatever is wrong with the document, the request or the models.
+        """
+        captioner = self._captioner
+        captioner.places.check()
+        plan = captioner.settled(plan, await captioner.check(plan, wait_for_ready=True))
+        async with self._opened(plan, upload) as source:
+            with captioner.places.held(of_one=current_rights().max_captions) as take:
+                async with self._turns:
+                    data = await source.files.run(_read_all, source.file, self._config.max_document_bytes)
+                    at_once = _pages_at_once(take, self._config.pages_at_once)
+                    async with aclosing(self.events(data, asked, plan, pages_at_once=at_once)) as events:
+                        async for event in events:
+                            yield event
+
+    async def events(
+        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int
+    ) -> AsyncGenerator[DocumentEvent, None]:
+        """What is said of the document, see `DocumentEvent`. Needs a `check` of the captioner's shortly before. Raises
+        what `PageSource.events` and `GatewayCaptioner.caption` raise."""
+        assert self._reader is not None, "without a reader there is no plan"
+        source = PageSource(
+            self._reader,
+            data,
+            asked.request,
+            wait_s=self._config.reader_wait_s,
+            silence_s=self._config.reader_silence_s,
+            request_id=plan.request_id,
+        )
+
+        async def read(page: PageRun) -> None:
+            await self._read_page(page, plan, asked.surface)
+
+        run = DocumentRun(source.events(), read, pages_at_once=pages_at_once, pixels=asked.request.pictures)
+        async with aclosing(run.events()) as events:
+            async for event in events:
+                yield event
+
+    async def read(
+        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int = 1
+    ) -> AsyncGenerator[PageReading, None]:
+        """The pages one by one, for who needs no more than that: `asked.request.pages` says which. Raises as `events`
+        does, after the pages before."""
+        events = self.events(data, asked, plan, pages_at_once=pages_at_once)
+        async with aclosing(page_readings(events)) as pages:
+            async for page in pages:
+                yield page
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
+        """The document's file. Raises what `Media.open` and `Media.open_source` raise, and LimitExceeded."""
+        media, limit = self._captioner.media, self._config.max_document_bytes
+        if plan.path:
+            opened = media.open_source(plan.path, owner=plan.owner)
+        else:
+            opened = media.open("", _bounded(upload, limit), owner=plan.owner)
+        async with opened as source:
+            yield source
+
+    async def _read_page(self, page: PageRun, plan: CaptionPlan, surface: str) -> None:
+        name = f"-p{page.picture.page}"
+        plan = replace(plan, request_id=plan.request_id[: MAX_ID_CHARS - len(name)] + name)
+        structlog.contextvars.bind_contextvars(request_id=plan.request_id)
+        limit_s = self._config.request_timeout_s
+        try:
+            with self._captioner.metrics.captioning(plan.method.name):
+                async with asyncio.timeout(limit_s):
+                    await self._caption_page(page, plan, surface)
+        except TimeoutError:
+            raise ServiceUnavailable(
+                f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
+            ) from None
+
+    async def _caption_page(self, page: PageRun, plan: CaptionPlan, surface: str) -> None:
+        loop = asyncio.get_running_loop()
+        stats, late_hints = CaptionStats(arrived=loop.time()), None
+        if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock
+            plan = _hinted(plan, hint_texts(await asyncio.shield(page.draft), plan.method.name, surface))
+        elif plan.method.takes_hints:
+            late_hints = LateHints(_texts_of(page.draft, plan.method.name, surface))
+        with await self._frame(page.picture) as video:
+            stats.sampled = loop.time()
+            caption = await self._captioner.caption(
+                plan, video, page.emit, stats, resume_wait_s=self._config.resume_wait_s, late_hints=late_hints
+            )
+        page.emit(caption)
+
+    async def _frame(self, picture: PagePicture) -> SampledVideo:
+        """The picture as the target wants it, as a video of one frame. Its memory counts in the gateway's budget for
+        frames until it is closed. Raises Overloaded, LimitExceeded or InvalidRequest."""
+        target = self._captioner.peers.target.model
+        size = (ANY_SIZE if target is None else target.frame_size).within(self._config.max_page_pixels)
+        num_pixels = picture.width * picture.height
+        if not size.is_known and num_pixels > self._config.max_page_pixels:
+            raise LimitExceeded(f"page {picture.page} has {num_pixels} pixels; ask for it at a lower dpi")
+        place = self._captioner.media.frames.reserve(3 * max(num_pixels, size.most_pixels(1)))
+        try:
+            async for _ in place.wait():
+                pass
+            frames = await asyncio.to_thread(_fitted, picture, size)
+        except BaseException:
+            place.release()
+            raise
+        place.shrink(frames.nbytes)
+        return SampledVideo(
+            frames=frames,
+            timestamps_s=(0.0,),
+            duration_s=1.0,
+            source_width=picture.width,
+            source_height=picture.height,
+            codec="",
+            rotation=0,
+            warnings=(),
+            on_close=place.release,
+        )
+
+
+def hint_texts(draft: PageDraft, method: str, surface: str) -> tuple[str, ...]:
+    """What a method is given of a page's draft: the page as the target would write it, or, for paper 003's method, the
+    set of its regions, which has no order."""
+    texts = SURFACES[surface](draft.regions) if method == TOLERANT_METHOD else [page_text(draft.regions, surface)]
+    return tuple(filter(None, texts))
+
+
+def _texts_of(draft: asyncio.Future[PageDraft], method: str, surface: str) -> asyncio.Future[tuple[str, ...]]:
+    texts: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+    draft.add_done_callback(lambda done: texts.set_result(hint_texts(done.result(), method, surface)))
+    return texts
+
+
+def _hinted(plan: CaptionPlan, texts: tuple[str, ...]) -> CaptionPlan:
+    return replace(plan, options=CaptionOptions(prediction=(*plan.options.prediction, *texts)).over(plan.options))
+
+
+def _pages_at_once(take: Callable[[int], None], most: int) -> int:
+    """How many places can be had beside the first."""
+    number = 1
+    with contextlib.suppress(Overloaded):
+        while number < most:
+            take(1)
+            number += 1
+    return number
+
+
+def _fitted(picture: PagePicture, size: FrameSize) -> NDArray[np.uint8]:
+    """[1, height, width, 3]."""
+    pixels = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.height, picture.width, 3)
+    return np.ascontiguousarray(fit(pixels, size, 1) if size.is_known else pixels)[None]
+
+
+async def _bounded(chunks: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    num_bytes = 0
+    async for chunk in chunks:
+        num_bytes += len(chunk)
+        if num_bytes > limit:
+            raise LimitExceeded(_TOO_LARGE.format(limit))
+        yield chunk
+
+
+_TOO_LARGE = "a document has at most {} bytes at this server"
+
+
+def _read_all(file: BinaryIO, limit: int) -> bytes:
+    """On a thread of the file's own. Raises LimitExceeded or UnreadableDocument."""
+    try:
+        data = file.read(limit + 1)
+    except OSError as failure:
+        raise UnreadableDocument(f"the document cannot be read to its end: {failure.strerror}") from None
+    if len(data) > limit:
+        raise LimitExceeded(_TOO_LARGE.format(limit))
+    return data

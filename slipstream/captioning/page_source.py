@@ -1,0 +1,121 @@
+"""The pages of a document from a reader that may be lost and come back: their pictures, which are needed, and their
+drafts, which are not."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.documents.pages import page_ranges
+from slipstream.errors import ReaderFault, ServiceUnavailable, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.rpc.reader import ASK_TIMEOUT_S, RemoteReader
+
+MAX_TRIES = 3
+"""Of one page's picture, by readers that were lost with it or said what cannot be."""
+RETRY_S = 0.25
+
+
+class PageSource:
+    """One document, at one reader after the other if need be.
+
+    Args:
+        reader: the service, which may be restarted or replaced meanwhile.
+        data: the document.
+        request: what to read of it; pictures come with their pixels.
+        wait_s: how long to wait for a reader that is not to be had.
+        silence_s: a reader that says nothing for so long is lost.
+    """
+
+    def __init__(
+        self,
+        reader: RemoteReader,
+        data: bytes,
+        request: DocumentRequest,
+        *,
+        wait_s: float,
+        silence_s: float,
+        request_id: str = "",
+    ) -> None:
+        self._reader = reader
+        self._data = data
+        self._request = replace(request, pictures=True)
+        self._wait_s = wait_s
+        self._silence_s = silence_s
+        self._request_id = request_id
+        self._facts: DocumentFacts | None = None
+        self._num_drawn = 0
+        self._num_tries = 0
+        """Since the last picture came."""
+        self._undrafted: PagePicture | None = None
+
+    async def events(self) -> AsyncGenerator[ReadEvent, None]:
+        """The facts, then each page's picture and draft; the draft is empty, with a warning, where its reader was lost.
+
+        Raises:
+            ServiceUnavailable: a page's picture cannot be had from any reader that is there.
+            SlipstreamError: what a reader finds wrong with the document or the request.
+        """
+        while True:
+            try:
+                async with aclosing(self._read()) as events:
+                    async for event in events:
+                        yield event
+                return
+            except (ServiceUnavailable, ReaderFault) as error:
+                failure = error
+            get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
+            if (picture := self._undrafted) is not None:
+                self._undrafted = None
+                yield missing_draft(picture, str(failure))
+            if self._facts is not None and self._num_drawn == len(self._facts.pages):
+                return
+            await self._find_reader(failure)
+
+    async def _read(self) -> AsyncGenerator[ReadEvent, None]:
+        """What one reader says of the pages that are left."""
+        request = self._request
+        if self._facts is not None:
+            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
+        events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
+        async with aclosing(events):
+            async for event in events:
+                if not isinstance(event, DocumentFacts):
+                    self._note(event)
+                    yield event
+                elif self._facts is None:
+                    self._facts = event
+                    yield event
+                elif event.num_pages != self._facts.num_pages:
+                    raise ReaderFault("another reader counts other pages in the same document")
+
+    def _note(self, event: PagePicture | PageDraft) -> None:
+        if isinstance(event, PageDraft):
+            self._undrafted = None
+            return
+        self._undrafted = event
+        self._num_drawn += 1
+        self._num_tries = 0
+
+    async def _find_reader(self, failure: SlipstreamError) -> None:
+        """Returns when a reader answers. Raises `ServiceUnavailable` when there is none, or enough were lost."""
+        self._num_tries += 1
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_s
+        while self._num_tries < MAX_TRIES and (left_s := deadline - loop.time()) > 0:
+            try:
+                await self._reader.ask(min(left_s, ASK_TIMEOUT_S))
+                return
+            except ServiceUnavailable:
+                await asyncio.sleep(RETRY_S)
+        if self._facts is None:
+            raise ServiceUnavailable(f"the document cannot be opened: {failure}")
+        page = self._facts.pages[self._num_drawn]
+        raise ServiceUnavailable(f"the picture of page {page} cannot be had: {failure}")
+
+
+def missing_draft(picture: PagePicture, reason: str) -> PageDraft:
+    """Of a page that is read without."""
+    warning = f"the page was read without a draft: {reason}"
+    return PageDraft(picture.page, picture.width, picture.height, (), (warning,))

@@ -1,0 +1,82 @@
+"""A document as a target reads it: what is asked of it, what is said meanwhile, and what comes of a page."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from slipstream.documents.messages import DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.documents.pages import check_request
+from slipstream.documents.surfaces import SURFACES
+from slipstream.errors import InvalidRequest, ProtocolViolation
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken
+from slipstream.options import CaptionOptions
+
+
+@dataclass(frozen=True)
+class DocumentOptions:
+    """What to ask of a document, and how."""
+
+    request: DocumentRequest = field(default_factory=DocumentRequest)
+    """Which pages, and how they are drawn and read; `pictures`: whether the caller wants the pixels."""
+    surface: str = "markdown"
+    """How the target writes, one of `SURFACES`."""
+    caption: CaptionOptions = field(default_factory=CaptionOptions)
+    """Of each page."""
+
+    def check(self) -> "DocumentOptions":
+        """Itself. Raises `InvalidRequest` for what no gateway takes."""
+        check_request(self.request)
+        if self.surface not in SURFACES:
+            raise InvalidRequest(f"surface {self.surface!r} is unknown; choose one of {', '.join(SURFACES)}")
+        if self.caption.get("num_frames", 1) != 1:
+            raise InvalidRequest("a page is one frame: leave num_frames out")
+        return self
+
+
+DocumentEvent = ReadEvent | CaptionEvent
+"""The facts once; then for each page in order its picture, what its caption says to the `Caption`, and its draft."""
+
+
+@dataclass(frozen=True)
+class PageReading:
+    """One page, read twice."""
+
+    picture: PagePicture
+    """With pixels where they were asked for."""
+    draft: PageDraft
+    """What the document's own text layer says, or the OCR."""
+    caption: Caption
+    """The target's reading, with what the hints saved."""
+
+    @property
+    def page(self) -> int:
+        """From 1."""
+        return self.picture.page
+
+    @property
+    def text(self) -> str:
+        """The target's, which does not depend on the draft."""
+        return self.caption.text
+
+
+async def page_readings(events: AsyncGenerator[DocumentEvent, None]) -> AsyncGenerator[PageReading, None]:
+    """The pages, each when the last of its events has come. Closed, it closes the events.
+
+    Raises `ProtocolViolation` for events out of order."""
+    picture: PagePicture | None = None
+    caption: Caption | None = None
+    tokens: list[CommittedToken] = []
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case PagePicture():
+                    picture, caption, tokens = event, None, []
+                case CommittedText():
+                    tokens += event.tokens
+                case Caption():
+                    caption = replace(event, tokens=tuple(tokens))
+                case PageDraft():
+                    if picture is None or caption is None:
+                        raise ProtocolViolation("the gateway ended a page that it has not read")
+                    yield PageReading(picture, event, caption)
+                    picture = caption = None

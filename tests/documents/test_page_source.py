@@ -1,0 +1,121 @@
+"""The pages of a document over readers that are lost: each picture once and in order, each with a draft."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.captioning import page_source
+from slipstream.captioning.page_source import MAX_TRIES, PageSource
+from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReaderInfo, ReadEvent
+from slipstream.documents.pages import parse_pages
+from slipstream.errors import ReaderFault, ServiceUnavailable, ServiceUnreachable, SlipstreamError, UnreadableDocument
+
+NUM_PAGES = 6
+LOSSES = (ServiceUnreachable("it is gone"), ReaderFault("it was silent"))
+
+
+@dataclass
+class FakeReader:
+    """Each call says so many events and then fails; those behind the list are whole."""
+
+    calls: list[tuple[int, SlipstreamError]]
+    is_back: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    async def ask(self, timeout_s: float) -> ReaderInfo:
+        if not self.is_back:
+            raise ServiceUnreachable("still gone")
+        return ReaderInfo()
+
+    async def read(
+        self, data: bytes, request: DocumentRequest, *, request_id: str, silence_s: float
+    ) -> AsyncGenerator[ReadEvent, None]:
+        assert request.pictures
+        self.asked.append(request.pages)
+        num_events, failure = self.calls.pop(0) if self.calls else (10**6, None)
+        for index, event in enumerate(self.events(parse_pages(request.pages, NUM_PAGES, 100))):
+            if failure is not None and index == num_events:
+                raise failure
+            yield event
+
+    @staticmethod
+    def events(pages: tuple[int, ...]) -> list[ReadEvent]:
+        told = [(PagePicture(page, 2, 1, 72, bytes(6)), PageDraft(page, 2, 1, (), (), 1.0)) for page in pages]
+        return [DocumentFacts(NUM_PAGES, pages), *(event for pair in told for event in pair)]
+
+
+def source_of(reader: FakeReader, pages: str = "", wait_s: float = 5.0) -> PageSource:
+    return PageSource(cast(Any, reader), b"x", DocumentRequest(pages), wait_s=wait_s, silence_s=1.0)
+
+
+async def collect(source: PageSource, into: list[ReadEvent]) -> list[ReadEvent]:
+    async for event in source.events():
+        into.append(event)
+    return into
+
+
+losses = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(LOSSES)), max_size=MAX_TRIES - 1)
+
+
+@given(losses, st.sampled_from(["", "4-6,1", "2", "6,5,4,1-3"]))
+def test_losses_cost_drafts_at_most(calls: list[tuple[int, SlipstreamError]], pages: str) -> None:
+    """Fewer in a row than end a document."""
+    events = asyncio.run(collect(source_of(FakeReader(list(calls)), pages), []))
+    wanted = parse_pages(pages, NUM_PAGES, 100)
+    assert [type(event) for event in events] == [DocumentFacts, *([PagePicture, PageDraft] * len(wanted))]
+    for kind in (PagePicture, PageDraft):
+        assert tuple(event.page for event in events if isinstance(event, kind)) == wanted
+    missing = [event for event in events if isinstance(event, PageDraft) and event.warnings]
+    assert len(missing) <= len(calls) and all("read without a draft: it " in draft.warnings[0] for draft in missing)
+
+
+async def test_what_is_left_is_asked_for() -> None:
+    reader = FakeReader([(4, LOSSES[0]), (3, LOSSES[1])])
+    await collect(source_of(reader, "1-3,6"), [])
+    assert reader.asked == ["1-3,6", "3,6", "6"]
+
+
+@pytest.mark.parametrize(("num_events", "words"), [(0, "the document cannot be opened: it was"), (1, "page 1 cannot")])
+async def test_a_page_that_no_reader_draws_ends_the_document(num_events: int, words: str) -> None:
+    reader, events = FakeReader([(num_events, LOSSES[1])] * 10), []
+    with pytest.raises(ServiceUnavailable, match=words):
+        await collect(source_of(reader), events)
+    assert len(reader.asked) == MAX_TRIES and len(events) == num_events
+
+
+async def test_a_reader_that_stays_away_ends_the_document_after_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_source, "RETRY_S", 0.01)
+    events: list[ReadEvent] = []
+    with pytest.raises(ServiceUnavailable, match="page 2 cannot be had: it is gone"):
+        await collect(source_of(FakeReader([(2, LOSSES[0])], is_back=False), wait_s=0.05), events)
+    assert isinstance(events[-1], PageDraft) and "without a draft" in events[-1].warnings[0]
+    with pytest.raises(ServiceUnavailable, match="page 1 cannot"):
+        await collect(source_of(FakeReader([(1, LOSSES[0])]), wait_s=0), [])
+
+
+async def test_the_last_pages_draft_is_not_waited_for() -> None:
+    events = await collect(source_of(FakeReader([(2 * NUM_PAGES, LOSSES[0])], is_back=False)), [])
+    assert isinstance(events[-1], PageDraft) and events[-1].page == NUM_PAGES
+
+
+async def test_what_is_wrong_with_the_document_is_not_tried_again() -> None:
+    reader, events = FakeReader([(3, UnreadableDocument("page 2 is torn"))]), []
+    with pytest.raises(UnreadableDocument, match="torn"):
+        await collect(source_of(reader), events)
+    assert len(reader.asked) == 1 and len(events) == 3
+
+
+async def test_another_document_from_the_next_reader_is_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FakeReader([(3, LOSSES[0])])
+    source = source_of(reader)
+    events = source.events()
+    for _ in range(3):
+        await anext(events)
+    monkeypatch.setattr(FakeReader, "events", staticmethod(lambda pages: [DocumentFacts(NUM_PAGES + 1, pages)]))
+    with pytest.raises(ServiceUnavailable, match="counts other pages"):
+        await anext(events)

@@ -1,0 +1,68 @@
+"""A reader service that draws real documents and says of them what a script says.
+
+The script is `script.json` in the folder $READER_SCRIPT_FOLDER, read anew for each page, by page number:
+    text    in place of what the page says, at once
+    beyond  pixels by which that text's region leaves the page
+    hold    name of a file there: the draft is sent once it exists
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from slipstream.documents.messages import (
+    Box,
+    DocumentRequest,
+    Origin,
+    PageDraft,
+    PagePicture,
+    ReadEvent,
+    Region,
+    RegionKind,
+)
+from slipstream.documents.pool import ReaderPool
+from slipstream.rpc.server import run_service
+from slipstream.services.reader import __main__ as service
+
+FOLDER_VARIABLE = "READER_SCRIPT_FOLDER"
+FOLDER = Path(os.environ.get(FOLDER_VARIABLE, ""))
+
+
+class ScriptedPool(ReaderPool):
+    """Reads as the script says. A draft of the script's own does not wait for the page's, which takes an OCR's time."""
+
+    async def read(self, data: bytes, request: DocumentRequest) -> AsyncGenerator[ReadEvent, None]:
+        told: dict[str, Any] = {}
+        async with aclosing(super().read(data, request)) as events:
+            async for event in events:
+                if isinstance(event, PageDraft):
+                    if "text" in told:
+                        continue
+                    await held(told)
+                yield event
+                if isinstance(event, PagePicture):
+                    pages = json.loads((FOLDER / "script.json").read_text())
+                    told = pages.get(str(event.page), {})
+                    if "text" in told:
+                        await held(told)
+                        yield scripted(event, told)
+
+
+async def held(told: dict[str, Any]) -> None:
+    while "hold" in told and not (FOLDER / told["hold"]).exists():  # noqa: ASYNC110 (another process makes it)
+        await asyncio.sleep(0.01)
+
+
+def scripted(picture: PagePicture, told: dict[str, Any]) -> PageDraft:
+    box = Box(0, 0, picture.width + told.get("beyond", 0), picture.height)
+    region = Region(box, RegionKind.TEXT, 0, told["text"], 1.0, Origin.OCR)
+    return PageDraft(picture.page, picture.width, picture.height, (region,))
+
+
+if __name__ == "__main__":
+    service.ReaderPool = ScriptedPool  # type: ignore[misc]
+    run_service("reader", service.ReaderConfig, service.setup, service.SERVES)
