@@ -49,6 +49,10 @@ class Job:
     due_s: float | None = None
     """When its back-off is over."""
     lease_ends_s: float = 0.0
+    parts: dict[int, bytes] = field(default_factory=dict)
+    parts_key: str = ""
+    layout: str = ""
+    part_tallies: Counter[str] = field(default_factory=Counter)
 
     def set(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
