@@ -79,6 +79,13 @@ class MediaOptions:
         return frozenset((host.lower(), int(port or 443)) for host, _, port in pairs)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DocumentServing:
+    """Options of reading documents."""
+
+    reader: str = option("address of the reader service; empty: this gateway reads no documents", default="")
+
+
 # -- options ----------------------------------------------------------------------------------------------------------
 
 # What a gateway can be told about the archive at start.
@@ -161,7 +168,7 @@ class ArchiveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(MediaOptions, ArchiveOptions, WireOptions, TokenOptions):
+class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, TokenOptions):
     """Options of the gateway service."""
 
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 
 from slipstream.documents.messages import MAX_DPI, MIN_DPI, DocumentLimits, DocumentRequest
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -29,6 +30,17 @@ def parse_pages(asked: str, num_pages: int, max_pages: int) -> tuple[int, ...]:
             f' parts, such as pages "1-{max_pages}"'
         )
     return tuple(wanted)
+
+
+def page_ranges(pages: Sequence[int]) -> str:
+    """What `parse_pages` makes these pages of, in their order."""
+    parts: list[list[int]] = []
+    for page in pages:
+        if parts and page == parts[-1][-1] + 1:
+            parts[-1][1:] = [page]
+        else:
+            parts.append([page])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def _parse_range(part: str, num_pages: int) -> range:

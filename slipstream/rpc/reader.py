@@ -80,8 +80,12 @@ def event_messages(event: ReadEvent) -> Iterator[reader_pb2.ReadEvent]:
             for first in range(0, len(event.pixels), CHUNK_BYTES):
                 yield reader_pb2.ReadEvent(data=event.pixels[first : first + CHUNK_BYTES])
         case PageDraft():
-            regions = [_region_message(region) for region in event.regions]
-            yield reader_pb2.ReadEvent(draft=to_message(event, reader_pb2.PageDraft, regions=regions))
+            yield reader_pb2.ReadEvent(draft=draft_message(event))
+
+
+def draft_message(draft: PageDraft) -> reader_pb2.PageDraft:
+    """What a page seems to say, for the wire."""
+    return to_message(draft, reader_pb2.PageDraft, regions=[_region_message(region) for region in draft.regions])
 
 
 def _region_message(region: Region) -> reader_pb2.Region:
@@ -99,8 +103,8 @@ def _region_message(region: Region) -> reader_pb2.Region:
     )
 
 
-def _read_draft(message: reader_pb2.PageDraft, picture: PagePicture) -> PageDraft:
-    """Raises BadDraft."""
+def read_draft(message: reader_pb2.PageDraft, picture: PagePicture) -> PageDraft:
+    """What the page of that picture seems to say. Raises BadDraft."""
     if len(message.regions) > MAX_REGIONS:
         raise BadDraft("a page has more regions than are taken")
     try:
@@ -219,7 +223,7 @@ async def _checked_events(
         for page in facts.pages:
             picture = await _read_picture(messages, page, request.pictures)
             yield picture
-            yield _read_draft((await _next(messages, "draft")).draft, picture)
+            yield read_draft((await _next(messages, "draft")).draft, picture)
     except BadDraft as failure:
         raise ReaderFault(f"the reader says what cannot be: {failure}") from None
     async for _ in messages:

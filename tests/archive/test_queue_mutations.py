@@ -125,9 +125,14 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         parts.test_a_job_is_not_done_while_parts_are_missing,
     ),
     "progress counts for nothing": (
-        "'attempts', 0, 'crashes', crashes, 'excused', 0)\nreturn 'kept'",
+        "'attempts', 0, 'crashes', 0, 'excused', 0)\nreturn 'kept'",
         "'excused', 0)\nreturn 'kept'",
         parts.test_a_job_that_gets_on_is_no_poison,
+    ),
+    "a suspect for ever": (
+        "if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then",
+        "if crashes < SUSPECT_AFTER then",
+        parts.test_a_suspect_that_got_on_is_none_after_its_run,
     ),
     "no bound of a job's parts": (
         "if tonumber(meta[2]) + #part > tonumber(arg(6)) then return 'full' end",

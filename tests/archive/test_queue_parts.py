@@ -141,6 +141,22 @@ async def test_a_job_that_gets_on_is_no_poison(world: World) -> None:
     assert state is not None and state.missing == (num_parts,)
 
 
+async def test_a_suspect_that_got_on_is_none_after_its_run(world: World) -> None:
+    """Named by the mutation guard: a suspect's place."""
+    await fill(world, "a", "b")
+    for _ in range(2):
+        lease = next(lease for lease in await world.queue.take("w", 2) if lease.custom_id == "a")
+        await world.queue.crash(lease, "it died")
+    lease = next(lease for lease in await world.queue.take("w", 2) if lease.custom_id == "a")
+    assert lease.is_suspect
+    await world.queue.open_parts(lease, "key", 2)
+    await put(world, lease, 0)
+    assert (await world.jobs())["a"].crashes == 0
+    await world.lose(lease)
+    again = next(lease for lease in await world.queue.take("w2", 2) if lease.custom_id == "a")
+    assert (again.is_suspect, again.crashes) == (False, 1)
+
+
 async def test_failures_count_from_the_last_part_on(world: World) -> None:
     await fill(world, "a")
     for number in range(2 * POLICY.max_attempts):

@@ -26,6 +26,7 @@ CAME_WITH = {
     "static steps": 4,
     "text that is already there": 9,
     "documents, and the service that reads them": 18,
+    "jobs of many parts, and documents in the archive": 6,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 1}

@@ -22,7 +22,7 @@ from slipstream.archive.queue import (
 )
 from slipstream.archive.redis_rows import DIGEST_BYTES
 from slipstream.errors import InvalidRequest, LimitExceeded
-from tests.support.memory_table import SUSPECT_AFTER, Batch, JobTable, place_in_take
+from tests.support.memory_table import Batch, JobTable, place_in_take
 
 SWEEP_JOBS = 500
 
@@ -155,8 +155,7 @@ class MemoryQueue(JobTable):
         job.parts[number] = data
         job.part_tallies.update(tallies)
         job.excused = 0
-        crashes = SUSPECT_AFTER - 1 if job.place[0] == "suspects" else 0
-        job.set(parts_done=len(job.parts), attempts=0, crashes=crashes)
+        job.set(parts_done=len(job.parts), attempts=0, crashes=0)
         return PutAnswer.KEPT
 
     async def list_parts(

@@ -214,7 +214,7 @@ class JobTable:
         crashes = self._blame(job, self._suspect(job.record.worker))
         if self._suspect("") == job.record.job_id:
             self._suspects[""] = (job.record.job_id, self._clock() + self.policy.lease_s)
-        if crashes < SUSPECT_AFTER:
+        if crashes < SUSPECT_AFTER and job.place[0] != "suspects":
             return True
         if crashes >= self.policy.max_crashes:
             self._bury(job, f"whatever ran it died {crashes} times")

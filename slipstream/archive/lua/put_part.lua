@@ -1,8 +1,8 @@
 -- Keeps a part. Arguments: job, worker, epoch, number, the part behind its digest, most bytes of the job's parts, then
--- tallies in pairs. The failures and deaths that are counted against a job are those since its last part: what makes
--- progress is no poison. A suspect stays one until it ends.
+-- tallies in pairs. The failures and deaths that are counted against a job are those since its last part: what gets
+-- on is no poison. A suspect runs on as one, until this run ends.
 local id, number, part = arg(1), arg(4), arg(5)
-local same, state, batch, entry = holder(id, arg(2), arg(3))
+local same, state, batch = holder(id, arg(2), arg(3))
 if not same or state ~= 'running' then return 'lost' end
 local meta = redis.call('HMGET', meta_key(id), 'total', 'bytes')
 if tonumber(number) >= tonumber(meta[1] or 0) then return 'outside' end
@@ -15,6 +15,5 @@ redis.call('HINCRBY', batch_key(batch), 'p:done', 1)
 redis.call('HINCRBY', batch_key(batch), 'p:bytes', #part)
 redis.call('HINCRBY', P .. 'totals', 'part_bytes', #part)
 for i = 7, num_args(), 2 do redis.call('HINCRBYFLOAT', meta_key(id), 't:' .. arg(i), arg(i + 1)) end
-local crashes = string.find(entry, '^suspects ') and SUSPECT_AFTER - 1 or 0
-redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', crashes, 'excused', 0)
+redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0)
 return 'kept'
