@@ -138,6 +138,10 @@ class ServiceUnavailable(SlipstreamError):
     exit_code = 4
 
 
+class ReaderUnavailable(ServiceUnavailable):
+    """No reader of documents is to be had now; neither the document nor a model is at fault."""
+
+
 class ServiceStopping(ServiceUnavailable):
     """The service is about to end and begins nothing new; another, or the next, will."""
 

@@ -11,7 +11,7 @@ import structlog
 from slipstream.archive.intake import Submission, backlog_full, check_batch, check_rights, find_batch_id, max_waiting
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchAbandoned, BatchRecord, JobQueue, JobState
-from slipstream.archive.records import batch_of, job_of
+from slipstream.archive.records import batch_of, job_of, part_of
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, ProtocolViolation, ServiceUnavailable
 from slipstream.rpc import archive_codec as codec
@@ -147,6 +147,21 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
             left -= len(jobs)
             num_bytes += sum(job.ByteSize() for job in jobs)
             if not position or left <= 0 or num_bytes >= PAGE_BYTES:
+                break
+        response.next_page_token = str(position) if position else ""
+        return response
+
+    async def ListParts(
+        self, request: archive_pb2.ListPartsRequest, context: grpc.aio.ServicerContext
+    ) -> archive_pb2.ListPartsResponse:
+        batch_id, position = (await self._find(request.batch)).batch_id, _position(request.page_token)
+        response, num_bytes = archive_pb2.ListPartsResponse(), 0
+        for _ in range(MAX_PARTS):
+            records, position = await self._queue.list_parts(batch_id, request.job_id, position, PART)
+            parts = [codec.part_message(part_of(record)) for record in records]
+            response.parts.extend(parts)
+            num_bytes += sum(part.ByteSize() for part in parts)
+            if not position or num_bytes >= PAGE_BYTES:
                 break
         response.next_page_token = str(position) if position else ""
         return response

@@ -7,7 +7,16 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem, BatchOptions, OptionValues, Submitted
+from slipstream.archive.messages import (
+    MAX_ITEM_HINT_BYTES,
+    BatchItem,
+    BatchOptions,
+    JobKind,
+    OptionValues,
+    Submitted,
+    document_request,
+    kind_of,
+)
 from slipstream.archive.queue import BacklogFull, BatchSpec, JobQueue, JobSpec, Priority, SubmitOutcome
 from slipstream.archive.records import BatchPayload, JobPayload, write_batch, write_job
 from slipstream.captioning.config import GatewayConfig
@@ -49,6 +58,7 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     if _BATCH_ID.fullmatch(batch.key):
         raise InvalidRequest("a key must not look like a batch id")
     _check_metadata(batch.metadata)
+    document_request(batch.document)
     _plan(batch.caption, config)
 
 
@@ -92,12 +102,24 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     naming the item by its `number` in the stream."""
     if not _is_name(item.custom_id):
         raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
-    job = JobPayload(item.source[:MAX_SOURCE_CHARS], item.caption, item.sha256[:64].lower())
+    source = item.source[:MAX_SOURCE_CHARS]
+    kind = item.kind or _kind_of(source)
+    document = item.document if kind is JobKind.DOCUMENT else {}
+    job = JobPayload(source, item.caption, item.sha256[:64].lower(), kind, document)
     try:
+        if kind is JobKind.DOCUMENT:
+            job.merged_request(batch)
         cost, rejection = _read_cost(item, batch, config), ""
     except SlipstreamError as error:
         cost, rejection = 1, str(error)
     return JobSpec(item.custom_id, write_job(job), priority, rejection, cost)
+
+
+def _kind_of(source: str) -> JobKind:
+    try:
+        return kind_of(source)
+    except ValueError:  # of an address that is none, which will be said when it is fetched
+        return JobKind.VIDEO
 
 
 def _read_cost(item: BatchItem, batch: BatchPayload, config: GatewayConfig) -> int:
@@ -153,7 +175,7 @@ class Submission:
         self._config = config
         self._max_waiting = max_waiting
         self._priority = options.priority
-        self._batch = BatchPayload(options.key, options.caption)
+        self._batch = BatchPayload(options.key, options.caption, options.document)
         batch_id = batch_id_of(owner, options.key)
         self._spec = BatchSpec(batch_id, owner, dict(options.metadata), write_batch(self._batch))
         self._chunk: list[JobSpec] = []

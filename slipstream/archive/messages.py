@@ -1,20 +1,57 @@
 """What the archive and its callers exchange, as plain frozen types. `slipstream.rpc` puts them on the wire.
 
-The *archive* captions in the background. A *batch* is one submission, its *items* become *jobs*, and the jobs wait in a
-*queue* that gateways share.
+The *archive* captions videos and reads documents in the background. A *batch* is one submission, its *items* become
+*jobs*, and the jobs wait in a *queue* that gateways share.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
+from urllib.parse import urlsplit
 
 from slipstream.archive.queue import BatchState, JobState, Priority
+from slipstream.documents.messages import DocumentRequest, PageDraft
+from slipstream.documents.pages import MAX_RANGE_CHARS, check_request
+from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption
 
 MAX_ITEM_HINT_BYTES = 64 * 1024
 """Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
 OptionValues = Mapping[str, Any]
 """Options of `CaptionOptions` by name, as somebody gave them: not checked yet."""
+
+
+class JobKind(StrEnum):
+    """What an item is."""
+
+    VIDEO = "video"
+    DOCUMENT = "document"
+
+
+DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
+DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool}
+"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`."""
+
+
+def kind_of(source: str) -> JobKind:
+    """What a path or an address is by its extension."""
+    path = urlsplit(source).path if "://" in source else source
+    return JobKind.DOCUMENT if path.lower().endswith(DOCUMENT_EXTENSIONS) else JobKind.VIDEO
+
+
+def document_request(values: OptionValues) -> DocumentRequest:
+    """What to ask of a reader. Raises `InvalidRequest` for options that there are not, or out of range."""
+    for name, value in values.items():
+        if name not in DOCUMENT_OPTIONS:
+            raise InvalidRequest(f"{name!r} is no option of documents; known: {', '.join(DOCUMENT_OPTIONS)}")
+        if type(value) is not DOCUMENT_OPTIONS[name]:
+            raise InvalidRequest(f"{name} of a document must be of type {DOCUMENT_OPTIONS[name].__name__}")
+    request = DocumentRequest(**values)
+    if len(request.pages) > MAX_RANGE_CHARS:
+        raise InvalidRequest(f"pages: at most {MAX_RANGE_CHARS} characters are read")
+    check_request(request)
+    return request
 
 
 @dataclass(frozen=True)
@@ -24,15 +61,17 @@ class BatchOptions:
     key: str = ""
     """Names the batch for this caller: the same key is the same batch. Empty: a new one each time."""
     caption: OptionValues = field(default_factory=dict)
-    """What to ask of every video."""
+    """What to ask of every video, and of every page of a document."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Free text for the caller's own use."""
     priority: Priority = Priority.NORMAL
+    document: OptionValues = field(default_factory=dict)
+    """How to read the documents among the items: `DOCUMENT_OPTIONS`."""
 
 
 @dataclass(frozen=True)
 class BatchItem:
-    """One video of a batch to submit."""
+    """One video or document of a batch to submit."""
 
     custom_id: str
     """Names the item within its batch, for joining results to inputs."""
@@ -42,6 +81,10 @@ class BatchItem:
     """Options that differ from the batch's."""
     sha256: str = ""
     """Of the file, hexadecimal. When given, other content is refused."""
+    kind: JobKind | None = None
+    """None: what `kind_of` says of the source."""
+    document: OptionValues = field(default_factory=dict)
+    """Options of documents that differ from the batch's."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +151,8 @@ class BatchTotals:
     judged: int = 0
     accepted: int = 0
     reused: int = 0
+    pages: int = 0
+    """Of documents."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +168,11 @@ class Batch:
     """Unix times, seconds; 0 where it has not happened."""
     ended_s: float
     totals: BatchTotals
+    parts_total: int = 0
+    """Pages of all documents that were begun."""
+    parts_done: int = 0
+    parts_bytes: int = 0
+    """That they take in the queue."""
 
     @property
     def is_ended(self) -> bool:
@@ -188,8 +238,32 @@ class Job:
     started_s: float
     ended_s: float
     caption: Caption | None = None
-    """Without its single tokens."""
+    """Without its single tokens. A document has parts instead."""
     receipt: Receipt | None = None
+    kind: JobKind = JobKind.VIDEO
+    parts_total: int = 0
+    """Pages of the document; 0: they are not counted yet, or it is none."""
+    parts_done: int = 0
+    """Those that are read, also where the job has failed or goes on."""
+
+
+@dataclass(frozen=True)
+class JobPart:
+    """One page of a document, read by the target."""
+
+    number: int
+    """From 0, in the order in which the pages were asked for."""
+    page: int = 0
+    """From 1."""
+    dpi: float = 0.0
+    """Of the picture; 0 for an image, which has none of its own."""
+    caption: Caption | None = None
+    """The target's reading."""
+    receipt: Receipt | None = None
+    draft: PageDraft | None = None
+    """What the OCR or the document's own text layer says, in regions of the picture."""
+    error: str = ""
+    """Why the rest is missing: it was damaged in the store, or another release wrote it."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from slipstream.archive.parts import PartLimits, PartRecord, PartsState, PutAnswer
 from slipstream.errors import Overloaded, ServiceUnavailable, SlipstreamError
 
 
@@ -96,6 +97,7 @@ class QueuePolicy:
     """Jobs that may wait."""
     retention_s: float = 30 * 86_400.0
     """How long a batch is kept after its last job ended."""
+    parts: PartLimits = field(default_factory=PartLimits)
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Lease:
     options: str
     """The batch's."""
     attempts: int
-    """Counted failures so far."""
+    """Counted failures so far: since its last part, where it has parts."""
     crashes: int
     is_suspect: bool
     entry: str
@@ -218,6 +220,9 @@ class JobRecord:
     """Unix times of the store's clock; 0 where it has not happened."""
     started_s: float
     ended_s: float
+    parts_total: int = 0
+    """0: it has none, or nobody has found out how many."""
+    parts_done: int = 0
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,10 @@ class BatchRecord:
     created_s: float
     ended_s: float
     """When its last job ended; 0 while any has not."""
+    parts_total: int = 0
+    """Of all jobs, as far as they were begun."""
+    parts_done: int = 0
+    parts_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -301,7 +310,23 @@ class JobQueue(Protocol):
         """Renews leases; one answer each. `progress` by job id."""
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
-        """Commits. False: the lease is lost and nothing was changed. True again when repeated by the same holder."""
+        """Commits, with the tallies of its parts when it is DONE. False: the lease is lost and nothing was changed.
+        True again when repeated by the same holder. Raises `DamagedRecord` for one that is to be DONE without all of
+        its parts."""
+
+    async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
+        """What there is of the job's parts; those of another `key` are dropped, which names all that they depend on.
+        `total` and `layout` are told once they are known. None: the lease is lost. Raises `LimitExceeded`."""
+
+    async def put_part(self, lease: Lease, number: int, data: bytes, tallies: Mapping[str, float]) -> PutAnswer:
+        """Keeps a part, durably and once, and forgets the failures and deaths that the job has had so far: a job that
+        gets on is no poison. Raises `LimitExceeded` for a part that is too large."""
+
+    async def list_parts(
+        self, batch_id: str, job_id: str, after: int = 0, limit: int = 100
+    ) -> tuple[list[PartRecord], int]:
+        """Parts of a job from number `after` on; and the number to go on from, 0 at the end. May return fewer than
+        `limit` before the end. Raises `UnknownBatch` when the batch has no such job."""
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
         """Gives the job back, to run again after `delay_s`; `counted` failures are limited, then the job is DEAD.

@@ -8,23 +8,48 @@ import base64
 import binascii
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Protocol
 
 from slipstream import __version__
-from slipstream.archive.messages import Batch, BatchTotals, Job, JobCounts, ModelReceipt, OptionValues, Receipt
+from slipstream.archive.messages import (
+    DOCUMENT_OPTIONS,
+    Batch,
+    BatchTotals,
+    Job,
+    JobCounts,
+    JobKind,
+    JobPart,
+    ModelReceipt,
+    OptionValues,
+    Receipt,
+    document_request,
+)
+from slipstream.archive.parts import PartRecord, PartsState
 from slipstream.archive.queue import BatchRecord, JobRecord
 from slipstream.captioning.plan import CaptionPlan
+from slipstream.documents.messages import DocumentRequest
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, ModelInfo, Speculation
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
-from slipstream.rpc.archive_codec import read_result_bytes, result_bytes
-from slipstream.video.messages import SampledVideo
+from slipstream.rpc.archive_codec import (
+    part_bytes,
+    read_part_bytes,
+    read_receipt_bytes,
+    read_result_bytes,
+    receipt_bytes,
+    result_bytes,
+)
 
 # -- JSON in the queue ------------------------------------------------------------------------------------------------
 
 VERSION = 1
+DOCUMENT_VERSION = 2
+"""Of jobs and results that a gateway which reads no documents must leave to others."""
+MAX_UNPACKED_BYTES = 8 * 1024**2
+"""Of one part."""
 MAX_DIGITS = 20
 """Of a number of 64 bits. Python converts at most 4,300."""
 
@@ -39,6 +64,7 @@ class BatchPayload:
 
     key: str
     caption: OptionValues
+    document: OptionValues = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,21 +75,28 @@ class JobPayload:
     caption: OptionValues
     """Options that differ from the batch's."""
     sha256: str
+    kind: JobKind = JobKind.VIDEO
+    document: OptionValues = field(default_factory=dict)
 
     def merged_options(self, batch: BatchPayload) -> CaptionOptions:
         """The batch's options with the job's own in their place. Raises `InvalidRequest`."""
         return CaptionOptions.from_mapping({**batch.caption, **self.caption})
 
+    def merged_request(self, batch: BatchPayload) -> DocumentRequest:
+        """The same of how a document is read; its pictures are wanted. Raises `InvalidRequest`."""
+        return replace(document_request({**batch.document, **self.document}), pictures=True)
+
 
 def write_batch(batch: BatchPayload) -> str:
     """Equal batches become equal texts."""
-    return _dumps({"key": batch.key, "caption": dict(batch.caption)})
+    document = {"document": dict(batch.document)} if batch.document else {}
+    return _dumps({"key": batch.key, "caption": dict(batch.caption)} | document)
 
 
 def read_batch(text: str) -> BatchPayload:
     """Raises `OtherVersion`."""
     content = _loads(text)
-    return BatchPayload(str(content.get("key", "")), _read_options(content))
+    return BatchPayload(str(content.get("key", "")), _read_options(content), _read_document(content))
 
 
 def write_job(job: JobPayload) -> str:
@@ -73,13 +106,17 @@ def write_job(job: JobPayload) -> str:
         content["caption"] = dict(job.caption)
     if job.sha256:
         content["sha256"] = job.sha256
-    return _dumps(content)
+    if job.kind is not JobKind.DOCUMENT:
+        return _dumps(content)
+    return _dumps(content | {"kind": job.kind, "document": dict(job.document), "v": DOCUMENT_VERSION})
 
 
 def read_job(text: str) -> JobPayload:
     """Raises `OtherVersion`."""
     content = _loads(text)
-    return JobPayload(str(content.get("source", "")), _read_options(content), str(content.get("sha256", "")))
+    options, sha256 = _read_options(content), str(content.get("sha256", ""))
+    kind = JobKind.DOCUMENT if content.get("kind") == JobKind.DOCUMENT else JobKind.VIDEO
+    return JobPayload(str(content.get("source", "")), options, sha256, kind, _read_document(content))
 
 
 def write_result(caption: Caption, receipt: Receipt) -> str:
@@ -96,6 +133,50 @@ def read_result(text: str) -> tuple[Caption, Receipt]:
         return read_result_bytes(*parts)
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise OtherVersion(f"a result cannot be read: {error}") from error
+
+
+def write_document_result(state: PartsState, receipt: Receipt) -> str:
+    """The result of a document says which parts it has, in their order; they hold the texts."""
+    made_of = base64.b64encode(receipt_bytes(receipt)).decode()
+    return _dumps({"v": DOCUMENT_VERSION, "parts": state.total, "layout": state.layout, "receipt": made_of})
+
+
+def read_document_result(text: str) -> Receipt:
+    """Raises `OtherVersion`."""
+    content = _loads(text)
+    try:
+        return read_receipt_bytes(base64.b64decode(content["receipt"], validate=True))
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise OtherVersion(f"a result cannot be read: {error}") from error
+
+
+PART_FORM = b"\x01"
+"""How a part is written: compressed behind this byte."""
+
+
+def write_part(part: JobPart) -> bytes:
+    """A part to keep: about a third of its own size."""
+    return PART_FORM + zlib.compress(part_bytes(part))
+
+
+def part_of(record: PartRecord) -> JobPart:
+    """A part as the job's owner sees it. What was damaged or written by another release says so."""
+    try:
+        if record.damage or record.data[:1] != PART_FORM:
+            return JobPart(record.number, error=record.damage or "another release wrote this part")
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(record.data[1:], MAX_UNPACKED_BYTES)
+        return replace(read_part_bytes(data), number=record.number)
+    except (zlib.error, ValueError) as error:
+        return JobPart(record.number, error=f"a part cannot be read: {error}")
+
+
+def _read_document(content: dict[str, Any]) -> OptionValues:
+    """Those that this release knows."""
+    options = content.get("document", {})
+    if not isinstance(options, dict):
+        raise OtherVersion("options cannot be read: they are no object")
+    return {name: value for name, value in options.items() if name in DOCUMENT_OPTIONS}
 
 
 def _read_options(content: dict[str, Any]) -> OptionValues:
@@ -126,8 +207,10 @@ def _loads(text: str) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
-    if not isinstance(content, dict) or content.get("v") != VERSION:
-        raise OtherVersion(f"this gateway reads version {VERSION} of what the archive keeps, and this is another")
+    if not isinstance(content, dict) or content.get("v") not in (VERSION, DOCUMENT_VERSION):
+        raise OtherVersion(
+            f"this gateway reads versions {VERSION} and {DOCUMENT_VERSION} of what the archive keeps; this is another"
+        )
     return content
 
 
@@ -151,6 +234,9 @@ def batch_of(record: BatchRecord) -> Batch:
         created_s=record.created_s,
         ended_s=record.ended_s,
         totals=BatchTotals(**totals),
+        parts_total=record.parts_total,
+        parts_done=record.parts_done,
+        parts_bytes=record.parts_bytes,
     )
 
 
@@ -159,8 +245,11 @@ def job_of(record: JobRecord) -> Job:
     same = {field.name: getattr(record, field.name) for field in fields(Job) if hasattr(record, field.name)}
     job = Job(source="", **same)
     try:
-        job = replace(job, source=read_job(record.payload).source)
-        if record.result:
+        payload = read_job(record.payload)
+        job = replace(job, source=payload.source, kind=payload.kind)
+        if record.result and job.kind is JobKind.DOCUMENT:
+            job = replace(job, receipt=read_document_result(record.result))
+        elif record.result:
             caption, receipt = read_result(record.result)
             job = replace(job, caption=caption, receipt=receipt)
     except OtherVersion as error:
@@ -200,8 +289,20 @@ def content_key(
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+class Content(Protocol):
+    """What was captioned or read, such as a sampled video."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the file, hexadecimal."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file."""
+
+
 def make_receipt(
-    plan: CaptionPlan, video: SampledVideo, caption: Caption, target: ModelInfo, draft: ModelInfo | None, runs: int
+    plan: CaptionPlan, video: Content, caption: Caption, target: ModelInfo, draft: ModelInfo | None, runs: int
 ) -> Receipt:
     """Of a caption that has just been made, in the job's run number `runs`."""
     took_part = draft is not None and bool(caption.speculation.kept_digest or caption.timings.draft_ready_s)
@@ -217,6 +318,13 @@ def make_receipt(
         accepted_prediction_tokens=caption.speculation.accepted_prediction_tokens,
         rejected_prediction_tokens=caption.speculation.rejected_prediction_tokens,
     )
+
+
+def parts_key(
+    document_sha256: str, request: DocumentRequest, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
+) -> str:
+    """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
+    return f"{content_key(document_sha256, plan, target, draft)} {json.dumps(asdict(request), sort_keys=True)}"
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

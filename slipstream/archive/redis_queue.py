@@ -5,11 +5,10 @@ Times are those of the server, so the clocks of its users do not matter.
 """
 
 import asyncio
-import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -19,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
+from slipstream.archive.parts import PartRecord, PartsState, PutAnswer
 from slipstream.archive.queue import (
     ONLY_DEAD,
     BatchRecord,
@@ -36,83 +36,21 @@ from slipstream.archive.queue import (
     Retried,
     SubmitOutcome,
     UnknownBatch,
-    batch_state,
     job_id,
     sha256,
 )
-from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.archive.redis_rows import (
+    batch_from,
+    damage_in,
+    job_from,
+    lease_from,
+    part_from,
+    part_row,
+    parts_state_from,
+    texts,
+)
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.logs import get_logger
-
-# -- rows that scripts answer ----------------------------------------------------------------------------------------
-
-DAMAGED = "its SHA-256 differs from when it was stored"
-
-
-@contextlib.contextmanager
-def _intact(what: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedRecord(f"the store's record of {what} is damaged: {error}") from None
-
-
-def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
-    """From a row of the take script: id, batch, custom id, epoch, payload, digest, options, digest, ... Raises
-    `DamagedRecord`."""
-    with _intact("a job"):
-        name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry, owner = texts(row)
-        is_suspect = entry.startswith("suspects ")
-        counts = int(attempts), int(crashes)
-        return Lease(name, batch_id, custom_id, worker, int(epoch), payload, options, *counts, is_suspect, entry, owner)
-
-
-def damage_in(row: Sequence[bytes]) -> str:
-    """What of a row of the take script is not what was stored; empty: nothing."""
-    for what, data, digest in (("the job's payload", row[4], row[5]), ("the batch's options", row[6], row[7])):
-        if sha256(data).encode() != digest:
-            return f"{what} was damaged in the store: {DAMAGED}"
-    return ""
-
-
-def job_from(batch_id: str, row: Sequence[bytes]) -> JobRecord:
-    """From a row of the page script. Raises `DamagedRecord`."""
-    with _intact(f"a job of {batch_id}"):
-        name, state, custom_id, payload, result, digest, error, code, worker, *rest = texts(row)
-        epoch, attempts, crashes, progress, *times = rest
-        if state == JobState.DONE and sha256(row[4]) != digest:
-            result, error, code = "", f"the result was damaged in the store: {DAMAGED}", "DATA_LOSS"
-        counts = int(epoch), int(attempts), int(crashes)
-        created_s, started_s, ended_s = map(_seconds, times)
-        said = payload, result, error, code, worker
-        return JobRecord(
-            name, batch_id, custom_id, JobState(state), *said, *counts, progress, created_s, started_s, ended_s
-        )
-
-
-def batch_from(batch_id: str, pairs: Sequence[bytes]) -> BatchRecord | None:
-    """From the fields of a batch's hash, one after the other. Raises `DamagedRecord`."""
-    words = texts(pairs)
-    fields = dict(zip(words[::2], words[1::2], strict=False))
-    if "owner" not in fields:
-        return None
-    with _intact(f"the batch {batch_id}"):
-        counts = {state: int(fields.get(f"n:{state}", 0)) for state in JobState}
-        return BatchRecord(
-            batch_id=batch_id,
-            owner=fields["owner"],
-            state=batch_state(counts, is_sealed="sealed" in fields, is_cancelled="cancel" in fields),
-            metadata={str(name): str(value) for name, value in json.loads(fields["metadata"]).items()},
-            options=fields["options"],
-            counts=counts,
-            tallies={name[2:]: float(value) for name, value in fields.items() if name.startswith("t:")},
-            created_s=_seconds(fields["created"]),
-            ended_s=_seconds(fields.get("ended", "")),
-        )
-
-
-def _seconds(milliseconds: str) -> float:
-    return int(milliseconds or 0) / 1000
-
 
 # -- store ------------------------------------------------------------------------------------------------------------
 
@@ -138,7 +76,10 @@ def load_scripts() -> dict[str, str]:
 CONNECTIONS = 32
 WORKER_CONNECTIONS = {"beat": 1, "take": 4}
 """Beats have a connection of their own, so that nothing that callers ask for can make a lease expire."""
-WORKER_SCRIPTS = {"beat": "beat", **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping"), "take")}
+WORKER_SCRIPTS = {
+    "beat": "beat",
+    **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping", "open_parts", "put_part"), "take"),
+}
 """Which connections a script uses; the others share those of the callers."""
 OnCall = Callable[[str, float], None]
 """Hears of a call of the store: the script, and how many seconds it took."""
@@ -203,17 +144,14 @@ def _first_sentence(error: Exception) -> str:
     return (str(error) or type(error).__name__).split(". ")[0][:200]
 
 
-def texts(values: Sequence[bytes | int]) -> list[str]:
-    """Decodes an answer; damaged bytes become replacement characters."""
-    return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
-
-
 # -- redis queue ------------------------------------------------------------------------------------------------------
 
 CHUNK_JOBS, CHUNK_BYTES = 100, 1 << 20
 """What one submit script takes at most."""
 SCAN_JOBS = 500
 """Jobs that one script looks at, at most: it must stay short, the server does nothing else meanwhile."""
+PAGE_PARTS, PAGE_BYTES = 100, 1 << 20
+"""Parts that one script answers; it ends after the one that makes it so many bytes."""
 
 
 class RedisQueue:
@@ -295,14 +233,37 @@ class RedisQueue:
 
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         assert outcome.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED), "a run ends in one of these"
-        tallies = [text for name, value in outcome.tallies.items() for text in (name, repr(float(value)))]
         content = sha256(outcome.content_key) if outcome.content_key else ""
-        return bool(
-            await self._run(
-                *("finish", *_token(lease), outcome.state, outcome.result, sha256(outcome.result)),
-                *(outcome.error, outcome.error_code, content, *tallies),
-            )
+        answer = await self._run(
+            *("finish", *_token(lease), outcome.state, outcome.result, sha256(outcome.result)),
+            *(outcome.error, outcome.error_code, content, *_pairs(outcome.tallies)),
         )
+        if answer == 2:
+            raise DamagedRecord(f"parts of the job {lease.job_id} are missing in the store; it cannot be done yet")
+        return bool(answer)
+
+    async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
+        if total > self.policy.parts.max_parts:
+            raise LimitExceeded(
+                f"a job has at most {self.policy.parts.max_parts} parts, and this one would have {total}"
+            )
+        answer = await self._run("open_parts", *_token(lease), sha256(key), total, layout)
+        return None if answer is None else parts_state_from(answer)
+
+    async def put_part(self, lease: Lease, number: int, data: bytes, tallies: Mapping[str, float]) -> PutAnswer:
+        limits = self.policy.parts
+        if len(data) > limits.max_part_bytes:
+            raise LimitExceeded(f"part {number} has {len(data)} bytes; at most {limits.max_part_bytes} are kept")
+        row = part_row(data)
+        answer = await self._run("put_part", *_token(lease), number, row, limits.max_job_bytes, *_pairs(tallies))
+        assert answer != b"outside", "a part has a number below the total that was told"
+        return PutAnswer(answer.decode())
+
+    async def list_parts(
+        self, batch_id: str, job_id: str, after: int = 0, limit: int = PAGE_PARTS
+    ) -> tuple[list[PartRecord], int]:
+        answer = _known(await self._run("list_parts", batch_id, job_id, after, limit, PAGE_BYTES), batch_id)
+        return [part_from(row) for row in answer[1:]], answer[0]
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
         answer = await self._run("retry", *_token(lease), reason, round(delay_s * 1000), int(counted), 0)
@@ -354,7 +315,7 @@ class RedisQueue:
     async def close(self) -> None:
         await self._store.close()
 
-    async def _run(self, script: str, *args: str | int) -> Any:
+    async def _run(self, script: str, *args: str | int | bytes) -> Any:
         return await self._store.run(script, *self._header, *args)
 
     def _quota(self, max_waiting: int | None) -> int:
@@ -382,6 +343,10 @@ def _known(answer: Any, batch_id: str) -> Any:
 
 def _token(lease: Lease) -> tuple[str, str, int]:
     return lease.job_id, lease.worker, lease.epoch
+
+
+def _pairs(tallies: Mapping[str, float]) -> list[str]:
+    return [text for name, value in tallies.items() for text in (name, repr(float(value)))]
 
 
 def _log_expired(name: str, batch_id: str, lost_by: str, crashes: str, state: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.archive.document_source import ReaderSource
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.queue import DamagedRecord, JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
@@ -43,6 +44,7 @@ class ArchiveService:
         self._lifecycle = lifecycle
         self.queue = queue
         self._worker: Worker | None = None
+        self._documents: ReaderSource | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -57,7 +59,8 @@ class ArchiveService:
             self._begin(watch_depth(queue, self._captioner.metrics))
         name = ""
         if config.archive_slots:
-            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down)
+            self._documents = ReaderSource(config, self._captioner)
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, self._documents)
             self._worker = Worker(
                 queue,
                 runner.run,
@@ -81,6 +84,8 @@ class ArchiveService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._documents is not None:
+            await self._documents.close()
         await self.queue.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

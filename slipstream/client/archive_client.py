@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, Submitted
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, Submitted
 from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.caption_client import Connection
 from slipstream.errors import (
@@ -85,7 +85,7 @@ class ArchiveClient:
             submitted += await self._submit_piece(batch, piece, submitted, tell)
             tell(submitted, "")
         if not submitted.batch_id:
-            raise VideoNotFound("there is no video to hand in")
+            raise VideoNotFound("there is nothing to hand in")
         return submitted
 
     async def _submit_piece(
@@ -148,6 +148,18 @@ class ArchiveClient:
             for job in page.jobs:
                 yield job
             page_token = page.next_page_token
+            if not page_token:
+                return
+
+    async def parts(self, batch: str, job: Job) -> AsyncGenerator[JobPart, None]:
+        """The pages of a document that are read, in order, fetched a few at a time; none of a video."""
+        page_token = ""
+        while job.parts_done:
+            request = archive_pb2.ListPartsRequest(batch=batch, job_id=job.job_id, page_token=page_token)
+            answer: archive_pb2.ListPartsResponse = await self._with_patience(self._stub.ListParts, request)
+            for part in codec.read_parts(answer):
+                yield part
+            page_token = answer.next_page_token
             if not page_token:
                 return
 

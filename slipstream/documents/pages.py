@@ -32,6 +32,17 @@ def parse_pages(asked: str, num_pages: int, max_pages: int) -> tuple[int, ...]:
     return tuple(wanted)
 
 
+def page_ranges(pages: Sequence[int]) -> str:
+    """What `parse_pages` makes these pages of, in their order."""
+    parts: list[list[int]] = []
+    for page in pages:
+        if parts and page == parts[-1][-1] + 1:
+            parts[-1][1:] = [page]
+        else:
+            parts.append([page])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
 def _parse_range(part: str, num_pages: int) -> range:
     found = _RANGE.fullmatch(part)
     if found is None:

@@ -12,13 +12,16 @@ from slipstream.archive.messages import (
     BatchTotals,
     Job,
     JobCounts,
+    JobKind,
     JobPage,
+    JobPart,
     ModelReceipt,
     OptionValues,
     Receipt,
     Submitted,
 )
 from slipstream.archive.queue import BatchState, JobState, Priority
+from slipstream.documents.messages import BadDraft, PagePicture
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption
 from slipstream.rpc.codec import (
@@ -29,6 +32,7 @@ from slipstream.rpc.codec import (
     summary_message,
     to_message,
 )
+from slipstream.rpc.reader import draft_message, read_draft
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 
 _JOB_STATES: dict[JobState, Any] = {state: archive_pb2.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
@@ -38,6 +42,8 @@ _BATCH_STATES: dict[BatchState, Any] = {
 _PRIORITIES: dict[Priority, Any] = {
     priority: archive_pb2.JobPriority.Value(f"JOB_PRIORITY_{priority.name}") for priority in Priority
 }
+_KINDS: dict[JobKind, Any] = {kind: archive_pb2.JobKind.Value(f"JOB_KIND_{kind.name}") for kind in JobKind}
+_KIND_NAMES = {number: kind for kind, number in _KINDS.items()}
 _JOB_STATE_NAMES = {number: state for state, number in _JOB_STATES.items()}
 _BATCH_STATE_NAMES = {number: state for state, number in _BATCH_STATES.items()}
 _PRIORITY_NAMES = {number: priority for priority, number in _PRIORITIES.items()} | {
@@ -62,6 +68,7 @@ def batch_options_message(batch: BatchOptions) -> archive_pb2.BatchOptions:
         caption=_options_message(batch.caption),
         metadata=batch.metadata,
         priority=_PRIORITIES[batch.priority],
+        document=_document_message(batch.document),
     )
 
 
@@ -70,18 +77,46 @@ def read_batch_options(message: archive_pb2.BatchOptions) -> BatchOptions:
     if message.priority not in _PRIORITY_NAMES:
         raise InvalidRequest(f"priority {message.priority} is unknown")
     return BatchOptions(
-        message.key, option_values(message.caption), dict(message.metadata), _PRIORITY_NAMES[message.priority]
+        message.key,
+        option_values(message.caption),
+        dict(message.metadata),
+        _PRIORITY_NAMES[message.priority],
+        _document_values(message.document),
     )
 
 
 def batch_item_message(item: BatchItem) -> archive_pb2.BatchItem:
     """An item to submit, for the wire."""
-    return to_message(item, archive_pb2.BatchItem, caption=_options_message(item.caption))
+    return to_message(
+        item,
+        archive_pb2.BatchItem,
+        caption=_options_message(item.caption),
+        kind=None if item.kind is None else _KINDS[item.kind],
+        document=_document_message(item.document),
+    )
 
 
 def read_batch_item(message: archive_pb2.BatchItem) -> BatchItem:
     """An item as it came; its options are not checked."""
-    return from_message(message, BatchItem, caption=option_values(message.caption))
+    return from_message(
+        message,
+        BatchItem,
+        caption=option_values(message.caption),
+        kind=_KIND_NAMES.get(message.kind),
+        document=_document_values(message.document),
+    )
+
+
+def _document_message(values: OptionValues) -> archive_pb2.DocumentReading | None:
+    """None for no options. Raises `InvalidRequest` for one that does not fit the wire."""
+    try:
+        return archive_pb2.DocumentReading(**values) if values else None
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"an option of documents cannot be sent: {error}") from None
+
+
+def _document_values(message: archive_pb2.DocumentReading) -> OptionValues:
+    return {field.name: content for field, content in message.ListFields()}
 
 
 def _options_message(values: OptionValues) -> gateway_pb2.CaptionOptions | None:
@@ -118,12 +153,15 @@ def read_batch(message: archive_pb2.Batch) -> Batch:
         created_s=message.created_s,
         ended_s=message.ended_s,
         totals=from_message(message.totals, BatchTotals),
+        parts_total=message.parts_total,
+        parts_done=message.parts_done,
+        parts_bytes=message.parts_bytes,
     )
 
 
 def job_message(job: Job) -> archive_pb2.Job:
     """A job with its result, for the wire."""
-    message = to_message(job, archive_pb2.Job, state=_JOB_STATES[job.state], receipt=None)
+    message = to_message(job, archive_pb2.Job, state=_JOB_STATES[job.state], kind=_KINDS[job.kind], receipt=None)
     if job.caption is not None:
         message.summary.CopyFrom(summary_message(job.caption))
     if job.receipt is not None:
@@ -137,6 +175,7 @@ def read_job(message: archive_pb2.Job) -> Job:
         message,
         Job,
         state=_JOB_STATE_NAMES.get(message.state, JobState.QUEUED),
+        kind=_KIND_NAMES.get(message.kind, JobKind.VIDEO),
         caption=read_summary(message.summary) if message.HasField("summary") else None,
         receipt=_read_receipt(message.receipt) if message.HasField("receipt") else None,
     )
@@ -165,6 +204,60 @@ def read_job_states(numbers: list[Any]) -> frozenset[JobState]:
     return frozenset(_JOB_STATE_NAMES[number] for number in numbers)
 
 
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def part_message(part: JobPart) -> archive_pb2.JobPart:
+    """A part, for the wire."""
+    draft, receipt = part.draft, part.receipt
+    return to_message(
+        part,
+        archive_pb2.JobPart,
+        summary=None if part.caption is None else summary_message(part.caption),
+        receipt=None if receipt is None else _receipt_message(receipt),
+        draft=None if draft is None else draft_message(draft),
+        width=None if draft is None else draft.width,
+        height=None if draft is None else draft.height,
+    )
+
+
+def read_part(message: archive_pb2.JobPart) -> JobPart:
+    """A part. Raises `BadDraft` for regions that no sound reader would make."""
+    has_draft = message.HasField("draft")
+    picture = PagePicture(message.page, message.width, message.height, message.dpi)
+    return from_message(
+        message,
+        JobPart,
+        caption=read_summary(message.summary) if message.HasField("summary") else None,
+        receipt=_read_receipt(message.receipt) if message.HasField("receipt") else None,
+        draft=read_draft(message.draft, picture) if has_draft else None,
+    )
+
+
+def read_parts(message: archive_pb2.ListPartsResponse) -> list[JobPart]:
+    """Some parts; one that says what cannot be has its error."""
+    parts = []
+    for part in message.parts:
+        try:
+            parts.append(read_part(part))
+        except BadDraft as error:
+            parts.append(JobPart(part.number, part.page, error=str(error)))
+    return parts
+
+
+def part_bytes(part: JobPart) -> bytes:
+    """A part to keep."""
+    return part_message(part).SerializeToString()
+
+
+def read_part_bytes(data: bytes) -> JobPart:
+    """The part that was kept. Raises `ValueError` for bytes that are none."""
+    try:
+        return read_part(archive_pb2.JobPart.FromString(data))
+    except (DecodeError, BadDraft) as error:
+        raise ValueError(str(error)) from error
+
+
 # -- results as bytes -------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +274,19 @@ def read_result_bytes(caption: bytes, receipt: bytes) -> tuple[Caption, Receipt]
     except DecodeError as error:
         raise ValueError(str(error)) from error
     return read_summary(summary), _read_receipt(made_of)
+
+
+def receipt_bytes(receipt: Receipt) -> bytes:
+    """A receipt to keep."""
+    return _receipt_message(receipt).SerializeToString()
+
+
+def read_receipt_bytes(data: bytes) -> Receipt:
+    """The receipt that was kept. Raises `ValueError` for bytes that are none."""
+    try:
+        return _read_receipt(archive_pb2.Receipt.FromString(data))
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _receipt_message(receipt: Receipt) -> archive_pb2.Receipt:

@@ -43,7 +43,7 @@ def to_message(value: object, message_type: type[MessageT], **others: Any) -> Me
     return cast(MessageT, _message(value, message_type.DESCRIPTOR, others))
 
 
-def from_message(message: Message, kind: type[PlainT], **others: Any) -> PlainT:
+def from_message(message: Message, kind: type[PlainT], /, **others: Any) -> PlainT:
     """The message as a dataclass of type `kind`; `others` are fields that it lacks, or that differ."""
     return cast(PlainT, _plain(message, kind, others))
 

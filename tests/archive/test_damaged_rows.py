@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.archive.queue import DamagedRecord, JobState
-from slipstream.archive.redis_queue import batch_from, damage_in, job_from, lease_from
+from slipstream.archive.redis_rows import batch_from, damage_in, job_from, lease_from, part_from, parts_state_from
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.security import TokenFile
 from tests.support.fuzzing import fuzzing
@@ -24,13 +24,15 @@ ROWS = st.lists(CELLS | st.integers(), max_size=20)
 READERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], object]]] = {
     "lease": (ROWS | st.lists(CELLS, min_size=12, max_size=12), lambda row: lease_from("w", row)),
     "job": (
-        ROWS | st.lists(CELLS | st.sampled_from([state.encode() for state in JobState]), min_size=16, max_size=16),
+        ROWS | st.lists(CELLS | st.sampled_from([state.encode() for state in JobState]), min_size=18, max_size=18),
         lambda row: job_from("batch", row),
     ),
     "batch": (
         st.dictionaries(NAMES, CELLS).map(lambda pairs: [word for pair in pairs.items() for word in pair]) | ROWS,
         lambda pairs: batch_from("batch", pairs),
     ),
+    "part": (ROWS | st.tuples(st.integers(), CELLS | st.binary(min_size=30, max_size=40)), part_from),
+    "parts": (ROWS | st.tuples(CELLS, CELLS | st.integers(), ROWS | CELLS), parts_state_from),
     "digest": (st.lists(CELLS, min_size=12, max_size=12), damage_in),
 }
 

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from slipstream.archive.queue import BatchSpec, JobQueue, JobState, Lease, Outcome, Priority
+from slipstream.archive.parts import PartLimits, PutAnswer
+from slipstream.archive.queue import BatchSpec, DamagedRecord, JobQueue, JobState, Lease, Outcome, Priority
 from tests.archive.worlds import DONE, POLICY, World, memory_world, redis_world, specs
 
 ResultT = TypeVar("ResultT")
@@ -49,7 +50,7 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize()
     def open(self) -> None:
         self.runner = asyncio.Runner()
-        policy = replace(POLICY, max_backlog=12)
+        policy = replace(POLICY, max_backlog=12, parts=PartLimits(max_job_bytes=600))
         self.model, self.real = memory_world(policy), self.runner.run(_made(self.url, policy))
         self.num_retries = 0
         self.open_batches()
@@ -107,12 +108,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pair=consumes(leases), state=st.sampled_from([JobState.DONE, JobState.DONE, JobState.FAILED]))
     def finish(self, pair: Pair, state: JobState) -> None:
         outcome = Outcome(state, DONE.result, "why", "CODE", f"content of {pair.model.custom_id}", {"tokens": 1})
-        committed = self.told(pair, lambda queue, lease: queue.finish(lease, outcome))
-        assert committed == self.told(pair, lambda queue, lease: queue.finish(lease, outcome)), "repeated"
+        committed = self.told(pair, lambda queue, lease: _finished(queue, lease, outcome))
+        assert committed == self.told(pair, lambda queue, lease: _finished(queue, lease, outcome)), "repeated"
 
     @rule(pair=leases, state=st.sampled_from([JobState.DONE, JobState.FAILED]))
     def finish_and_keep_the_lease(self, pair: Pair, state: JobState) -> None:
-        self.told(pair, lambda queue, lease: queue.finish(lease, Outcome(state, "{}")))
+        self.told(pair, lambda queue, lease: _finished(queue, lease, Outcome(state, "{}")))
 
     @rule(pair=leases, counted=st.booleans(), waits=st.booleans())
     def retry(self, pair: Pair, counted: bool, waits: bool) -> None:
@@ -123,6 +124,30 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pair=leases)
     def crash(self, pair: Pair) -> None:
         self.told(pair, lambda queue, lease: queue.crash(lease, "it died"))
+
+    @rule(pair=leases, key=st.sampled_from(["one", "one", "one", "other"]), total=st.sampled_from([0, 3, 3, 4]))
+    def open_parts(self, pair: Pair, key: str, total: int) -> None:
+        state = self.told(pair, lambda queue, lease: queue.open_parts(lease, key, total, f"{total} of them"))
+        assert state is None or (
+            (state.total or not state.done) and len(state.missing) + len(state.done) == state.total
+        )
+
+    @rule(pair=leases, number=st.integers(0, 2), num_bytes=st.sampled_from([1, 1, 1, 100]))
+    def put_part(self, pair: Pair, number: int, num_bytes: int) -> None:
+        data = f"{number} by {pair.model.worker} {pair.model.epoch}".encode() * num_bytes
+        state = self.told(pair, lambda queue, lease: queue.open_parts(lease, "one", 3))
+        answer = self.told(pair, lambda queue, lease: queue.put_part(lease, number, data, {"tokens": number}))
+        assert (answer is PutAnswer.LOST) == (state is None)
+        if state is not None:
+            assert (answer is PutAnswer.KNOWN) == (number in state.done)
+
+    @rule(pair=leases)
+    def finish_all_parts(self, pair: Pair) -> None:
+        state = self.told(pair, lambda queue, lease: queue.open_parts(lease, "one", 3))
+        for number in state.missing if state else ():
+            self.told(pair, lambda queue, lease, n=number: queue.put_part(lease, n, b"part", {"tokens": 1}))  # type: ignore[misc]
+        if state:
+            self.finish_and_keep_the_lease(pair, JobState.DONE)
 
     @rule(batch=BATCHES)
     def cancel(self, batch: str) -> None:
@@ -166,6 +191,13 @@ async def _awaited(call: Awaitable[ResultT]) -> ResultT:
     return await call
 
 
+async def _finished(queue: JobQueue, lease: Lease, outcome: Outcome) -> bool | str:
+    try:
+        return await queue.finish(lease, outcome)
+    except DamagedRecord:
+        return "parts are missing"
+
+
 async def _swept(queue: JobQueue) -> int:
     """How many jobs of the batches go; which batch goes first, and whether an empty one, is up to the clock."""
     return sum([await queue.sweep() for _ in range(6)])
@@ -183,7 +215,12 @@ async def _batch_but_times(queue: JobQueue, batch_id: str) -> Any:
     assert all(batch.counts[state] == counts[state] for state in JobState)
     assert (batch.ended_s > 0) == (batch.total > 0 and all(job.state.is_terminal for job in jobs))
     assert all((job.ended_s > 0) == job.state.is_terminal for job in jobs)
+    assert batch.parts_done == sum(job.parts_done for job in jobs)
+    assert batch.parts_total == sum(job.parts_total for job in jobs)
+    assert all(job.parts_done == job.parts_total for job in jobs if job.state is JobState.DONE)
+    parts = [await queue.list_parts(batch_id, job.job_id) for job in jobs]
     return (
+        parts,
         [replace(job, created_s=0.0, started_s=0.0, ended_s=0.0) for job in jobs],
         replace(batch, created_s=0.0, ended_s=0.0),
     )

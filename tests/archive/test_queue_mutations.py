@@ -8,6 +8,7 @@ from slipstream.archive.redis_queue import load_scripts
 from tests.archive import test_queue_blame as blame
 from tests.archive import test_queue_contract as contract
 from tests.archive import test_queue_owners as owners
+from tests.archive import test_queue_parts as parts
 from tests.archive.worlds import World, redis_world
 
 Check = Callable[[World], Awaitable[None]]
@@ -97,6 +98,51 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "if room <= 0 then",
         "if false then",
         contract.test_a_retry_stops_where_there_is_no_room,
+    ),
+    "a part without an owner check": (
+        "if not same or state ~= 'running' then return 'lost' end",
+        "",
+        parts.test_a_late_part_of_who_lost_the_lease_is_refused,
+    ),
+    "parts found without an owner check": (
+        "if not same or state ~= 'running' then return false end",
+        "",
+        parts.test_a_late_part_of_who_lost_the_lease_is_refused,
+    ),
+    "a part is written again": (
+        "number, number)[1] then return 'known' end",
+        "number, number)[1] then end",
+        parts.test_a_part_is_written_once,
+    ),
+    "parts of any options": (
+        "if meta[1] ~= key then",
+        "if not meta[1] then",
+        parts.test_parts_of_other_options_are_dropped,
+    ),
+    "done without its parts": (
+        "  return 2\n",
+        "",
+        parts.test_a_job_is_not_done_while_parts_are_missing,
+    ),
+    "progress counts for nothing": (
+        "'attempts', 0, 'crashes', 0, 'excused', 0)\nreturn 'kept'",
+        "'excused', 0)\nreturn 'kept'",
+        parts.test_a_job_that_gets_on_is_no_poison,
+    ),
+    "a suspect for ever": (
+        "if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then",
+        "if crashes < SUSPECT_AFTER then",
+        parts.test_a_suspect_that_got_on_is_none_after_its_run,
+    ),
+    "no bound of a job's parts": (
+        "if tonumber(meta[2]) + #part > tonumber(arg(6)) then return 'full' end",
+        "",
+        parts.test_what_a_job_keeps_is_bounded,
+    ),
+    "parts outlive their batch": (
+        "  drop_parts(id, batch)\n  redis.call('DEL', job_key(id))",
+        "  redis.call('DEL', job_key(id))",
+        parts.test_parts_go_with_their_batch,
     ),
 }
 

@@ -141,7 +141,7 @@ def test_nothing_to_hand_in(archive: FakeArchive, tmp_path: Path, capsys: pytest
     (tmp_path / "empty").mkdir()
     assert submit(archive, tmp_path / "empty") == 3
     assert submit(archive, f"{tmp_path}/*.mp4") == 3
-    assert "there is no video to hand in" in capsys.readouterr().err
+    assert "there is nothing to hand in" in capsys.readouterr().err
 
 
 def test_a_name_that_is_no_text_is_left_out(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from slipstream.archive import records
 from slipstream.archive.intake import check_batch, read_item
 from slipstream.archive.queue import JobState, Priority
-from slipstream.archive.redis_queue import job_from
+from slipstream.archive.redis_rows import job_from
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher, Url, parse_url
 from slipstream.captioning.media import VideoBuffer

@@ -1,12 +1,14 @@
 """A `JobQueue` in memory: what the scripts of the Redis queue are compared with, and what unit tests run on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from slipstream.archive.parts import PartRecord, PartsState, PutAnswer
 from slipstream.archive.queue import (
     ONLY_DEAD,
     BatchRecord,
     BatchSpec,
     BeatAnswer,
+    DamagedRecord,
     JobRecord,
     JobSpec,
     JobState,
@@ -18,10 +20,16 @@ from slipstream.archive.queue import (
     UnknownBatch,
     batch_state,
 )
-from slipstream.errors import InvalidRequest
+from slipstream.archive.redis_rows import DIGEST_BYTES
+from slipstream.errors import InvalidRequest, LimitExceeded
 from tests.support.memory_table import Batch, JobTable, place_in_take
 
 SWEEP_JOBS = 500
+
+
+def stored_bytes(parts: Iterable[bytes]) -> int:
+    """Each lies behind its digest."""
+    return sum(DIGEST_BYTES + len(part) for part in parts)
 
 
 class MemoryQueue(JobTable):
@@ -72,12 +80,16 @@ class MemoryQueue(JobTable):
         job = self._held(lease)
         if job is None or job.record.state is not JobState.RUNNING:
             return job is not None and job.record.state.is_terminal
+        tallies = self._batch(lease.batch_id).tallies
         if outcome.state is JobState.DONE:
+            if len(job.parts) < job.record.parts_total:
+                raise DamagedRecord("parts are missing")
             job.set(result=outcome.result)
             job.content_key = outcome.content_key
             if outcome.content_key:
                 self._results[outcome.content_key] = lease.job_id
-        tallies = self._batch(lease.batch_id).tallies
+            for name, value in job.part_tallies.items():
+                tallies[name] = tallies.get(name, 0.0) + value
         for name, value in outcome.tallies.items():
             tallies[name] = tallies.get(name, 0.0) + value
         job.set(error=outcome.error, error_code=outcome.error_code, progress="")
@@ -112,13 +124,58 @@ class MemoryQueue(JobTable):
             self._give_back(job, 0.0)
         return True
 
+    async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
+        if total > self.policy.parts.max_parts:
+            raise LimitExceeded("too many parts")
+        job = self._held(lease)
+        if job is None or job.record.state is not JobState.RUNNING:
+            return None
+        if job.parts_key != key:
+            job.parts_key, job.layout = key, ""
+            job.parts.clear()
+            job.part_tallies.clear()
+            job.set(parts_total=0, parts_done=0)
+        if total and not job.record.parts_total:
+            job.layout = layout
+            job.set(parts_total=total)
+        return PartsState(job.record.parts_total, job.layout, tuple(sorted(job.parts)))
+
+    async def put_part(self, lease: Lease, number: int, data: bytes, tallies: Mapping[str, float]) -> PutAnswer:
+        limits = self.policy.parts
+        if len(data) > limits.max_part_bytes:
+            raise LimitExceeded("too large a part")
+        job = self._held(lease)
+        if job is None or job.record.state is not JobState.RUNNING:
+            return PutAnswer.LOST
+        assert number < job.record.parts_total, "a part has a number below the total that was told"
+        if number in job.parts:
+            return PutAnswer.KNOWN
+        if stored_bytes([*job.parts.values(), data]) > limits.max_job_bytes:
+            return PutAnswer.FULL
+        job.parts[number] = data
+        job.part_tallies.update(tallies)
+        job.excused = 0
+        job.set(parts_done=len(job.parts), attempts=0, crashes=0)
+        return PutAnswer.KEPT
+
+    async def list_parts(
+        self, batch_id: str, job_id: str, after: int = 0, limit: int = 100
+    ) -> tuple[list[PartRecord], int]:
+        job = self._jobs.get(job_id)
+        if job is None or job.record.batch_id != batch_id:
+            raise UnknownBatch(f"no job {job_id} here")
+        left = sorted(number for number in job.parts if number >= after)
+        parts = [PartRecord(number, job.parts[number]) for number in left[:limit]]
+        return parts, left[limit] if len(left) > limit else 0
+
     async def get_batch(self, batch_id: str, owner: str | None = None) -> BatchRecord:
         batch = self._batch(batch_id)
         if owner not in (None, batch.spec.owner):
             raise UnknownBatch(f"no batch {batch_id} here")
         counts = dict.fromkeys(JobState, 0)
-        for name in batch.jobs:
-            counts[self._jobs[name].record.state] += 1
+        jobs = [self._jobs[name] for name in batch.jobs]
+        for job in jobs:
+            counts[job.record.state] += 1
         return BatchRecord(
             batch_id=batch_id,
             owner=batch.spec.owner,
@@ -129,6 +186,9 @@ class MemoryQueue(JobTable):
             tallies=dict(batch.tallies),
             created_s=batch.created_s,
             ended_s=batch.ended_s,
+            parts_total=sum(job.record.parts_total for job in jobs),
+            parts_done=sum(len(job.parts) for job in jobs),
+            parts_bytes=sum(stored_bytes(job.parts.values()) for job in jobs),
         )
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:

@@ -49,6 +49,10 @@ class Job:
     due_s: float | None = None
     """When its back-off is over."""
     lease_ends_s: float = 0.0
+    parts: dict[int, bytes] = field(default_factory=dict)
+    parts_key: str = ""
+    layout: str = ""
+    part_tallies: Counter[str] = field(default_factory=Counter)
 
     def set(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ class JobTable:
         crashes = self._blame(job, self._suspect(job.record.worker))
         if self._suspect("") == job.record.job_id:
             self._suspects[""] = (job.record.job_id, self._clock() + self.policy.lease_s)
-        if crashes < SUSPECT_AFTER:
+        if crashes < SUSPECT_AFTER and job.place[0] != "suspects":
             return True
         if crashes >= self.policy.max_crashes:
             self._bury(job, f"whatever ran it died {crashes} times")

@@ -14,6 +14,8 @@ for _, id in ipairs(ids) do
     local h = redis.call('HMGET', job_key(id), 'state', 'custom', 'payload', 'result', 'result_sha256', 'error', 'code',
       'worker', 'epoch', 'attempts', 'crashes', 'progress', 'created', 'started', 'ended')
     for i = 1, 15 do h[i] = h[i] or '' end
+    h[16] = redis.call('HGET', meta_key(id), 'total') or 0
+    h[17] = redis.call('ZCARD', done_key(id))
     out[#out + 1] = { id, unpack(h) }
   end
 end

@@ -11,7 +11,11 @@
 --   delayed      zset of job ids by due time          dead            zset of job ids by time of death
 --   expiry       zset of batch ids by time            r:<content key> id of a job that has this result
 --   w:<worker>   the suspect it runs                  t:<worker>      its latest take, so that it can be repeated
---   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state; times, turn, last place
+--   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state and bytes of parts; times,
+--                turn, last place
+--   p:<job>, d:<job>, m:<job>  of a job with parts: hash of the parts by number, each behind its digest; zset of the
+--                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. A batch has the sums
+--                p:total, p:done, p:bytes of its jobs
 local P = KEYS[1]
 local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -30,6 +34,9 @@ local function job_key(id) return P .. 'j:' .. id end
 local function batch_key(id) return P .. 'b:' .. id end
 local function jobs_key(id) return P .. 'b:' .. id .. ':jobs' end
 local function stream_key(name) return P .. 's:' .. name end
+local function parts_key(id) return P .. 'p:' .. id end
+local function done_key(id) return P .. 'd:' .. id end
+local function meta_key(id) return P .. 'm:' .. id end
 local function is_live(state) return state == 'queued' or state == 'running' end
 
 local function is_cancelled(batch) return redis.call('HGET', batch_key(batch), 'cancel') == '1' end
@@ -147,6 +154,16 @@ local function give_back(id, batch, delay)
   else
     enqueue(id, true)
   end
+end
+
+local function drop_parts(id, batch)
+  local meta = redis.call('HMGET', meta_key(id), 'total', 'bytes')
+  if not meta[1] then return end
+  redis.call('HINCRBY', batch_key(batch), 'p:total', -meta[1])
+  redis.call('HINCRBY', batch_key(batch), 'p:done', -redis.call('ZCARD', done_key(id)))
+  redis.call('HINCRBY', batch_key(batch), 'p:bytes', -meta[2])
+  redis.call('HINCRBY', P .. 'totals', 'part_bytes', -meta[2])
+  redis.call('DEL', parts_key(id), done_key(id), meta_key(id))
 end
 
 -- Whether the lease's token is the job's current one; and the job's state, batch and entry.

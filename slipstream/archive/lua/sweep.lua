@@ -8,6 +8,7 @@ for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 
   count(batch, h[1], -1)
   redis.call('ZREM', P .. 'dead', id)
   if h[2] and redis.call('GET', P .. 'r:' .. h[2]) == id then redis.call('DEL', P .. 'r:' .. h[2]) end
+  drop_parts(id, batch)
   redis.call('DEL', job_key(id))
   n = n + 1
 end

@@ -34,7 +34,8 @@ local function repeat_call(leases)
   end
 end
 
--- One whose lease was not renewed. It runs again at once, unless it is a suspect: those wait for their turn.
+-- One whose lease was not renewed. It runs again at once, unless it is a suspect, or was one until it got on: those wait
+-- for their turn.
 local function expire(id, entry)
   local h = redis.call('HMGET', job_key(id), 'state', 'entry', 'batch', 'worker')
   if h[1] ~= 'running' or h[2] ~= entry then return drop(entry) end
@@ -44,7 +45,7 @@ local function expire(id, entry)
   end
   local crashes = blame(id, suspect_of(h[4]))
   if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
-  if crashes < SUSPECT_AFTER then
+  if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then
     renew(entry)
     begin(id, h[3], 'running', entry)
   else

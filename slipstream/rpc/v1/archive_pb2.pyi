@@ -1,4 +1,5 @@
 from slipstream.rpc.v1 import gateway_pb2 as _gateway_pb2
+from slipstream.rpc.v1 import reader_pb2 as _reader_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -7,6 +8,12 @@ from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_KIND_UNSPECIFIED: _ClassVar[JobKind]
+    JOB_KIND_VIDEO: _ClassVar[JobKind]
+    JOB_KIND_DOCUMENT: _ClassVar[JobKind]
 
 class JobPriority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +40,9 @@ class BatchState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BATCH_STATE_COMPLETED: _ClassVar[BatchState]
     BATCH_STATE_CANCELLING: _ClassVar[BatchState]
     BATCH_STATE_CANCELLED: _ClassVar[BatchState]
+JOB_KIND_UNSPECIFIED: JobKind
+JOB_KIND_VIDEO: JobKind
+JOB_KIND_DOCUMENT: JobKind
 JOB_PRIORITY_UNSPECIFIED: JobPriority
 JOB_PRIORITY_HIGH: JobPriority
 JOB_PRIORITY_NORMAL: JobPriority
@@ -60,7 +70,7 @@ class SubmitBatchRequest(_message.Message):
     def __init__(self, batch: _Optional[_Union[BatchOptions, _Mapping]] = ..., item: _Optional[_Union[BatchItem, _Mapping]] = ...) -> None: ...
 
 class BatchOptions(_message.Message):
-    __slots__ = ("key", "caption", "metadata", "priority")
+    __slots__ = ("key", "caption", "metadata", "priority", "document")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,23 +82,39 @@ class BatchOptions(_message.Message):
     CAPTION_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     key: str
     caption: _gateway_pb2.CaptionOptions
     metadata: _containers.ScalarMap[str, str]
     priority: JobPriority
-    def __init__(self, key: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., priority: _Optional[_Union[JobPriority, str]] = ...) -> None: ...
+    document: DocumentReading
+    def __init__(self, key: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., priority: _Optional[_Union[JobPriority, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ...) -> None: ...
+
+class DocumentReading(_message.Message):
+    __slots__ = ("pages", "dpi", "text_layer")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    DPI_FIELD_NUMBER: _ClassVar[int]
+    TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
+    pages: str
+    dpi: int
+    text_layer: bool
+    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: _Optional[bool] = ...) -> None: ...
 
 class BatchItem(_message.Message):
-    __slots__ = ("custom_id", "source", "caption", "sha256")
+    __slots__ = ("custom_id", "source", "caption", "sha256", "kind", "document")
     CUSTOM_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     CAPTION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     custom_id: str
     source: str
     caption: _gateway_pb2.CaptionOptions
     sha256: str
-    def __init__(self, custom_id: _Optional[str] = ..., source: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., sha256: _Optional[str] = ...) -> None: ...
+    kind: JobKind
+    document: DocumentReading
+    def __init__(self, custom_id: _Optional[str] = ..., source: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[JobKind, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ...) -> None: ...
 
 class SubmitBatchResponse(_message.Message):
     __slots__ = ("batch_id", "num_added", "num_known", "num_conflicts", "conflicts", "num_rejected")
@@ -107,7 +133,7 @@ class SubmitBatchResponse(_message.Message):
     def __init__(self, batch_id: _Optional[str] = ..., num_added: _Optional[int] = ..., num_known: _Optional[int] = ..., num_conflicts: _Optional[int] = ..., conflicts: _Optional[_Iterable[str]] = ..., num_rejected: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("batch_id", "key", "state", "metadata", "counts", "created_s", "ended_s", "totals")
+    __slots__ = ("batch_id", "key", "state", "metadata", "counts", "created_s", "ended_s", "totals", "parts_total", "parts_done", "parts_bytes")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +149,9 @@ class Batch(_message.Message):
     CREATED_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_S_FIELD_NUMBER: _ClassVar[int]
     TOTALS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PARTS_DONE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_BYTES_FIELD_NUMBER: _ClassVar[int]
     batch_id: str
     key: str
     state: BatchState
@@ -131,7 +160,10 @@ class Batch(_message.Message):
     created_s: float
     ended_s: float
     totals: BatchTotals
-    def __init__(self, batch_id: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[_Union[BatchState, str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., created_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., totals: _Optional[_Union[BatchTotals, _Mapping]] = ...) -> None: ...
+    parts_total: int
+    parts_done: int
+    parts_bytes: int
+    def __init__(self, batch_id: _Optional[str] = ..., key: _Optional[str] = ..., state: _Optional[_Union[BatchState, str]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., counts: _Optional[_Union[JobCounts, _Mapping]] = ..., created_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., totals: _Optional[_Union[BatchTotals, _Mapping]] = ..., parts_total: _Optional[int] = ..., parts_done: _Optional[int] = ..., parts_bytes: _Optional[int] = ...) -> None: ...
 
 class JobCounts(_message.Message):
     __slots__ = ("total", "queued", "running", "done", "failed", "dead", "cancelled")
@@ -152,7 +184,7 @@ class JobCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class BatchTotals(_message.Message):
-    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused")
+    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +194,7 @@ class BatchTotals(_message.Message):
     JUDGED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     video_s: float
     decode_s: float
@@ -171,7 +204,8 @@ class BatchTotals(_message.Message):
     judged: int
     accepted: int
     reused: int
-    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ...) -> None: ...
+    pages: int
+    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ...) -> None: ...
 
 class GetBatchRequest(_message.Message):
     __slots__ = ("batch",)
@@ -218,7 +252,7 @@ class ListJobsResponse(_message.Message):
     def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "custom_id", "source", "state", "progress", "error", "error_code", "attempts", "crashes", "worker", "created_s", "started_s", "ended_s", "summary", "receipt")
+    __slots__ = ("job_id", "custom_id", "source", "state", "progress", "error", "error_code", "attempts", "crashes", "worker", "created_s", "started_s", "ended_s", "summary", "receipt", "kind", "parts_total", "parts_done")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_ID_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +268,9 @@ class Job(_message.Message):
     ENDED_S_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PARTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PARTS_DONE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     custom_id: str
     source: str
@@ -249,7 +286,50 @@ class Job(_message.Message):
     ended_s: float
     summary: _gateway_pb2.Summary
     receipt: Receipt
-    def __init__(self, job_id: _Optional[str] = ..., custom_id: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., progress: _Optional[str] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., attempts: _Optional[int] = ..., crashes: _Optional[int] = ..., worker: _Optional[str] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    kind: JobKind
+    parts_total: int
+    parts_done: int
+    def __init__(self, job_id: _Optional[str] = ..., custom_id: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., progress: _Optional[str] = ..., error: _Optional[str] = ..., error_code: _Optional[str] = ..., attempts: _Optional[int] = ..., crashes: _Optional[int] = ..., worker: _Optional[str] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., kind: _Optional[_Union[JobKind, str]] = ..., parts_total: _Optional[int] = ..., parts_done: _Optional[int] = ...) -> None: ...
+
+class ListPartsRequest(_message.Message):
+    __slots__ = ("batch", "job_id", "page_token")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    batch: str
+    job_id: str
+    page_token: str
+    def __init__(self, batch: _Optional[str] = ..., job_id: _Optional[str] = ..., page_token: _Optional[str] = ...) -> None: ...
+
+class ListPartsResponse(_message.Message):
+    __slots__ = ("parts", "next_page_token")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[JobPart]
+    next_page_token: str
+    def __init__(self, parts: _Optional[_Iterable[_Union[JobPart, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class JobPart(_message.Message):
+    __slots__ = ("number", "page", "width", "height", "dpi", "summary", "receipt", "draft", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DPI_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    page: int
+    width: int
+    height: int
+    dpi: float
+    summary: _gateway_pb2.Summary
+    receipt: Receipt
+    draft: _reader_pb2.PageDraft
+    error: str
+    def __init__(self, number: _Optional[int] = ..., page: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., dpi: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused", "accepted_prediction_tokens", "rejected_prediction_tokens")

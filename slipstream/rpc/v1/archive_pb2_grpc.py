@@ -59,6 +59,11 @@ class ArchiveStub:
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsResponse.FromString,
                 _registered_method=True)
+        self.ListParts = channel.unary_unary(
+                '/slipstream.rpc.v1.Archive/ListParts',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsResponse.FromString,
+                _registered_method=True)
         self.CancelBatch = channel.unary_unary(
                 '/slipstream.rpc.v1.Archive/CancelBatch',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.CancelBatchRequest.SerializeToString,
@@ -109,6 +114,13 @@ class ArchiveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListParts(self, request, context):
+        """The parts of a job that are there, in order, such as the pages of a document; also of a job that goes on or failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelBatch(self, request, context):
         """Queued jobs are cancelled at once, running ones within a heartbeat. Results that exist are kept.
         """
@@ -150,6 +162,11 @@ def add_ArchiveServicer_to_server(servicer, server):
                     servicer.ListJobs,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'ListParts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListParts,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsResponse.SerializeToString,
             ),
             'CancelBatch': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelBatch,
@@ -297,6 +314,33 @@ class Archive:
             '/slipstream.rpc.v1.Archive/ListJobs',
             slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListParts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.rpc.v1.Archive/ListParts',
+            slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_archive__pb2.ListPartsResponse.FromString,
             options,
             channel_credentials,
             insecure,

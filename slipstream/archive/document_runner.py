@@ -1,0 +1,280 @@
+"""Runs one document of the archive: each page is a part, kept as soon as it is read.
+
+A gateway that is killed, frozen or cut off loses the page that it was at. Whoever has the job next asks for the pages
+that are missing, and for no other.
+"""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from slipstream import __version__
+from slipstream.archive.messages import JobPart, ModelReceipt, Receipt
+from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
+from slipstream.archive.parts import PartsState, PutAnswer
+from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.records import (
+    BatchPayload,
+    JobPayload,
+    make_receipt,
+    options_used,
+    parts_key,
+    tallies,
+    write_document_result,
+    write_part,
+)
+from slipstream.archive.worker import RetryLater
+from slipstream.captioning.captioner import GatewayCaptioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import VideoFile
+from slipstream.captioning.plan import CaptionPlan
+from slipstream.documents.messages import DocumentFacts, DocumentLimits, DocumentRequest, PageDraft
+from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
+from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
+from slipstream.logs import get_logger
+from slipstream.messages import Caption, ModelInfo
+from slipstream.options import CaptionOptions
+
+PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
+"""What is asked of a page where nothing else was."""
+STORE_AWAY_S = 0.5
+NO_PARTS = PartsState(0, "", ())
+READ_BYTES = 4 * 1024**2
+CUT_REGIONS = "the regions took more room than a page has in the archive; they were left out"
+
+
+# -- what reads documents ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageRead:
+    """One page, read twice."""
+
+    dpi: float
+    """Of its picture; 0 for an image, which has none of its own."""
+    draft: PageDraft
+    """What the OCR or the document's own text layer says."""
+    caption: Caption
+    """The target's reading."""
+
+
+class DocumentSource(Protocol):
+    """Reads documents page by page."""
+
+    def pages(
+        self, data: bytes, request: DocumentRequest, plan: CaptionPlan
+    ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+        """The facts, then the pages that are asked for, in their order; what could be read before an error comes before
+        it. `plan` is what to ask of every page, to which the source adds the page's hints and a request id. Closed, it
+        ends the work.
+
+        Raises:
+            ReaderUnavailable: no reader can be had now.
+            ReaderFault: the reader broke the protocol or fell silent.
+            ServiceUnavailable: the target was lost.
+            InvalidConfig: documents cannot be read here.
+            SlipstreamError: what is wrong with the document, a page of it, or the request.
+        """
+
+
+# -- runner ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Content:
+    """A document as it was found."""
+
+    data: bytes
+    sha256: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass
+class _Run:
+    """One lease on a document."""
+
+    lease: Lease
+    plan: CaptionPlan
+    request: DocumentRequest
+    content: _Content
+    target: ModelInfo
+    draft: ModelInfo | None
+    progress: Callable[[str], None]
+    state: PartsState = NO_PARTS
+
+    @property
+    def key(self) -> str:
+        return parts_key(self.content.sha256, self.request, self.plan, self.target, self.draft)
+
+    @property
+    def pages(self) -> list[int]:
+        """All of the job's, by the number of the part."""
+        return [page for part in self.state.layout.split(",") for page in _range(part)]
+
+    @property
+    def remaining(self) -> DocumentRequest:
+        """What to ask for next: all that is left, or as much as a request can name."""
+        if not self.state.total:
+            return self.request
+        pages = self.pages
+        left = page_ranges([pages[number] for number in self.state.missing])
+        if len(left) > MAX_RANGE_CHARS:
+            left = left[: MAX_RANGE_CHARS + 1].rpartition(",")[0]
+        return replace(self.request, pages=left)
+
+
+def _range(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+class DocumentRunner:
+    """Turns leases on documents into outcomes. A document has one of the gateway's archive slots while it is read."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        captioner: GatewayCaptioner,
+        queue: JobQueue,
+        models: ModelRuns,
+        source: DocumentSource | None,
+    ) -> None:
+        self._config = config
+        self._captioner = captioner
+        self._queue = queue
+        self._models = models
+        self._source = source
+
+    async def run(self, lease: Lease, job: JobPayload, batch: BatchPayload, progress: Callable[[str], None]) -> Outcome:
+        """Raises what a worker's handler may."""
+        if self._source is None:
+            raise RetryLater("this gateway reads no documents", counted=False, delay_s=ELSEWHERE_S)
+        request = job.merged_request(batch)
+        options = job.merged_options(batch).over(PAGE_OPTIONS)
+        async with self._models.slots:
+            plan = await self._models.plan(lease, options)
+            async with opened(self._captioner.media, job.source, plan.owner) as file:
+                content = await _read(file)
+            check_digest(job.sha256, content.sha256)
+            peers = self._captioner.peers
+            assert peers.target.model is not None, "the target has been asked"
+            draft = peers.draft.model if peers.draft else None
+            run = _Run(lease, plan, request, content, peers.target.model, draft, progress)
+            await self._open_parts(run)
+            while run.state.missing or not run.state.total:
+                await self._read_pages(run, self._source)
+            receipt = _receipt(run)
+        return Outcome(JobState.DONE, write_document_result(run.state, receipt), tallies={"pages": run.state.total})
+
+    async def _read_pages(self, run: _Run, source: DocumentSource) -> None:
+        """Keeps every page as it comes."""
+        asked = run.remaining
+        async with aclosing(source.pages(run.content.data, asked, run.plan)) as pages:
+            while (page := await self._next(run, pages)) is not None:
+                if isinstance(page, PageRead):
+                    await self._keep(run, page)
+                elif not run.state.total:
+                    await self._open_parts(run, page.pages)
+        if not run.state.total or (run.state.missing and run.remaining == asked):
+            raise SlipstreamError("the reader says nothing of the pages that it was asked for")
+
+    async def _next(
+        self, run: _Run, pages: AsyncGenerator[DocumentFacts | PageRead, None]
+    ) -> DocumentFacts | PageRead | None:
+        limit_s = self._config.request_timeout_s
+        async with self._models.captioning(run.lease, run.plan):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await anext(pages, None)
+            except TimeoutError:
+                raise SlipstreamError(f"a page was not read within this server's limit of {limit_s:g} s") from None
+            except ReaderUnavailable as error:
+                raise RetryLater(str(error), counted=False) from error
+            except InvalidConfig as error:  # the operator's fault, not the item's
+                raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
+
+    async def _open_parts(self, run: _Run, pages: tuple[int, ...] = ()) -> None:
+        """Finds what there is; `pages` are all of the job, once they are known."""
+        while True:
+            try:
+                state = await self._queue.open_parts(run.lease, run.key, len(pages), page_ranges(pages))
+                break
+            except QueueUnavailable:
+                await asyncio.sleep(STORE_AWAY_S)
+        if state is None:
+            raise _lost()
+        run.state = state
+        if state.done and not pages:
+            get_logger().info("document.resumed", parts_done=len(state.done), parts_total=state.total)
+
+    async def _keep(self, run: _Run, page: PageRead) -> None:
+        """While the store is away it waits: what was read is not read again for that."""
+        number = run.pages.index(page.draft.page)
+        data = self._part(run, number, page)
+        while True:
+            try:
+                answer = await self._queue.put_part(run.lease, number, data, tallies(page.caption))
+                break
+            except QueueUnavailable:
+                await asyncio.sleep(STORE_AWAY_S)
+        if answer is PutAnswer.LOST:
+            raise _lost()
+        if answer is PutAnswer.FULL:
+            raise LimitExceeded(
+                f"page {page.draft.page}: the pages of this document take more than the"
+                f" {self._queue.policy.parts.max_job_bytes} bytes that a job may keep; submit it in parts, by pages"
+            )
+        run.state = replace(run.state, done=(*run.state.done, number))
+        run.progress(f"page {len(run.state.done)}/{run.state.total}")
+        get_logger().info("part.kept", part=number, page=page.draft.page, answer=answer, num_bytes=len(data))
+
+    def _part(self, run: _Run, number: int, page: PageRead) -> bytes:
+        receipt = make_receipt(run.plan, run.content, page.caption, run.target, run.draft, run.lease.epoch)
+        part = JobPart(number, page.draft.page, page.dpi, page.caption, receipt, page.draft)
+        data = write_part(part)
+        if len(data) > self._queue.policy.parts.max_part_bytes:
+            warnings = (*page.draft.warnings, CUT_REGIONS)
+            data = write_part(replace(part, draft=replace(page.draft, regions=(), warnings=warnings)))
+        return data
+
+
+def _lost() -> RetryLater:
+    """What the run ends with; the queue will refuse it and tell the worker."""
+    return RetryLater("the lease is lost", counted=False)
+
+
+def _receipt(run: _Run) -> Receipt:
+    """Of the document as a whole; each page has its own."""
+    return Receipt(
+        slipstream_version=__version__,
+        target=ModelReceipt(run.target.model_id, run.target.revision, run.target.dtype),
+        draft=None,
+        options=options_used(run.plan),
+        video_sha256=run.content.sha256,
+        video_bytes=run.content.num_bytes,
+        text_sha256="",
+        runs=run.lease.epoch,
+    )
+
+
+async def _read(file: VideoFile) -> _Content:
+    """Raises `LimitExceeded`, and `UnreadableDocument` for one that cannot be read to its end."""
+    limit = DocumentLimits.max_bytes
+    if file.num_bytes > limit:
+        raise LimitExceeded(f"a document has at most {limit} bytes here; this one has {file.num_bytes}")
+    data = bytearray()
+    try:
+        while piece := await file.files.run(os.pread, file.file.fileno(), READ_BYTES, len(data)):
+            data += piece
+            if len(data) > limit:
+                raise LimitExceeded(f"a document has at most {limit} bytes here; this one grows while it is read")
+    except OSError as failure:
+        raise UnreadableDocument(f"the document cannot be read to its end: {failure.strerror}") from None
+    return _Content(bytes(data), hashlib.sha256(data).hexdigest())

@@ -1,0 +1,19 @@
+-- Keeps a part. Arguments: job, worker, epoch, number, the part behind its digest, most bytes of the job's parts, then
+-- tallies in pairs. The failures and deaths that are counted against a job are those since its last part: what gets
+-- on is no poison. A suspect runs on as one, until this run ends.
+local id, number, part = arg(1), arg(4), arg(5)
+local same, state, batch = holder(id, arg(2), arg(3))
+if not same or state ~= 'running' then return 'lost' end
+local meta = redis.call('HMGET', meta_key(id), 'total', 'bytes')
+if tonumber(number) >= tonumber(meta[1] or 0) then return 'outside' end
+if redis.call('ZRANGEBYSCORE', done_key(id), number, number)[1] then return 'known' end
+if tonumber(meta[2]) + #part > tonumber(arg(6)) then return 'full' end
+redis.call('HSET', parts_key(id), number, part)
+redis.call('ZADD', done_key(id), number, number)
+redis.call('HINCRBY', meta_key(id), 'bytes', #part)
+redis.call('HINCRBY', batch_key(batch), 'p:done', 1)
+redis.call('HINCRBY', batch_key(batch), 'p:bytes', #part)
+redis.call('HINCRBY', P .. 'totals', 'part_bytes', #part)
+for i = 7, num_args(), 2 do redis.call('HINCRBYFLOAT', meta_key(id), 't:' .. arg(i), arg(i + 1)) end
+redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0)
+return 'kept'

@@ -1,0 +1,126 @@
+"""What every job does at the models: it asks which there are, waits its turn, and is told who is to blame if they die.
+
+Opening what a job names is here too.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import structlog
+
+from slipstream.archive.queue import Lease
+from slipstream.archive.worker import RetryLater, RunnerDied
+from slipstream.captioning.captioner import GatewayCaptioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import Media, VideoFile
+from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
+from slipstream.options import CaptionOptions
+
+ELSEWHERE_S = 30.0
+"""Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""
+
+
+class ModelRuns:
+    """One per gateway, for jobs of all kinds."""
+
+    def __init__(
+        self, config: GatewayConfig, captioner: GatewayCaptioner, on_target_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config = config
+        self._captioner = captioner
+        self._on_target_lost = on_target_lost
+        self._co_runners = CoRunners()
+        self.slots = asyncio.Semaphore(max(config.archive_slots, 1))
+        """Held by who is at the models."""
+
+    async def plan(self, lease: Lease, options: CaptionOptions) -> CaptionPlan:
+        """What to ask of the models there are now. Raises what is wrong with the options, `RetryLater`, or
+        `ServiceUnavailable` without a target."""
+        request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        plan = make_plan(options, self._config, request_id=request_id, owner=lease.owner)
+        try:
+            plan = self._captioner.settled(plan, await self._captioner.check(plan))
+        except ServiceUnavailable:
+            self._on_target_lost()
+            raise
+        except VersionMismatch as error:  # the operator's fault, not the item's
+            raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
+        await self._captioner.look_for_draft(plan)
+        return plan
+
+    @contextlib.asynccontextmanager
+    async def captioning(self, lease: Lease, plan: CaptionPlan) -> AsyncIterator[None]:
+        """Surrounds a caption, and counts it. A target that is lost becomes `RetryLater` or `RunnerDied`."""
+        metered = self._captioner.metrics.captioning(plan.method.name, door="archive")
+        with metered, self._co_runners.running(lease) as co_runner:
+            try:
+                yield
+            except SessionExists as error:  # somebody's session has the name of this run, which is no fault of the item
+                raise RetryLater(str(error), counted=False) from error
+            except ServiceUnavailable as error:
+                if await self._target_answers():
+                    raise RetryLater(str(error), counted=True) from error
+                if co_runner.beside_suspect:
+                    raise RetryLater(str(error), counted=False) from error
+                raise RunnerDied("the target died or vanished while it captioned this") from error
+
+    async def _target_answers(self) -> bool:
+        try:
+            await self._captioner.peers.target.ask()
+        except SlipstreamError:
+            self._on_target_lost()
+            return False
+        return True
+
+
+class CoRunner:
+    """One caption at the models."""
+
+    def __init__(self, lease: Lease, beside_suspect: bool) -> None:
+        self.is_suspect = lease.is_suspect
+        self.beside_suspect = beside_suspect
+        """A job that is suspected of killing what runs it was there at the same time."""
+
+
+class CoRunners:
+    """Who is at the target together: when it dies beside a suspect, nobody else is blamed."""
+
+    def __init__(self) -> None:
+        self._present: set[CoRunner] = set()
+
+    @contextlib.contextmanager
+    def running(self, lease: Lease) -> Iterator[CoRunner]:
+        """For the time of a caption."""
+        suspects = any(other.is_suspect for other in self._present)
+        co_runner = CoRunner(lease, beside_suspect=suspects and not lease.is_suspect)
+        if lease.is_suspect:
+            for other in self._present:
+                other.beside_suspect = not other.is_suspect
+        self._present.add(co_runner)
+        try:
+            yield co_runner
+        finally:
+            self._present.discard(co_runner)
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def opened(media: Media, source: str, owner: str) -> AsyncIterator[VideoFile]:
+    """The file of an item. Raises what `Media.open_source` does, and `RetryLater` for a host that fails."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            file = await stack.enter_async_context(media.open_source(source, owner=owner))
+        except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
+            raise RetryLater(str(error), counted=True) from error
+        yield file
+
+
+def check_digest(given: str, actual: str) -> None:
+    """Raises `InvalidRequest` when the file is not the one that was meant."""
+    if given and given.lower() != actual:
+        raise InvalidRequest(f"the file has the SHA-256 {actual}, not the one that was given")
