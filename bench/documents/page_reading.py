@@ -1,6 +1,7 @@
-"""Pages read with drafts that the measurement itself chooses: each page is a video of one frame, its draft a prediction.
+"""Pages read with drafts that a measurement chooses: each is a video of one frame, and its draft a prediction.
 
-The gateway's own documents ask a reader, whose drafts cannot be chosen."""
+The gateway's own documents ask a reader, whose drafts cannot be chosen.
+"""
 
 import asyncio
 import io

@@ -47,9 +47,10 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     captioner = GatewayCaptioner(config, peers, media, metrics)
     PROCESS.watch(captioner.places, *media.ceilings)
     reader = RemoteReader(config.reader, config.peer_security()) if config.reader else None
-    GatewayServicer(config, captioner, DocumentCaptioner(config, captioner, reader)).register(server)
+    documents = DocumentCaptioner(config, captioner, reader)
+    GatewayServicer(config, captioner, documents).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
-    archive = ArchiveService(config, captioner, watch, lifecycle, queue)
+    archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())

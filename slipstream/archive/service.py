@@ -6,13 +6,14 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.archive.document_source import ReaderSource
+from slipstream.archive.document_source import GatewayDocuments
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.queue import DamagedRecord, JobQueue, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.metrics import GatewayMetrics
@@ -34,17 +35,18 @@ class ArchiveService:
         self,
         config: GatewayConfig,
         captioner: GatewayCaptioner,
+        documents: DocumentCaptioner,
         target: HealthWatch,
         lifecycle: Lifecycle,
         queue: JobQueue | None,
     ) -> None:
         self._config = config
         self._captioner = captioner
+        self._documents = documents
         self._target = target
         self._lifecycle = lifecycle
         self.queue = queue
         self._worker: Worker | None = None
-        self._documents: ReaderSource | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -59,8 +61,8 @@ class ArchiveService:
             self._begin(watch_depth(queue, self._captioner.metrics))
         name = ""
         if config.archive_slots:
-            self._documents = ReaderSource(config, self._captioner)
-            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, self._documents)
+            documents = GatewayDocuments(self._documents)
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
             self._worker = Worker(
                 queue,
                 runner.run,
@@ -84,8 +86,6 @@ class ArchiveService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._documents is not None:
-            await self._documents.close()
         await self.queue.close()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:

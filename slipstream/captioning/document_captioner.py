@@ -54,10 +54,7 @@ class DocumentCaptioner:
             InvalidConfig: this gateway has no reader.
             InvalidRequest, LimitExceeded: options that are not served; the message names them.
         """
-        if self._reader is None:
-            raise InvalidConfig(
-                "this gateway reads no documents; start it with --reader, the address of a reader service"
-            )
+        self._check_reader()
         of_pages = CaptionOptions(prompt=READ_PROMPT, method=HINTED, num_frames=1)
         options = asked.check().caption.over(of_pages)
         return make_plan(options, self._config, path=path, request_id=request_id, owner=owner)
@@ -91,10 +88,9 @@ class DocumentCaptioner:
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int
     ) -> AsyncGenerator[DocumentEvent, None]:
         """What is said of the document, see `DocumentEvent`. Needs a `check` of the captioner's shortly before. Raises
-        what `PageSource.events` and `GatewayCaptioner.caption` raise."""
-        assert self._reader is not None, "without a reader there is no plan"
+        what `PageSource.events` and `GatewayCaptioner.caption` raise, and InvalidConfig where there is no reader."""
         source = PageSource(
-            self._reader,
+            self._check_reader(),
             data,
             asked.request,
             wait_s=self._config.reader_wait_s,
@@ -130,6 +126,13 @@ class DocumentCaptioner:
             opened = media.open("", _bounded(upload, limit), owner=plan.owner)
         async with opened as source:
             yield source
+
+    def _check_reader(self) -> RemoteReader:
+        if self._reader is None:
+            raise InvalidConfig(
+                "this gateway reads no documents; start it with --reader, the address of a reader service"
+            )
+        return self._reader
 
     async def _read_page(self, page: PageRun, plan: CaptionPlan, surface: str) -> None:
         name = f"-p{page.picture.page}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.pages import page_ranges
-from slipstream.errors import ReaderFault, ServiceUnavailable, SlipstreamError
+from slipstream.errors import ReaderFault, ReaderUnavailable, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.reader import ASK_TIMEOUT_S, RemoteReader
 
@@ -54,6 +54,7 @@ class PageSource:
         """The facts, then each page's picture and draft; the draft is empty, with a warning, where its reader was lost.
 
         Raises:
+            ReaderUnavailable: there is no reader.
             ServiceUnavailable: a page's picture cannot be had from any reader that is there.
             SlipstreamError: what a reader finds wrong with the document or the request.
         """
@@ -109,10 +110,11 @@ class PageSource:
                 return
             except ServiceUnavailable:
                 await asyncio.sleep(RETRY_S)
+        error = ServiceUnavailable if self._num_tries == MAX_TRIES else ReaderUnavailable
         if self._facts is None:
-            raise ServiceUnavailable(f"the document cannot be opened: {failure}")
+            raise error(f"the document cannot be opened: {failure}")
         page = self._facts.pages[self._num_drawn]
-        raise ServiceUnavailable(f"the picture of page {page} cannot be had: {failure}")
+        raise error(f"the picture of page {page} cannot be had: {failure}")
 
 
 def missing_draft(picture: PagePicture, reason: str) -> PageDraft:

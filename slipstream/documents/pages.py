@@ -54,17 +54,6 @@ def _parse_range(part: str, num_pages: int) -> range:
     return range(first, last + 1)
 
 
-def page_ranges(pages: Sequence[int]) -> str:
-    """What `parse_pages` makes these pages of, in their order."""
-    parts: list[list[int]] = []
-    for page in pages:
-        if parts and page == parts[-1][-1] + 1:
-            parts[-1][1:] = [page]
-        else:
-            parts.append([page])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
 def check_request(request: DocumentRequest) -> None:
     """Raises InvalidRequest for resolutions that are not served."""
     for name, dpi in (("dpi", request.dpi), ("ocr_dpi", request.ocr_dpi or MIN_DPI)):

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 import slipstream
+from bench.documents.page_reading import page_video
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState, QueuePolicy
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
-from slipstream.client.page_reading import page_video
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, PagePicture
 from slipstream.documents.pool import ReaderPool
 from slipstream.rpc.calls import open_channel
@@ -112,7 +112,7 @@ class Archive:
         """Run and page of every reading that the target has begun for the job."""
         names = [entry["request_id"] or "" for entry in logged(self.target.log_path, "session.opened")]
         words = [name.split("-") for name in names if name.startswith(job_id)]
-        return [(int(run), int(page)) for _, run, page in words]
+        return [(int(run), int(page.removeprefix("p"))) for _, run, page in words]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -15,6 +15,7 @@ from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import InvalidConfig, ServiceUnavailable
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc import server as server_module
@@ -36,7 +37,8 @@ class Gateway:
         self.queue, self.models = MemoryQueue(), FakeCaptioner()
         self.target = HealthWatch("target", "", self.models.target.ask, self.lifecycle)
         captioner = cast(GatewayCaptioner, self.models)
-        self.archive = ArchiveService(config, captioner, self.target, self.lifecycle, self.queue)
+        documents = DocumentCaptioner(config, captioner, None)
+        self.archive = ArchiveService(config, captioner, documents, self.target, self.lifecycle, self.queue)
 
     async def submit(self, number: int) -> None:
         lease = lease_of()
