@@ -51,11 +51,14 @@ def main(argv: Sequence[str]) -> None:
         started = time.monotonic()
         document[name] = PARTS[name](given)
         say(f"{name}: {time.monotonic() - started:.0f} s")
-        if rows := document[name].get("rows"):
-            print_rows(name, [_flat(row) for row in rows])
+        for table in ("rows", "documents", "noise"):
+            if rows := document[name].get(table):
+                print_rows(name if table == "rows" else f"{name}, {table}", [_flat(row) for row in rows])
     broken = [name for name, found in document.items() if not HOLDS[name](found)]
     not_shown = [name for name, found in document.items() if not found.get("shown", True)]
-    finish("documents", document | {"broken": broken, "not_shown": not_shown, "machine": machine_facts()})
+    told = {"broken": broken, "not_shown": not_shown, "machine": machine_facts()}
+    of_reading = {"reading_rows": document.get("reading", {}).pop("rows", [])}  # too many for the last line
+    finish("documents", document | of_reading | told, series=[*of_reading])
     sys.exit(1 if broken else 0)
 
 
