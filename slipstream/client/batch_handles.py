@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, Submitted
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart, Submitted
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
@@ -149,6 +149,12 @@ class AsyncBatchHandle:
         async with aclosing((await self._client()).jobs(self.name, states)) as jobs:
             async for job in jobs:
                 yield job
+
+    async def parts(self, job: Job) -> AsyncGenerator[JobPart, None]:
+        """The pages of a document that are read, in order, also where it goes on or has failed; none of a video."""
+        async with aclosing((await self._client()).parts(self.name, job)) as parts:
+            async for part in parts:
+                yield part
 
     async def cancel(self) -> Batch:
         """Stops what waits and what runs; captions that are done stay. How the batch stands then."""
@@ -310,6 +316,10 @@ class BatchHandle:
     def jobs(self, states: Collection[JobState] = ()) -> BlockingItems[Job]:
         """The jobs as they are now, without waiting, in the order in which they were handed in; no `states`: all."""
         return BlockingItems(self._run, self._batch.jobs(states))
+
+    def parts(self, job: Job) -> BlockingItems[JobPart]:
+        """The pages of a document that are read, in order, also where it goes on or has failed; none of a video."""
+        return BlockingItems(self._run, self._batch.parts(job))
 
     def cancel(self) -> Batch:
         """Stops what waits and what runs; captions that are done stay. How the batch stands then."""

@@ -23,14 +23,15 @@ def page_record(document: str, draft: PageDraft, **more: Any) -> str:
         "page": draft.page,
         "width": draft.width,
         "height": draft.height,
-        "regions": [_region_record(region) for region in draft.regions],
+        "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
         "seconds": round(draft.seconds, 3),
     }
     return json.dumps(record | more, ensure_ascii=False) + "\n"
 
 
-def _region_record(region: Region) -> dict[str, Any]:
+def region_record(region: Region) -> dict[str, Any]:
+    """A region as JSON has it."""
     return {
         "order": region.order,
         "kind": region.kind.value,

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from slipstream.rpc.v1 import archive_pb2 as pb
-from slipstream.rpc.v1 import archive_pb2_grpc
+from slipstream.rpc.v1 import archive_pb2_grpc, reader_pb2
 from tests.cli.fake_gateway import FakeGateway, make_summary
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -19,7 +19,9 @@ OUTCOMES = {
     "bad": (pb.JOB_STATE_FAILED, "the file holds no video\x1b stream", "INVALID_ARGUMENT"),
     "dead": (pb.JOB_STATE_DEAD, "whatever ran it died 3 times", "INTERNAL"),
     "stuck": (pb.JOB_STATE_RUNNING, "", ""),
+    "torn": (pb.JOB_STATE_FAILED, "page 3 cannot be opened", "INVALID_ARGUMENT"),
 }
+NUM_PAGES = 3
 
 
 @dataclass
@@ -110,6 +112,14 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         wanted = [job for job in page if not request.states or job.state in request.states]
         return pb.ListJobsResponse(jobs=wanted, next_page_token=str(start + PAGE) if more else "")
 
+    async def ListParts(self, request: pb.ListPartsRequest, context: Context) -> pb.ListPartsResponse:
+        """One part an answer."""
+        batch = await self._find(request.batch, context)
+        (job,) = (job for job in batch.jobs.values() if job.job_id == request.job_id)
+        number = int(request.page_token or 0)
+        more = str(number + 1) if number + 1 < job.parts_done else ""
+        return pb.ListPartsResponse(parts=[_page(number)], next_page_token=more)
+
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.Batch:
         batch = await self._find(request.batch, context)
         batch.cancelled = True
@@ -151,17 +161,26 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
             created_s=1000.0,
             ended_s=1036.0 if ended else 0.0,
             totals=pb.BatchTotals(tokens=5 * counts.done, generate_s=0.5, plain_generate_s=0.75),
+            parts_total=sum(job.parts_total for job in batch.jobs.values()),
+            parts_done=sum(job.parts_done for job in batch.jobs.values()),
         )
 
 
 def _run(item: pb.BatchItem, batch: pb.BatchOptions, number: int) -> pb.Job:
     """The job of an item at its end."""
     job = pb.Job(job_id=f"job-{number}", custom_id=item.custom_id, source=item.source, attempts=0)
+    if is_document := item.source.endswith(".pdf"):
+        job.kind, job.parts_total, job.parts_done = pb.JOB_KIND_DOCUMENT, NUM_PAGES, NUM_PAGES
     outcome = OUTCOMES.get(PurePath(item.source).stem)
     if outcome is not None:
         job.state, job.error, job.error_code = outcome
+        job.parts_done = max(job.parts_done - 1, 0)
         return job
     job.state = pb.JOB_STATE_DONE
+    if is_document:
+        job.receipt.slipstream_version = "9.9.9"
+        job.receipt.video_sha256 = "ef" * 32
+        return job
     job.summary.CopyFrom(make_summary(text=TEXT))
     job.summary.video.duration_s = 10.0
     job.summary.video.timestamps_s.extend([0.0, 5.0])
@@ -175,3 +194,13 @@ def _run(item: pb.BatchItem, batch: pb.BatchOptions, number: int) -> pb.Job:
     job.receipt.video_bytes = 2**40
     job.receipt.runs = 1
     return job
+
+
+def _page(number: int) -> pb.JobPart:
+    """A page with a region."""
+    part = pb.JobPart(number=number, page=number + 1, width=30, height=40, dpi=150.0)
+    part.summary.CopyFrom(make_summary(text=f"Page {number + 1}\x1b."))
+    part.receipt.text_sha256 = "aa" * 32
+    region = {"left": 1, "top": 2, "right": 9, "bottom": 9, "kind": 1, "origin": 2, "text": "ocr", "score": 0.5}
+    part.draft.CopyFrom(reader_pb2.PageDraft(page=number + 1, regions=[reader_pb2.Region(**region)]))
+    return part

@@ -183,7 +183,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file(
     output = tmp_path / "out.jsonl"
     output.write_text("old\n")
 
-    def broken(job: Job) -> None:
+    def broken(job: Job, parts: object) -> None:
         raise ServiceUnavailable("gone")
 
     monkeypatch.setattr("slipstream.cli.archive.output.job_record", broken)

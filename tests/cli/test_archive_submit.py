@@ -359,3 +359,45 @@ def test_a_method_that_takes_no_hints_is_refused(
     old = write_captions(tmp_path / "old.jsonl", (b"x", "a text"))
     assert submit(archive, folder, "--hints-from", old, "--method", "slipstream") == 2
     assert "drafts from no hints" in capsys.readouterr().err
+
+
+def test_documents_are_known_by_their_extension_and_folders_stand_for_them_when_told_to(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    for name in ("a.mp4", "b.PDF", "c.tiff", "thumb.jpg"):
+        (folder / name).write_bytes(b"x")
+    assert submit(archive, folder, "--name", "videos") == 0
+    assert list(archive.batches["videos"].items) == ["a.mp4"], "a video's thumbnail is no document to read"
+    assert submit(archive, folder, "--documents", "--pages", "2-3", "--dpi", "90", "--name", "documents") == 0
+    batch = archive.batches["documents"]
+    assert list(batch.items) == ["b.PDF", "c.tiff", "thumb.jpg"]
+    assert (batch.options.document.pages, batch.options.document.dpi) == ("2-3", 90)
+    assert not batch.options.document.HasField("text_layer")
+    assert submit(archive, folder, "--documents") == submit(archive, folder, "--documents", "--no-text-layer") == 0
+    assert len(archive.batches) == 4, "read in another way it is another batch"
+    capsys.readouterr()
+    assert submit(archive, folder, "--documents", "--dpi", "5") == 2
+    assert "dpi is 5; ask for 20 to 600" in capsys.readouterr().err
+
+
+def test_a_manifest_says_what_differs_for_a_document(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "list.jsonl"
+    lines: list[dict[str, object]] = [
+        {"path": "a.pdf", "pages": "1", "text_layer": False},
+        {"path": "scan", "kind": "document"},
+    ]
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert submit(archive, manifest, "--name", "m") == 0
+    first, second = archive.batches["m"].items.values()
+    assert (first.kind, first.document.pages, first.document.text_layer) == (pb.JOB_KIND_UNSPECIFIED, "1", False)
+    assert first.document.HasField("text_layer") and not first.document.HasField("dpi")
+    assert second.kind == pb.JOB_KIND_DOCUMENT
+    capsys.readouterr()
+    for bad, why in (({"kind": "book"}, "kind 'book' is unknown"), ({"pages": 7}, "pages of a document must be")):
+        manifest.write_text(json.dumps({"path": "a.pdf"} | bad))
+        assert submit(archive, manifest) == 2
+        assert why in capsys.readouterr().err

@@ -75,7 +75,7 @@ async def test_videos_become_captions_and_a_key_finds_them_again(stack: Stack, f
             await archive.submit(videos, "Why?", **OPTIONS, key="k")
         with pytest.raises(UnknownBatch):
             await archive.batch("unknown").status()
-        with pytest.raises(VideoNotFound, match="no video"):
+        with pytest.raises(VideoNotFound, match="nothing to hand in"):
             await archive.submit([])
 
 

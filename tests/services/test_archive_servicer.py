@@ -35,6 +35,7 @@ class Served:
     """A servicer on a queue in memory, behind a real socket."""
 
     def __init__(self, channel: grpc.aio.Channel, queue: MemoryQueue, servicer: ArchiveServicer) -> None:
+        self.channel = channel
         self.archive = WireClient(channel)
         self.stub = self.archive.stub
         self.queue = queue

@@ -103,6 +103,8 @@ def describe(batch: Batch, figures: Figures) -> str:
         )
         if number
     ]
+    if batch.parts_total:
+        facts.append(f"{batch.parts_done:,} of {batch.parts_total:,} pages")
     return ", ".join(facts + describe_figures(figures))
 
 

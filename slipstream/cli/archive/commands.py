@@ -54,7 +54,8 @@ def status_command(
         return
     typer.echo(f"{printable(found.batch_id)} {found.state}: {describe(found, overall(found))}")
     for job in problems:
-        typer.echo(f"  {job.state} {_one_line(job.custom_id)}: {_one_line(job.error)}")
+        kept = f" ({job.parts_done} of {job.parts_total} pages are kept)" if job.parts_done else ""
+        typer.echo(f"  {job.state} {_one_line(job.custom_id)}: {_one_line(job.error)}{kept}")
 
 
 @bundled(connection=connection_options)
@@ -94,7 +95,7 @@ def export_command(
     connection: ConnectionOptions,
     batch: BatchArgument,
     gateway: GatewayOption,
-    output: Annotated[str, typer.Option(help="A file, `-` for stdout, or a folder for vtt and srt.")],
+    output: Annotated[str, typer.Option(help="A file, `-` for stdout, or a folder for vtt, srt and md.")],
     form: FormatOption = None,
     state: Annotated[
         list[str] | None,
@@ -139,6 +140,8 @@ def _problem_dict(job: Job) -> dict[str, Any]:
         "error_code": job.error_code,
         "attempts": job.attempts,
         "crashes": job.crashes,
+        "parts_done": job.parts_done,
+        "parts_total": job.parts_total,
     }
 
 

@@ -1,136 +1,30 @@
-"""Where results go: a file of JSON lines or a table, stdout, or a folder of subtitles.
+"""Where results go: a file of JSON lines or a table, stdout, or a folder of subtitles or Markdown.
 
 Files appear whole or not at all. Who names videos, and what a video shows, must not reach further than the text of a
 cell: a table holds no formula and nothing steers a terminal.
 """
 
 import csv
-import hashlib
-import html
 import json
 import os
 import re
 import sys
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
-from slipstream.archive.messages import Job, ModelReceipt, Receipt
+from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
+from slipstream.cli.archive.subtitles import safe_name, to_srt, to_vtt
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption
-
-# -- subtitles --------------------------------------------------------------------------------------------------------
-
-# A caption as WebVTT or SRT. Pure: no files, no service.
-#
-# A caption is one text over frames of the whole video; no model said when each sentence happens. The sentences share
-# the video's duration in proportion to their length, so the times are approximate, and a WebVTT file says so.
-
-MS_PER_S = 1000
-LONGEST_NAME = 120
-"""Bytes of one part of a file name, before its digest and extension."""
-MOST_FOLDERS = 16
-SAFE_CHARS = frozenset(" -_.()[]+,=@&#%!'")
-DIGEST_CHARS = 12
-
-_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'”’)\]]*(?:\s+|(?<=[。！？]))|\n+")
-_ARROW = "-->"
-
-
-@dataclass(frozen=True)
-class Cue:
-    """One sentence from `start_ms` to `end_ms`, which is later."""
-
-    start_ms: int
-    end_ms: int
-    text: str
-
-
-def split_sentences(text: str) -> list[str]:
-    """The text in pieces that end where sentences or lines do; whitespace inside is collapsed."""
-    pieces, start = [], 0
-    for match in _SENTENCE_END.finditer(text):
-        pieces.append(text[start : match.end()])
-        start = match.end()
-    pieces.append(text[start:])
-    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
-
-
-def make_cues(text: str, duration_s: float) -> list[Cue]:
-    """The sentences, one after the other without gaps from 0 to the end of the video, at least 1 ms each."""
-    sentences = split_sentences(text)
-    spare_ms = max(round(duration_s * MS_PER_S), len(sentences)) - len(sentences)
-    whole = sum(len(sentence) for sentence in sentences)
-    cues, start_ms, length = [], 0, 0
-    for number, sentence in enumerate(sentences, start=1):
-        length += len(sentence)
-        end_ms = number + spare_ms * length // whole
-        cues.append(Cue(start_ms, end_ms, sentence))
-        start_ms = end_ms
-    return cues
-
-
-def to_vtt(text: str, duration_s: float, num_frames: int) -> str:
-    """A WebVTT file with a note on what its times are."""
-    note = (
-        f"NOTE One caption of {num_frames} frames of the video, split into sentences. Their times are approximate:\n"
-        "they share out the duration by length of text and were not found by a model."
-    )
-    cues = [
-        f"{_time(cue.start_ms, '.')} {_ARROW} {_time(cue.end_ms, '.')}\n{html.escape(_visible(cue.text), quote=False)}"
-        for cue in make_cues(text, duration_s)
-    ]
-    return "\n\n".join(["WEBVTT", note, *cues]) + "\n"
-
-
-def to_srt(text: str, duration_s: float) -> str:
-    """A SubRip file. The format has no place for a note."""
-    cues = [
-        f"{number}\n{_time(cue.start_ms, ',')} {_ARROW} {_time(cue.end_ms, ',')}\n"
-        + _visible(cue.text).replace(_ARROW, "->")
-        for number, cue in enumerate(make_cues(text, duration_s), start=1)
-    ]
-    return "\n\n".join(cues) + "\n" if cues else ""
-
-
-def safe_name(custom_id: str, extension: str) -> str:
-    """A relative path for this item's file that stays below its folder; no two custom ids share one.
-
-    Folders in the custom id stay folders. Whatever a file system could take amiss is replaced, and then the name ends
-    in a digest of the custom id.
-    """
-    parts = custom_id.split("/")
-    safe = [_safe_part(part, extension, is_last=number == len(parts)) for number, part in enumerate(parts, start=1)]
-    if safe != parts or not all(parts) or len(parts) > MOST_FOLDERS:
-        digest = hashlib.sha256(custom_id.encode()).hexdigest()[:DIGEST_CHARS]
-        folders = [part for part in safe[:-1] if part][:MOST_FOLDERS]
-        safe = [*folders, f"{safe[-1]}~{digest}"]
-    return "/".join(safe) + extension
-
-
-def _safe_part(part: str, extension: str, is_last: bool) -> str:
-    kept = "".join(char if char.isalnum() or char in SAFE_CHARS else "_" for char in part)
-    kept = kept.lstrip(". ").rstrip(". ").encode()[:LONGEST_NAME].decode(errors="ignore")
-    # A folder must not have the name that another item's file could have.
-    return kept if is_last or not kept.lower().endswith(extension) else f"{kept}_"
-
-
-def _visible(text: str) -> str:
-    return "".join(char for char in text if unicodedata.category(char) != "Cc")
-
-
-def _time(total_ms: int, mark: str) -> str:
-    seconds, ms = divmod(total_ms, MS_PER_S)
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{mark}{ms:03}"
-
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -142,14 +36,16 @@ COLUMNS = (
     *("target_model", "target_revision", "draft_model", "draft_revision"),
     *("kept_tokens", "kept_digest", "judged", "accepted", "first_token_s", "generate_s", "total_s", "tokens_per_s"),
     *("attempts", "reused", "video_sha256", "text_sha256", "slipstream_version", "job_id"),
+    *("kind", "parts_done", "parts_total"),
 )
 
 NO_CAPTION = Caption("", 0, None)
 NO_MODEL = ModelReceipt("", "", "")
 
 
-def job_record(job: Job) -> dict[str, Any]:
-    """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result."""
+def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
+    """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result. That of a
+    document also has its `parts`, the pages that are read; its text is theirs, where all are."""
     record: dict[str, Any] = {
         "custom_id": job.custom_id,
         "source": job.source,
@@ -163,22 +59,57 @@ def job_record(job: Job) -> dict[str, Any]:
     }
     if job.caption is not None and job.receipt is not None:
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
+    if job.kind is JobKind.DOCUMENT:
+        record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
+        record["text"] = document_text(parts) if job.state is JobState.DONE else None
+        record["parts"] = [_part_dict(part) for part in parts]
+        if job.receipt is not None:
+            record["receipt"] = _made_of(job.receipt) | _run_dict(job)
     return record
 
 
-def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any]:
+def document_text(parts: Sequence[JobPart]) -> str:
+    """The pages' texts, parted by empty lines."""
+    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text)
+
+
+def _part_dict(part: JobPart) -> dict[str, Any]:
+    if part.caption is None or part.receipt is None or part.draft is None:
+        return {"page": part.page or None, "error": part.error}
+    draft, summary = part.draft, caption_dict(part.caption)
+    for stated_before in ("text", "request_id"):
+        summary.pop(stated_before)
+    return {
+        "page": part.page,
+        "text": part.caption.text,
+        "width": draft.width,
+        "height": draft.height,
+        "dpi": part.dpi,
+        "regions": [region_record(region) for region in draft.regions],
+        "warnings": list(draft.warnings),
+        "receipt": _made_of(part.receipt) | summary,
+    }
+
+
+def _made_of(receipt: Receipt) -> dict[str, Any]:
     made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
-    made_of["options"] = {"stop": (), **receipt.options}
+    return made_of | {"options": {"stop": (), **receipt.options}}
+
+
+def _run_dict(job: Job) -> dict[str, Any]:
+    return {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
+
+
+def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any]:
     summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    run = {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
-    return made_of | summary | run
+    return _made_of(receipt) | summary | _run_dict(job)
 
 
-def job_row(job: Job) -> dict[str, Any]:
+def job_row(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
     """The row of the table: the same facts where they fit a cell, under `COLUMNS`."""
-    record = job_record(job)
+    record = {"kind": str(job.kind)} | job_record(job, parts)
     caption, receipt = job.caption or NO_CAPTION, job.receipt
     options = receipt.options if receipt else {}
     target, draft = (receipt.target, receipt.draft or NO_MODEL) if receipt else (NO_MODEL, NO_MODEL)
@@ -211,7 +142,8 @@ FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters but tab and line feed, and marks that turn the direction of what follows."""
 
-Write = Callable[[Job], None]
+Write = Callable[[Job, Sequence[JobPart]], None]
+"""Takes a job and those of its parts that there are."""
 
 
 class Format(StrEnum):
@@ -221,19 +153,26 @@ class Format(StrEnum):
     CSV = "csv"
     VTT = "vtt"
     SRT = "srt"
+    MD = "md"
 
     @property
-    def is_subtitles(self) -> bool:
-        """One file a video, in a folder."""
-        return self in (Format.VTT, Format.SRT)
+    def is_folder(self) -> bool:
+        """One file a job, in a folder: subtitles of videos, Markdown of documents."""
+        return self in (Format.VTT, Format.SRT, Format.MD)
+
+    def takes(self, job: Job) -> bool:
+        """Whether such a file can be made of the job."""
+        if self is Format.MD:
+            return job.kind is JobKind.DOCUMENT and job.parts_done > 0
+        return not self.is_folder or job.caption is not None
 
 
 def choose_format(wanted: Format | None, output: str) -> Format:
     """The wanted format, or what the output's extension says; JSON lines else."""
     if wanted is None:
         wanted = Format.CSV if output.lower().endswith(".csv") else Format.JSONL
-    if wanted.is_subtitles and output == STDOUT:
-        raise InvalidConfig(f"{wanted} is a file a video: --output must name a folder")
+    if wanted.is_folder and output == STDOUT:
+        raise InvalidConfig(f"{wanted} is a file for each job: --output must name a folder")
     return wanted
 
 
@@ -242,7 +181,7 @@ def check_output(output: str, form: Format) -> None:
     path = Path(output)
     if output == STDOUT:
         return
-    if form.is_subtitles:
+    if form.is_folder:
         if path.exists() and not path.is_dir():
             raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
     elif path.exists() and not path.is_file():
@@ -253,8 +192,8 @@ def check_output(output: str, form: Format) -> None:
 
 def open_writer(output: "Output") -> AbstractContextManager[Write]:
     """The function that takes the jobs. What it writes is in place when the context is left without an error."""
-    if output.form.is_subtitles:
-        return _subtitle_folder(Path(output.path), output.form)
+    if output.form.is_folder:
+        return _folder(Path(output.path), output.form)
     if output.path == STDOUT:
         return _stdout(output)
     return _whole_file(Path(output.path), output)
@@ -280,16 +219,12 @@ def _whole_file(path: Path, output: "Output", keep_empty: bool = True) -> Iterat
 
 
 @contextmanager
-def _subtitle_folder(folder: Path, form: Format) -> Iterator[Write]:
+def _folder(folder: Path, form: Format) -> Iterator[Write]:
     base = folder.resolve()
     extension = f".{form}"
 
-    def write(job: Job) -> None:
-        caption = job.caption or NO_CAPTION
-        if form is Format.VTT:
-            content = to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
-        else:
-            content = to_srt(caption.text, caption.video.duration_s)
+    def write(job: Job, parts: Sequence[JobPart]) -> None:
+        content = _file_content(job, parts, form)
         path = base / safe_name(job.custom_id, extension)
         with _named_failure(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -301,6 +236,15 @@ def _subtitle_folder(folder: Path, form: Format) -> Iterator[Write]:
     with _named_failure(base):
         base.mkdir(parents=True, exist_ok=True)
     yield write
+
+
+def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
+    caption = job.caption or NO_CAPTION
+    if form is Format.MD:
+        return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
+    if form is Format.VTT:
+        return to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
+    return to_srt(caption.text, caption.video.duration_s)
 
 
 @contextmanager
@@ -328,13 +272,13 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 
 def _line_writer(file: TextIO, output: "Output") -> Write:
     if output.form is Format.JSONL:
-        return lambda job: print(_json_line(job_record(job)), file=file)
+        return lambda job, parts: print(_json_line(job_record(job, parts)), file=file)
     how = csv.unix_dialect()  # its lines end in "\n"
     how.quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator splits a cell
     table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", dialect=how)
     table.writeheader()
     shown = (lambda cell: cell) if output.csv_raw else plain_cell
-    return lambda job: table.writerow({name: shown(cell) for name, cell in job_row(job).items()})
+    return lambda job, parts: table.writerow({name: shown(cell) for name, cell in job_row(job, parts).items()})
 
 
 def plain_cell(cell: Any) -> Any:
@@ -379,6 +323,11 @@ class Output:
     """Cells of a table are written as they are, for programs that read them; a spreadsheet may run them."""
 
 
+async def _parts_of(client: ArchiveClient, batch: str, job: Job) -> list[JobPart]:
+    """All of one job, which are bounded."""
+    return [part async for part in client.parts(batch, job)]
+
+
 async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[str]:
     """Writes every job there is now; how many of each state. The same jobs give the same files, however often."""
     counts: Counter[str] = Counter()
@@ -392,9 +341,8 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
         async with aclosing(client.jobs(batch, asked)) as jobs:
             async for job in jobs:
                 counts[job.state] += 1
-                if job.state not in wanted:
-                    if write_error is not None:
-                        write_error(job)
-                elif job.caption is not None or not output.form.is_subtitles:
-                    write(job)
+                if job.state in wanted and output.form.takes(job):
+                    write(job, await _parts_of(client, batch, job))
+                elif job.state not in wanted and write_error is not None:
+                    write_error(job, await _parts_of(client, batch, job))
     return counts

@@ -6,24 +6,24 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from slipstream.archive.messages import BatchItem
+from slipstream.archive.messages import DOCUMENT_EXTENSIONS, DOCUMENT_OPTIONS, BatchItem, JobKind, document_request
 from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 
 # -- manifest ---------------------------------------------------------------------------------------------------------
 
-# Reads a manifest: JSON lines that name videos and what differs for each.
+# Reads a manifest: JSON lines that name videos and documents, and what differs for each.
 
 LONGEST_LINE = 1024 * 1024
 """Bytes."""
 SOURCE_KEYS = ("source", "path", "url")
-KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", *SOURCE_KEYS}
+KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", *SOURCE_KEYS, *DOCUMENT_OPTIONS}
 SHA256_DIGITS = 64
 
 
@@ -57,12 +57,22 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
         {name: value for name, value in fields.items() if name in OPTIONS_BY_NAME and value is not None}
     )
     _check_texts(options)
+    document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
+    document_request(document)
     return BatchItem(
         custom_id=_custom_id(fields, sources[0]),
         source=source if is_url(source) else str(folder / source),
         caption=options.given(),
         sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
+        kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
+        document=document,
     )
+
+
+def _kind(text: str) -> JobKind:
+    if text not in list(JobKind):
+        raise InvalidRequest(f"kind {text!r} is unknown; choose one of {', '.join(JobKind)}")
+    return JobKind(text)
 
 
 def _custom_id(fields: dict[str, Any], source_key: str) -> str:
@@ -120,15 +130,18 @@ Skip = Callable[[str, str], None]
 
 @dataclass
 class Sources:
-    """The videos that the words of a command line name, as a context manager. Iterating again gives the same again.
+    """The videos and documents that the words of a command line name, as a context manager. Iterating again gives the
+    same again.
 
     `root`: custom ids are relative to it; without it to the folder that was named, or to the pattern's fixed part.
+    `documents`: folders and patterns stand for the documents below them, not for the videos.
     """
 
     words: Sequence[str]
     root: Path | None = None
     skip: Skip = lambda name, reason: None
     """Told of files that cannot be handed in."""
+    documents: bool = False
     _stdin: BinaryIO | None = field(default=None, init=False)
     _stdin_digest: str = field(default="", init=False)
 
@@ -177,7 +190,7 @@ class Sources:
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
             base = Path(word).resolve()
-            yield from self._items(base, _walk(str(base), self.skip))
+            yield from self._items(base, _walk(str(base), self._extensions, self.skip))
         elif _is_pattern(word):
             base = _fixed_part(word)
             yield from self._items(base, self._matches(word))
@@ -185,13 +198,17 @@ class Sources:
             base = Path(word).parent.resolve()
             yield from self._items(base, iter([str(base / Path(word).name)]))
 
+    @property
+    def _extensions(self) -> Sequence[str]:
+        return DOCUMENT_EXTENSIONS if self.documents else VIDEO_EXTENSIONS
+
     def _matches(self, pattern: str) -> Iterator[str]:
         for match in sorted(glob.iglob(pattern, recursive=True)):
             path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
             if os.path.isdir(match):
                 if "**" not in pattern:
-                    yield from _walk(path, self.skip)
-            elif _is_video(match):
+                    yield from _walk(path, self._extensions, self.skip)
+            elif _has(match, self._extensions):
                 yield path
 
     def _items(self, base: Path, paths: Iterator[str]) -> Iterator[BatchItem]:
@@ -217,15 +234,18 @@ class Sources:
             self._stdin_digest = digest.hexdigest()
 
 
-def batch_key(options: CaptionOptions, output: Path | None, names: Sequence[str]) -> str:
+def batch_key(
+    options: CaptionOptions, output: Path | None, names: Sequence[str], document: Mapping[str, Any] | None = None
+) -> str:
     """Names the same batch for the same command: by where its results go (else what it reads) and what it asks."""
     what = ["output", str(output.resolve())] if output is not None else ["sources", *names]
-    content = json.dumps([what, options.given()])
+    content = json.dumps([what, options.given(), *([document] if document else [])])
     return f"cli-{hashlib.sha256(content.encode()).hexdigest()[:KEY_DIGITS]}"
 
 
-def _walk(folder: str, skip: Skip) -> Iterator[str]:
-    """The videos below, sorted by name folder by folder; hidden ones and links to folders are left out."""
+def _walk(folder: str, extensions: Sequence[str], skip: Skip) -> Iterator[str]:
+    """The files of these extensions below, sorted by name folder by folder; hidden ones and links to folders are left
+    out."""
     try:
         with os.scandir(folder) as entries:
             found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
@@ -237,13 +257,13 @@ def _walk(folder: str, skip: Skip) -> Iterator[str]:
         if name.startswith("."):
             continue
         if is_folder:
-            yield from _walk(path, skip)
-        elif _is_video(name) and os.path.isfile(path):
+            yield from _walk(path, extensions, skip)
+        elif _has(name, extensions) and os.path.isfile(path):
             yield path
 
 
-def _is_video(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in VIDEO_EXTENSIONS
+def _has(name: str, extensions: Sequence[str]) -> bool:
+    return os.path.splitext(name)[1].lower() in extensions
 
 
 def _is_manifest(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""`slipstream archive submit`: hands in videos as a batch, and waits for the results where it is told to."""
+"""`slipstream archive submit`: hands in videos and documents as a batch, and waits for the results where told to."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Submitted
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, OptionValues, Submitted, document_request
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
@@ -25,6 +25,7 @@ from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
+from slipstream.documents.messages import DocumentRequest
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS
@@ -35,6 +36,7 @@ EXPORT_SHARE = 0.05
 LAST_EXPORT_S = 15.0
 """What an interrupted command may still take to write what is done."""
 SHOWN_CONFLICTS = 10
+DOCUMENTS_PANEL = "Documents"
 
 
 RootOption = Annotated[
@@ -54,6 +56,53 @@ HintsOption = Annotated[
 
 
 @dataclass(frozen=True)
+class DocumentFlags:
+    """What was said of documents."""
+
+    in_folders: bool
+    reading: OptionValues
+    """What was given of how they are read."""
+
+
+def document_flags(
+    documents: Annotated[
+        bool,
+        typer.Option(
+            "--documents",
+            help="Folders and patterns stand for PDFs and images, not for videos.",
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = False,
+    pages: Annotated[
+        str | None,
+        typer.Option(help='Of documents, such as "1-5,9".', show_default="all", rich_help_panel=DOCUMENTS_PANEL),
+    ] = None,
+    dpi: Annotated[
+        int | None,
+        typer.Option(
+            help="Resolution at which pages are drawn.",
+            show_default=str(DocumentRequest.dpi),
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = None,
+    text_layer: Annotated[
+        bool | None,
+        typer.Option(
+            "--text-layer/--no-text-layer",
+            help="Take the document's own text as a hint where it is genuine.",
+            show_default="yes",
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = None,
+) -> DocumentFlags:
+    """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
+    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer}
+    reading = {name: value for name, value in given.items() if value is not None}
+    document_request(reading)
+    return DocumentFlags(documents, reading)
+
+
+@dataclass(frozen=True)
 class _Request:
     """One command line, parsed."""
 
@@ -64,7 +113,7 @@ class _Request:
     as_json: bool
 
 
-@bundled(options=caption_options, connection=connection_options)
+@bundled(options=caption_options, connection=connection_options, documents=document_flags)
 def submit_command(
     *,
     sources: Annotated[
@@ -73,7 +122,7 @@ def submit_command(
     ],
     gateway: GatewayOption,
     output: Annotated[
-        str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt and srt.")
+        str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt, srt and md.")
     ] = None,
     form: FormatOption = None,
     csv_raw: RawOption = False,
@@ -98,19 +147,21 @@ def submit_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     hints_from: HintsOption = None,
+    documents: DocumentFlags,
     options: CaptionOptions,
     connection: ConnectionOptions,
 ) -> None:
-    """Hand in videos as a batch, to be captioned in the background. Repeating it adds what is new and goes on."""
+    """Hand in videos and documents as a batch, to be captioned and read in the background. Repeating it adds what is
+    new and goes on."""
     destination = None if output is None else _destination(output, form, as_json, csv_raw)
     wait = output is not None if wait is None else wait
     hints = None if hints_from is None else _read_hints(hints_from, options)
-    with Sources(sources, root, complain) as found:
+    with Sources(sources, root, complain, documents.in_folders) as found:
         found.check()
         file = Path(destination.path) if destination and destination.path != STDOUT else None
         names = found.names() if hints is None else [*found.names(), hints.name]
-        key = name or batch_key(options, file, names)
-        batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority)
+        key = name or batch_key(options, file, names, documents.reading)
+        batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority, documents.reading)
         items = found if hints is None else hints.hinted(found)
         request = _Request(items, batch, destination, wait, as_json)
         status = ask(gateway, connection, lambda client: _run(client, request))
