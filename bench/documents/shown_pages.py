@@ -8,6 +8,7 @@ import asyncio
 import io
 import os
 import signal
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -17,12 +18,14 @@ from typing import Any
 from PIL import Image
 
 from bench.common import PROC
-from bench.documents.page_reading import PageReader
 from slipstream import AsyncCaptioner
+from slipstream.captioning.document_captioner import hint_texts
 from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.pool import ReaderPool
-from slipstream.documents.reading import PageReading
+from slipstream.documents.reading import PAGE_OPTIONS, PageReading
 from slipstream.options import CaptionOptions
+from slipstream.speculation.methods import METHODS
+from tests.support.documents import page_video
 from training.evaluate_reader import held_out_pages
 from training.pages import KINDS
 from training.reader import reader_tokenizer
@@ -124,6 +127,66 @@ async def drafts_of(events: AsyncIterator[ReadEvent]) -> list[PageDraft]:
 
 
 # -- target -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageReader:
+    """Reads pages at a gateway.
+
+    Args:
+        captioner: the gateway.
+        options: of each page; what is left out is: as in `PAGE_OPTIONS`.
+        surface: how the target writes, one of `SURFACES`.
+        max_pages: read at once.
+        timeout_s: of one page.
+    """
+
+    captioner: AsyncCaptioner
+    options: CaptionOptions
+    surface: str = "markdown"
+    max_pages: int = 2
+    timeout_s: float = 600.0
+
+    async def read(self, events: AsyncIterator[ReadEvent]) -> AsyncGenerator[PageReading, None]:
+        """The pages in their order, each when it is done. The reader works at the next pages meanwhile, so its time
+        is hidden but for the first page's. Raises what the reader or the gateway raise."""
+        running: deque[asyncio.Task[PageReading]] = deque()
+        upcoming: asyncio.Task[ReadEvent | None] | None = asyncio.create_task(_next(events))
+        picture: PagePicture | None = None
+        try:
+            while upcoming is not None or running:
+                awaited = [upcoming] if upcoming is not None and len(running) < self.max_pages else []
+                await asyncio.wait([*awaited, *list(running)[:1]], return_when=asyncio.FIRST_COMPLETED)
+                if running and running[0].done():
+                    yield await running.popleft()
+                elif upcoming is not None and upcoming.done():
+                    event = await upcoming
+                    upcoming = asyncio.create_task(_next(events)) if event is not None else None
+                    if isinstance(event, PagePicture):
+                        picture = event
+                    elif isinstance(event, PageDraft) and picture is not None and event.page == picture.page:
+                        running.append(asyncio.create_task(self._read_page(picture, event)))
+        finally:
+            left = [*running, *([upcoming] if upcoming is not None else [])]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _read_page(self, picture: PagePicture, draft: PageDraft) -> PageReading:
+        options = self._asked(draft)
+        video = await asyncio.to_thread(page_video, picture)
+        caption = await self.captioner.caption(video, timeout_s=self.timeout_s, **options.given())
+        return PageReading(picture, draft, caption)
+
+    def _asked(self, draft: PageDraft) -> CaptionOptions:
+        """The options with the page's hints, where the method takes any."""
+        asked = self.options.over(PAGE_OPTIONS)
+        texts = hint_texts(draft, asked.method, self.surface) if METHODS[asked.method].takes_hints else ()
+        return replace(asked, prediction=(*asked.get("prediction", ()), *texts)) if texts else asked
+
+
+async def _next(events: AsyncIterator[ReadEvent]) -> ReadEvent | None:
+    return await anext(events, None)
 
 
 async def read_pages(

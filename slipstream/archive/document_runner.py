@@ -34,13 +34,11 @@ from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import DocumentFacts, DocumentLimits, DocumentRequest, PageDraft
 from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
+from slipstream.documents.reading import PAGE_OPTIONS
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo
-from slipstream.options import CaptionOptions
 
-PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
-"""What is asked of a page where nothing else was."""
 STORE_AWAY_S = 0.5
 NO_PARTS = PartsState(0, "", ())
 READ_BYTES = 4 * 1024**2

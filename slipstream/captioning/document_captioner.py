@@ -20,7 +20,7 @@ from slipstream.captioning.page_source import PageSource
 from slipstream.captioning.plan import MAX_ID_CHARS, CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.documents.messages import PageDraft, PagePicture
-from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
+from slipstream.documents.reading import PAGE_OPTIONS, DocumentEvent, DocumentOptions
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, LimitExceeded, Overloaded, ServiceUnavailable, UnreadableDocument
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
@@ -29,9 +29,6 @@ from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.methods import TOLERANT_METHOD
 from slipstream.video.messages import SampledVideo
-
-READ_PROMPT = "Read this page."
-HINTED = "hints"
 
 
 class DocumentCaptioner:
@@ -55,8 +52,7 @@ class DocumentCaptioner:
             InvalidRequest, LimitExceeded: options that are not served; the message names them.
         """
         self._check_reader()
-        of_pages = CaptionOptions(prompt=READ_PROMPT, method=HINTED, num_frames=1)
-        options = asked.check().caption.over(of_pages)
+        options = asked.check().caption.over(PAGE_OPTIONS)
         return make_plan(options, self._config, path=path, request_id=request_id, owner=owner)
 
     async def read_interactively(
@@ -105,16 +101,6 @@ class DocumentCaptioner:
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
-
-    async def read(
-        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int = 1
-    ) -> AsyncGenerator[PageReading, None]:
-        """The pages one by one, for who needs no more than that: `asked.request.pages` says which. Raises as `events`
-        does, after the pages before."""
-        events = self.events(data, asked, plan, pages_at_once=pages_at_once)
-        async with aclosing(page_readings(events)) as pages:
-            async for page in pages:
-                yield page
 
     @contextlib.asynccontextmanager
     async def _opened(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:

@@ -11,6 +11,9 @@ from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken
 from slipstream.options import CaptionOptions
 
+PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
+"""What is asked of a page where nothing else was."""
+
 
 @dataclass(frozen=True)
 class DocumentOptions:

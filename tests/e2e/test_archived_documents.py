@@ -15,7 +15,6 @@ import pytest
 import pytest_asyncio
 
 import slipstream
-from bench.documents.page_reading import page_video
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState, QueuePolicy
 from slipstream.archive.redis_queue import RedisQueue
@@ -27,7 +26,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.support.documents import needs_documents, pdf_of, words_at
+from tests.support.documents import needs_documents, page_video, pdf_of, words_at
 from tests.support.processes import START_S, STOP_S, eventually, logged, new_process
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_documents]

@@ -3,11 +3,15 @@
 import importlib.util
 import io
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from slipstream.documents.messages import PagePicture
 from slipstream.documents.pool import NEEDED
 
 needs_documents = pytest.mark.skipif(
@@ -194,3 +198,18 @@ def tiff_of(pictures: Sequence[Image.Image], **options: Mapping[str, Any]) -> by
     data = io.BytesIO()
     pictures[0].save(data, "TIFF", save_all=True, append_images=list(pictures[1:]), **options)
     return data.getvalue()
+
+
+def page_video(picture: PagePicture) -> bytes:
+    """The picture as a video of one frame, without loss. Raises ValueError when its pixels do not fit its size."""
+    pixels = np.frombuffer(picture.pixels, dtype=np.uint8).reshape(picture.height, picture.width, 3)
+    target = io.BytesIO()
+    with av.open(target, "w", format="matroska") as output:
+        stream = output.add_stream("ffv1", rate=1)
+        stream.width, stream.height, stream.pix_fmt = picture.width, picture.height, "bgr0"
+        stream.time_base = Fraction(1)
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frame.pts = 0
+        for packet in (*stream.encode(frame), *stream.encode()):
+            output.mux(packet)
+    return target.getvalue()
