@@ -79,12 +79,13 @@ async def read_live(
     when a page is drawn and not yet read."""
     request = DocumentRequest(dpi=max(DPI, ocr_dpi), ocr_dpi=ocr_dpi, text_layer=False)
     await pool.wait_prepared()
-    readers, waking = pool.pids, set()
+    waking = set()
     try:
         async with aclosing(pool.read(document_of(pages), request)) as events:
             async for event in events:
                 if isinstance(event, PagePicture):
                     yield replace(pages[event.page - 1].picture, page=event.page)
+                    readers = pool.reading_pids  # on a busy machine not the first that had the page
                     if fault in ("killed", "frozen", "slow"):
                         _signal(readers, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
                     if fault == "slow":

@@ -58,7 +58,8 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
     if _BATCH_ID.fullmatch(batch.key):
         raise InvalidRequest("a key must not look like a batch id")
     _check_metadata(batch.metadata)
-    document_request(batch.document)
+    if batch.document:
+        document_request(batch.document)
     _plan(batch.caption, config)
 
 

@@ -93,7 +93,7 @@ class CaptionRun:
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
-        self._plan = plan
+        self._plan, self._drafts_itself = plan, plan.drafts_itself
         self._key = SessionKey()
         self._tokens_per_frame = target_model.tokens_per_frame
         self._video = video
@@ -268,7 +268,7 @@ class CaptionRun:
         if self._pipeline.committed:
             self._pipeline.costs.target_pass_s.observe(window_len, round_s)
             self._stats.passed(window_len, facts.pass_s, round_s, held_s)
-            if self._plan.drafts_itself:
+            if self._drafts_itself:
                 self._stats.self_drafted(facts)
             if self._plan.method.takes_hints:
                 self._stats.hinted(facts.num_drafted, verdict.num_accepted - verdict.num_of(self._window))

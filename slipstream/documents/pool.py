@@ -74,6 +74,11 @@ class ReaderPool:
         """Process ids of the readers that run now, the spare among them."""
         return [reader.process.pid for reader in self._processes if reader.is_alive]
 
+    @property
+    def reading_pids(self) -> list[int]:
+        """Process ids of the readers that have a document now."""
+        return [reader.process.pid for reader in self._processes if reader.is_alive and reader is not self._spare]
+
     def prepare(self) -> None:
         """Starts the next reader ahead of its document; it gets ready by itself."""
         if not self._is_closed and (self._spare is None or not self._spare.is_alive):

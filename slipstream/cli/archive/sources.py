@@ -58,7 +58,8 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
     )
     _check_texts(options)
     document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
-    document_request(document)
+    if document:
+        document_request(document)
     return BatchItem(
         custom_id=_custom_id(fields, sources[0]),
         source=source if is_url(source) else str(folder / source),

@@ -98,7 +98,8 @@ def document_flags(
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
     given = {"pages": pages, "dpi": dpi, "text_layer": text_layer}
     reading = {name: value for name, value in given.items() if value is not None}
-    document_request(reading)
+    if reading:
+        document_request(reading)
     return DocumentFlags(documents, reading)
 
 
