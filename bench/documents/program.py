@@ -14,11 +14,12 @@ import torch
 
 from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
-from bench.documents.reading import READER_MODEL, is_kept, measure_reading
+from bench.documents.reading import is_kept, measure_reading
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.logs import configure_logs
+from slipstream.stack.local import POCKET_READER
 
 PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "identity": lambda given: measure_identity(given.schedules, given.seed),
@@ -40,7 +41,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
 def main(argv: Sequence[str]) -> None:
     counts = {"schedules": (10_000, "of hints, in the pure core"), "seed": 1, "pages": (12, "of the traces")}
     counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
-    counts |= {"read_pages": (50, "that are read"), "reader_model": (READER_MODEL, "checkpoint that reads pages")}
+    counts |= {"read_pages": (50, "that are read"), "reader_model": (POCKET_READER, "checkpoint that reads pages")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)

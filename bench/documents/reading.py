@@ -33,9 +33,8 @@ from slipstream.documents.pool import ReaderPool, check_packages
 from slipstream.documents.reading import PageReading
 from slipstream.documents.surfaces import page_text
 from slipstream.errors import InvalidConfig
-from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
+from slipstream.stack.local import Stack, StackOptions
 
-READER_MODEL = POCKET_DIR.parent / "pocket-reader"
 PLAIN = "autoregressive"
 LOSSLESS = ("hints", "hsd", "prompt_lookup")
 METHODS: dict[str, dict[str, Any]] = {

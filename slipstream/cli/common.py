@@ -128,6 +128,10 @@ POCKET_NOTICE = (
     "OWNER/NAME on the hub: --target llava-hf/llava-onevision-qwen2-7b-ov-hf "
     "--draft llava-hf/llava-onevision-qwen2-0.5b-ov-hf"
 )
+READER_NOTICE = (
+    "this is the pocket reader, which knows only synthetic pages of large print. For real documents name a model that "
+    "reads pages, a folder or OWNER/NAME on the hub, such as --target Qwen/Qwen2.5-VL-7B-Instruct"
+)
 
 
 def model_options(
@@ -183,7 +187,7 @@ def model_options(
 def tell_models(options: StackOptions) -> None:
     """Says on stderr what a user of this pair should know before it is loaded."""
     if options.is_pocket:
-        typer.echo(f"slipstream: {POCKET_NOTICE}", err=True)
+        typer.echo(f"slipstream: {READER_NOTICE if options.is_pocket_reader else POCKET_NOTICE}", err=True)
     if options.needs_hub:
         typer.echo("slipstream: models of the hub that are not on this machine are downloaded first", err=True)
 

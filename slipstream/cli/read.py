@@ -42,11 +42,12 @@ from slipstream.logs import configure_logs
 from slipstream.options import CaptionOptions
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
-from slipstream.stack.local import StackOptions
+from slipstream.stack.local import POCKET_READER, StackOptions
 
 Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
 """The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
+POCKET_READER_SURFACE = "lines"
 
 
 @bundled(stack_options=model_options, options=caption_options, connection=connection_options)
@@ -62,7 +63,13 @@ def read_command(
     text_layer: Annotated[
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
-    surface: Annotated[str, typer.Option(help=f"How the target writes: {', '.join(SURFACES)}.")] = "markdown",
+    surface: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the target writes: {', '.join(SURFACES)}.",
+            show_default=f"markdown; {POCKET_READER_SURFACE} for the pocket reader",
+        ),
+    ] = None,
     options: CaptionOptions,
     stack_options: StackOptions,
     gateway: Annotated[
@@ -85,6 +92,9 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
+    stack_options = _with_a_reader(stack_options)
+    if surface is None:
+        surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
     if surface not in SURFACES:
         raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
     try:
@@ -107,6 +117,15 @@ def read_command(
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
+
+
+def _with_a_reader(options: StackOptions) -> StackOptions:
+    """The options for a stack that reads. The default pair cannot: the pocket reader takes its place, or the target
+    that is named. Hints need no draft."""
+    pair = StackOptions()
+    target = POCKET_READER if str(options.target_model) == str(pair.target_model) else options.target_model
+    draft = None if str(options.draft_model) == str(pair.draft_model) else options.draft_model
+    return replace(options, target_model=target, draft_model=draft)
 
 
 @asynccontextmanager

@@ -22,6 +22,8 @@ from slipstream.stack.redis_server import QueueServer
 
 POCKET_DIR = (Path(__file__).resolve().parents[1] / "checkpoints" / "pocket").resolve()
 """The pair that comes with the package: its data in a wheel, `models/` in a checkout."""
+POCKET_READER = POCKET_DIR.parent / "pocket-reader"
+"""Comes with it too: a target that reads synthetic pages."""
 TLS_FLAG = "--tls-cert"
 LOAD_S, DOWNLOAD_S = 300.0, 7200.0
 """Seconds for a service to be ready: with its model on this machine, and with one to be fetched from the hub first."""
@@ -89,8 +91,13 @@ class StackOptions:
 
     @property
     def is_pocket(self) -> bool:
-        """Whether the target is a pocket model, which knows only moving shapes."""
+        """Whether the target is a pocket model, which knows only moving shapes or synthetic pages."""
         return Path(self.target_model).expanduser().resolve().is_relative_to(POCKET_DIR.parent)
+
+    @property
+    def is_pocket_reader(self) -> bool:
+        """Whether the target is the pocket reader, which knows only synthetic pages."""
+        return Path(self.target_model).expanduser().resolve() == POCKET_READER
 
     @property
     def first_device(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import InvalidConfig, ModelNotUsable
-from slipstream.stack.local import POCKET_DIR, StackOptions, check_options, gateway_address, service_argv
+from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, gateway_address, service_argv
 from slipstream.stack.process import RunFolder
 
 ADDRESSES = {"target": "unix:/t", "draft": "unix:/d", "gateway": "127.0.0.1:5"}
@@ -63,6 +63,7 @@ def test_models_on_the_hub_are_left_to_the_services(tmp_path: Path) -> None:
 def test_pocket_models_are_known(tmp_path: Path) -> None:
     assert StackOptions().is_pocket
     assert StackOptions(str(POCKET_DIR.parent / "pocket-qwen" / "target")).is_pocket
+    assert StackOptions(POCKET_READER).is_pocket_reader and not StackOptions().is_pocket_reader
     assert not StackOptions(tmp_path).is_pocket and not StackOptions("owner/big").is_pocket
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from slipstream.cli import read as read_module
 from slipstream.cli.app import run
@@ -27,6 +28,9 @@ from slipstream.errors import UnreadableDocument
 from slipstream.stack.local import Stack
 from tests.support.documents import encrypted, needs_documents, pdf_of, words_at
 from tests.support.world import World
+from training.evaluate_reader import edit_distance
+from training.pages import HELD_OUT_SEEDS, sample_page
+from training.reader import READER_FACES
 
 
 class FakePool:
@@ -150,13 +154,15 @@ def test_a_gateway_without_a_reader_is_told_of(
 
 
 @needs_documents
-def test_a_stack_of_its_own_has_a_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.pdf").write_bytes(TWO_PAGES)
-    words = ("--draft", "none", "--max-new-tokens", 8, "--pages", "2")
-    assert read(tmp_path / "a.pdf", "--output", tmp_path, *words) == 0
+def test_without_a_target_the_pocket_reader_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = sample_page(HELD_OUT_SEEDS[0], "report", READER_FACES[0])
+    Image.fromarray(page.pixels).save(tmp_path / "a.png")
+    assert read(tmp_path / "a.png", "--output", tmp_path) == 0
     (record,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert record["page"] == 2 and record["text"] == record["receipt"]["text"] != ""
-    assert "1 pages" in capsys.readouterr().out
+    assert record["receipt"]["method"] == "hints" and record["text"] == record["receipt"]["text"]
+    assert edit_distance(record["text"], page.text) <= 0.05 * len(page.text)
+    said = capsys.readouterr()
+    assert "1 pages" in said.out and said.err.count("knows only synthetic pages") == 1
 
 
 @needs_documents

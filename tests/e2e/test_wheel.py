@@ -81,6 +81,7 @@ def test_one_top_level_name_with_all_it_needs(wheel: Path) -> None:
         for pair in ("pocket", "pocket-qwen"):
             for role in ("target", "draft"):
                 assert archive.getinfo(f"slipstream/checkpoints/{pair}/{role}/model.safetensors").file_size > 1e6
+        assert archive.getinfo("slipstream/checkpoints/pocket-reader/model.safetensors").file_size > 1e6
 
 
 def test_shipped_weights_are_small() -> None:

@@ -9,9 +9,20 @@ from PIL import Image
 
 from slipstream.engine import load_model
 from training import train_reader
-from training.evaluate_reader import PlainReader, edit_distance, held_out_pages
-from training.pages import sample_page
-from training.reader import COLUMNS, MAX_TEXT, PROMPT, ROWS, build, export, grey_patches, make_example, train_tokenizer
+from training.evaluate_reader import PlainReader, edit_distance, held_out_pages, score
+from training.pages import KINDS, sample_page
+from training.reader import (
+    COLUMNS,
+    MAX_TEXT,
+    PROMPT,
+    ROWS,
+    build,
+    export,
+    grey_patches,
+    make_example,
+    reader_folder,
+    train_tokenizer,
+)
 from training.reader_heads import kept_cells
 
 
@@ -32,6 +43,15 @@ def test_the_engine_gives_the_logits_of_transformers(reader: PlainReader) -> Non
     state, first = model.start_prefill(plan, model.encode_frames(page.pixels[None])).finish()
     (rest,) = model.step([(state, reader.tokenizer.encode(page.text))])
     torch.testing.assert_close(torch.cat([first[None], rest]), reader.logits(page.pixels, page.text))
+
+
+def test_the_shipped_reader_reads_held_out_pages() -> None:
+    found = score(PlainReader(reader_folder()), list(KINDS), 1)
+    assert found["pages"] == len(KINDS) and found["cer"] < 0.05
+
+
+def test_the_shipped_reader_is_small() -> None:
+    assert sum(path.stat().st_size for path in reader_folder().iterdir()) < 6 * 2**20
 
 
 def test_pages_of_the_right_shape_fill_the_canvas_at_any_resolution(reader: PlainReader) -> None:
