@@ -93,14 +93,8 @@ def read_command(
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
     stack_options = _with_a_reader(stack_options)
-    if surface is None:
-        surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
-    if surface not in SURFACES:
-        raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidConfig(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
+    surface = _checked_surface(surface, stack_options.is_pocket_reader and gateway is None)
+    _make_folder(output)
 
     async def run() -> int:
         call = DocumentCall(
@@ -117,6 +111,23 @@ def read_command(
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
+
+
+def _make_folder(output: Path) -> None:
+    """Raises `InvalidConfig`."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
+
+
+def _checked_surface(surface: str | None, is_pocket_reader: bool) -> str:
+    """How the target writes, as asked or as the pocket reader does. Raises `InvalidConfig`."""
+    if surface is None:
+        return POCKET_READER_SURFACE if is_pocket_reader else "markdown"
+    if surface not in SURFACES:
+        raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
+    return surface
 
 
 def _with_a_reader(options: StackOptions) -> StackOptions:
