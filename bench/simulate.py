@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from bench.common import make_parser
 from bench.output import finish
-from slipstream.speculation.pacing import CostModel, Fixed, Gate, Moment, Policy, WindowPlan, get_policy
+from slipstream.speculation.gate import Gate
+from slipstream.speculation.pacing import CostModel, Fixed, Moment, Policy, WindowPlan, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.protocol import Action, AdvanceLine, JudgeWindow, RestartLine, StopRule, judge_window
 

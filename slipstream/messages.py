@@ -341,6 +341,9 @@ class Speculation:
     gate_closings: int = 0
     gated_tokens: int = 0
     """Tokens committed while the gate was closed."""
+    gate_start: str = ""
+    """What captions before this one said: open, trial or rest (no draft took part); alone: they were not asked."""
+    gate_reason: str = ""
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Tokens of hints that became text, and those that were judged in vain, as often as they were."""
