@@ -236,7 +236,7 @@ class CaptionStats:
 
 def _num_gated_tokens(pipeline: Pipeline, opening: Opening) -> int:
     if opening.start is Start.REST:
-        return len(pipeline.committed)
+        return max(len(pipeline.committed) - 1, 0)
     return pipeline.gate.num_gated_tokens if pipeline.gate else 0
 
 

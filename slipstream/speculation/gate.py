@@ -5,16 +5,15 @@ when several plain passes are asked for at once (as `method="autoregressive"` do
 no draft is at work: a draft that prefills or writes may slow the target down, and that is part of its price.
 """
 
-import copy
 import hashlib
 import statistics
 from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any
 
-from slipstream.speculation.pacing import CostModel, DecayedMean, foreseen_speedup
+from slipstream.speculation.pacing import CostModel, foreseen_speedup
 
 # -- gate -------------------------------------------------------------------------------------------------------------
 
@@ -185,10 +184,9 @@ class Gate:
 # A gate of one caption learns what its draft is worth, and the next caption would pay to learn it again. So the
 # process keeps a *record* for every kind of captions: how much speculation may still lose there (its *margin*, in
 # plain passes), and once that is used up, how many tokens are decoded plainly before the next trial.
-#
 # What captions gain and lose is added to the margin, up to MOST_MARGIN: a kind that was worth its draft survives some
 # bad captions, and one that has turned bad is noticed after MOST_MARGIN / (FIRST_BUDGET + o) of them. A kind without
-# margin *rests*: its captions are plain ones, with no draft at all. Then one caption is a *trial*, with TRIAL_BUDGET
+# margin *rests*: its captions are plain ones, with no draft at all. Then one caption is a *trial*, with TRIAL_MARGIN
 # for margin. The rest after a failed trial is twice as long as the last, and long enough that what the trial lost is
 # at most TRIAL_SHARE of it. Nothing here is random.
 
@@ -197,6 +195,8 @@ NEW_MARGIN = 2.5
 MOST_MARGIN = 24.0
 CAPTION_SHARE = 1 / 3
 """What one caption may lose of a large margin."""
+TRIAL_MARGIN = 2.0
+"""What a trial may lose: one round without luck does not end it, as a good draft has one in ten of these."""
 TRIAL_SHARE = 0.01
 MOST_ENTRIES = 256
 """Kinds and prompts that are remembered."""
@@ -227,6 +227,8 @@ class GateRecord:
     num_drafted: int = 0
     """Captions so far in which a draft took part."""
     resting: bool = False
+    is_doubtful: bool = False
+    """It has been tried after a rest, and has not proved itself since."""
     on_trial: bool = False
     """A caption is under way that decides whether the rest goes on; others do not wait for it."""
 
@@ -251,7 +253,7 @@ class GateRecord:
         if start is Start.OPEN:
             return Gate(costs, budget=self.budget, rest=self.rest)
         costs.forget_acceptance()
-        return Gate(costs, budget=TRIAL_BUDGET, rest=min(2 * self.rest, LONGEST_REST))
+        return Gate(costs, budget=TRIAL_MARGIN, rest=min(2 * self.rest, LONGEST_REST))
 
     def reason(self, start: Start) -> str:
         """Why a caption begins so, in a few words."""
@@ -275,16 +277,16 @@ class GateRecord:
             if not gate.num_rounds:  # the draft was too late, or did not come: it has shown nothing
                 self.num_left = round(max(-gate.gain, 0.0) / TRIAL_SHARE)
                 return
-            self.margin = TRIAL_BUDGET
+            if self.resting:  # else one that began before the rest has ended it
+                self.margin, self.rest, self.is_doubtful = TRIAL_MARGIN, min(2 * self.rest, LONGEST_REST), True
         self.margin = min(self.margin + gate.gain, MOST_MARGIN)
         self.resting = self.margin <= 0
         if self.resting:
-            self.rest = gate.rest
-            self.num_left = gate.num_left_to_rest or gate.rest
-            if start is Start.TRIAL:
-                self.num_left = max(self.num_left, round(-gate.gain / TRIAL_SHARE))
+            self.rest, self.num_left = gate.rest, gate.num_left_to_rest or gate.rest
+            if self.is_doubtful:
+                self.num_left = max(self.num_left, round((TRIAL_MARGIN - self.margin) / TRIAL_SHARE))
         elif self.margin >= FIRST_BUDGET + PROOF:
-            self.rest = FIRST_REST
+            self.rest, self.is_doubtful = FIRST_REST, False
 
     def give_up(self, start: Start) -> None:
         """A caption ended before its time, of which nothing is learnt."""
@@ -322,16 +324,16 @@ class Opening:
 class CaptionBook:
     """What captions have taught this process, by kind: what passes cost, and whether speculation pays.
 
-    A kind of which nothing is known begins with the costs of the relative that ended last (another load, another
-    prompt), and as a trial where that one rests or these costs foresee a loss.
+    A kind of which nothing is known begins with what the relative that ended last (another load, another prompt) knows
+    of the draft, and with a trial's margin where that one rests or its costs at this load foresee a loss.
     """
 
     def __init__(self) -> None:
         self._records: OrderedDict[Kind, GateRecord] = OrderedDict()
         self._costs: OrderedDict[Kind, CostModel] = OrderedDict()
         self._relatives: OrderedDict[Hashable, Kind] = OrderedDict()
-        self._plain_token_s: OrderedDict[Hashable, DecayedMean] = OrderedDict()
-        """By size and load: plain decoding is the same whatever the draft, and captions without one measure it too."""
+        self._target_costs: OrderedDict[Hashable, CostModel] = OrderedDict()
+        """By size and load: the target's passes are the same whatever the draft, and plain captions have them too."""
         self._prompts: OrderedDict[str, None] = OrderedDict()
 
     @property
@@ -345,8 +347,7 @@ class CaptionBook:
         return sum(record.resting for record in self._records.values())
 
     def prompt_class(self, prompt: str) -> str:
-        """Names the prompt if it was asked before: prompts that are asked once have nothing to learn from each
-        other's names, and would each begin anew."""
+        """Names the prompt if it was asked before; those that are asked once would each have to learn anew."""
         name = hashlib.sha256(prompt.encode()).hexdigest()[:16]
         is_known = name in self._prompts
         _remember(self._prompts, name, None)
@@ -356,18 +357,24 @@ class CaptionBook:
         """What a caption is to begin with. `gated`: its method has a gate that this book decides for."""
         relative = self._relatives.get((kind.size, kind.settings), kind)
         costs = self._costs.get(kind, self._costs.get(relative, CostModel())).fork()
-        costs.plain_token_s = copy.copy(self._plain_token_s.get((kind.size, kind.load), DecayedMean(0.05)))
+        target = self._target_costs.get((kind.size, kind.load), CostModel()).fork()
+        costs.plain_token_s = target.plain_token_s
+        if kind not in self._costs and target.plain_token_s.weight:
+            costs.target_pass_s = target.target_pass_s
         if not gated:
             return Opening(kind, Start.ALONE, "", costs)
-        record = self._records.get(kind) or self._new_record(relative, costs, max_window)
+        is_measured = costs.plain_token_s.weight and costs.draft_pass_s.weight
+        foreseen = foreseen_speedup(max_window, costs) if is_measured else None
+        record = self._records.get(kind) or self._new_record(relative, foreseen)
         _remember(self._records, kind, record)
         start = record.begin()
-        return Opening(kind, start, record.reason(start), costs, record.gate(start, costs), record)
+        reason = record.reason(start) + ("" if foreseen is None else f"; its costs foresee {foreseen:.2f}x")
+        return Opening(kind, start, reason, costs, record.gate(start, costs), record)
 
     def end(self, opening: Opening, num_tokens: int) -> None:
         """The caption reached its end, with so many tokens."""
         kind = opening.kind
-        _remember(self._plain_token_s, (kind.size, kind.load), opening.costs.plain_token_s)
+        _remember(self._target_costs, (kind.size, kind.load), opening.costs)
         if opening.start is not Start.REST:
             _remember(self._costs, kind, opening.costs)
             _remember(self._relatives, (kind.size, kind.settings), kind)
@@ -379,17 +386,13 @@ class CaptionBook:
         if opening.record is not None:
             opening.record.give_up(opening.start)
 
-    def _new_record(self, relative: Kind, costs: CostModel, max_window: int) -> GateRecord:
+    def _new_record(self, relative: Kind, foreseen: float | None) -> GateRecord:
         known = self._records.get(relative)
-        is_doubtful = known is not None and (known.resting or foreseen_speedup(max_window, costs) < 1)
-        return GateRecord(margin=TRIAL_BUDGET if is_doubtful else NEW_MARGIN)
+        is_doubtful = (known is not None and known.resting) or (foreseen is not None and foreseen < 1)
+        return GateRecord(margin=TRIAL_MARGIN if is_doubtful else NEW_MARGIN)
 
 
-KeyT = TypeVar("KeyT")
-ValueT = TypeVar("ValueT")
-
-
-def _remember(entries: OrderedDict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:
+def _remember(entries: OrderedDict[Any, Any], key: Hashable, value: object) -> None:
     """Notes the newest entry, and forgets the oldest ones beyond MOST_ENTRIES."""
     entries[key] = value
     entries.move_to_end(key)
