@@ -111,7 +111,7 @@ def play_series(setup_of: SetupOf, num_captions: int, *, gate: bool, remembers: 
     for number in range(num_captions):
         setup = replace(setup_of(number), gate=gate)
         if remembers:
-            opening = book.begin(KIND, gated=gate, max_window=setup.max_window)
+            opening = book.begin(KIND, CostModel(), gated=gate, max_window=setup.max_window)
         else:
             costs = costs.fork()
             opening = Opening(KIND, Start.ALONE, "", costs, Gate(costs) if gate else None)

@@ -20,6 +20,7 @@ from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.gate import CaptionBook, Kind, Opening
+from slipstream.speculation.pacing import CostModel
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -170,7 +171,7 @@ class GatewayCaptioner:
             load=self._num_running.bit_length(),
             prompt=self._book.prompt_class(plan.options.prompt),
         )
-        return self._book.begin(kind, gated=plan.gated, max_window=plan.options.max_window)
+        return self._book.begin(kind, CostModel(), gated=plan.gated, max_window=plan.options.max_window)
 
     async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
@@ -202,5 +203,5 @@ class GatewayCaptioner:
 def _settings(plan: CaptionPlan) -> tuple[object, ...]:
     """Of an option, what decides how a draft does. Captions that share all of it share what they measure."""
     options, method, sampling = plan.options, plan.method, plan.sampling
-    context = (method.name, options.pruner, round(options.alpha, 1), options.positions)
+    context = (method.name, method.shape, options.pruner, round(options.alpha, 1), options.positions)
     return (*context, method.policy, method.gamma, options.max_window, round(sampling.temperature, 1))

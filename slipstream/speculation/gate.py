@@ -353,11 +353,11 @@ class CaptionBook:
         _remember(self._prompts, name, None)
         return name if is_known else ""
 
-    def begin(self, kind: Kind, *, gated: bool, max_window: int) -> Opening:
-        """What a caption is to begin with. `gated`: its method has a gate that this book decides for."""
+    def begin(self, kind: Kind, fresh: CostModel, *, gated: bool, max_window: int) -> Opening:
+        """What a caption begins with: `fresh` costs where none are known. `gated`: this book decides for its gate."""
         relative = self._relatives.get((kind.size, kind.settings), kind)
-        costs = self._costs.get(kind, self._costs.get(relative, CostModel())).fork()
-        target = self._target_costs.get((kind.size, kind.load), CostModel()).fork()
+        costs = self._costs.get(kind, self._costs.get(relative, fresh)).fork()
+        target = self._target_costs.get((kind.size, kind.load), fresh).fork()
         costs.plain_token_s = target.plain_token_s
         if kind not in self._costs and target.plain_token_s.weight:
             costs.target_pass_s = target.target_pass_s
@@ -368,7 +368,7 @@ class CaptionBook:
         record = self._records.get(kind) or self._new_record(relative, foreseen)
         _remember(self._records, kind, record)
         start = record.begin()
-        reason = record.reason(start) + ("" if foreseen is None else f"; its costs foresee {foreseen:.2f}x")
+        reason = record.reason(start) + (f"; its costs foresee {foreseen:.2f}x" if foreseen else "")
         return Opening(kind, start, reason, costs, record.gate(start, costs), record)
 
     def end(self, opening: Opening, num_tokens: int) -> None:

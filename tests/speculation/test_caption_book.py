@@ -24,6 +24,7 @@ from slipstream.speculation.gate import (
     Opening,
     Start,
 )
+from slipstream.speculation.pacing import CostModel
 
 PLAIN_S = 0.02
 KIND = Kind(size="target", settings="draft", load=1, prompt="")
@@ -47,12 +48,12 @@ class Process:
 
     def decode_plainly(self, kind: Kind) -> None:
         """A caption of another method says what a plain pass costs at this load."""
-        plain = self.book.begin(replace(kind, settings="plain"), gated=False, max_window=MAX_WINDOW)
+        plain = self.book.begin(replace(kind, settings="plain"), CostModel(), gated=False, max_window=MAX_WINDOW)
         plain.costs.plain_token_s.observe(PLAIN_S)
         self.book.end(plain, 1)
 
     def begin(self, kind: Kind = KIND) -> Opening:
-        return self.book.begin(kind, gated=True, max_window=MAX_WINDOW)
+        return self.book.begin(kind, CostModel(), gated=True, max_window=MAX_WINDOW)
 
     def caption(self, rounds: Iterable[Round], num_tokens: int, kind: Kind = KIND) -> Start:
         """One caption whose open rounds are `rounds`, from its beginning to its end."""
@@ -239,8 +240,8 @@ def test_what_passes_cost_is_known_to_the_next_caption_and_to_relatives() -> Non
     process.play(first, repeat(GOOD), 70)
     process.book.end(first, 70)
     assert process.begin().costs.draft_pass_s.value == 0.001
-    relative = process.book.begin(replace(KIND, load=4), gated=True, max_window=MAX_WINDOW)
+    relative = process.book.begin(replace(KIND, load=4), CostModel(), gated=True, max_window=MAX_WINDOW)
     assert relative.costs.draft_pass_s.value == 0.001
     assert not relative.costs.plain_token_s.weight, "what a plain pass costs at this load is to be measured"
-    stranger = process.book.begin(replace(KIND, settings="x"), gated=True, max_window=MAX_WINDOW)
+    stranger = process.book.begin(replace(KIND, settings="x"), CostModel(), gated=True, max_window=MAX_WINDOW)
     assert not stranger.costs.draft_pass_s.weight and stranger.costs.plain_token_s.value == PLAIN_S
