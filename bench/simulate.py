@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from bench.common import make_parser
 from bench.output import finish
-from slipstream.speculation.pacing import CostModel, Fixed, Gate, Moment, Policy, WindowPlan, get_policy
+from slipstream.speculation.gate import Gate, Opening
+from slipstream.speculation.pacing import CostModel, Fixed, Moment, Policy, WindowPlan, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.protocol import Action, AdvanceLine, JudgeWindow, RestartLine, StopRule, judge_window
 
@@ -142,13 +143,17 @@ class SimulatedDraft:
 
 
 class SimulatedCaption:
-    """The gateway and the target of one caption: carries out the pipeline's actions and feeds it what comes back."""
+    """The gateway and the target of one caption: carries out the pipeline's actions and feeds it what comes back.
 
-    def __init__(self, setup: SimulationInput) -> None:
+    `opening`: what captions before this one have taught; without it, what `setup` says of them.
+    """
+
+    def __init__(self, setup: SimulationInput, opening: Opening | None = None) -> None:
         self.held_ns = 0
         self.passes_by_window: Counter[int] = Counter()
-        costs = _known_costs(setup)
-        self.gate = Gate(costs) if setup.gate and setup.policy else None
+        costs = opening.costs if opening else _known_costs(setup)
+        own_gate = Gate(costs) if setup.gate and setup.policy else None
+        self.gate = opening.gate if opening else own_gate
         self.pipeline = Pipeline(
             setup.policy or Fixed(),
             costs,
@@ -173,8 +178,13 @@ class SimulatedCaption:
         self._restarted_ns: int | None = None
 
     @property
+    def seconds(self) -> float:
+        """From the first token to the last."""
+        return self._clock.now_ns / NS
+
+    @property
     def tokens_per_s(self) -> float:
-        return (self._setup.num_tokens - 1) / (self._clock.now_ns / NS)
+        return (self._setup.num_tokens - 1) / self.seconds
 
     def run(self) -> None:
         if self._setup.policy is not None:
@@ -270,7 +280,7 @@ class SimulationResult:
 
 def simulate(setup: SimulationInput) -> SimulationResult:
     """Runs one caption to its last token. The same input gives the same result."""
-    caption, plain = _play(setup), _play(replace(setup, policy=None))
+    caption, plain = play(setup), play(replace(setup, policy=None))
     return SimulationResult(
         tokens_per_s=caption.tokens_per_s,
         speedup=caption.tokens_per_s / plain.tokens_per_s,
@@ -283,8 +293,9 @@ def simulate(setup: SimulationInput) -> SimulationResult:
     )
 
 
-def _play(setup: SimulationInput) -> SimulatedCaption:
-    caption = SimulatedCaption(setup)
+def play(setup: SimulationInput, opening: Opening | None = None) -> SimulatedCaption:
+    """The caption, played to its last token."""
+    caption = SimulatedCaption(setup, opening)
     caption.run()
     return caption
 
@@ -350,7 +361,7 @@ def best_constant(setup: SimulationInput) -> tuple[Constant, SimulationResult]:
     """The fastest constant plan, by trying them all on a shorter text and the best again on the whole."""
     short = replace(setup, num_tokens=min(setup.num_tokens, 1500))
     plans = [Constant(hold, cap) for cap in range(1, setup.max_window + 1, 2) for hold in range(0, cap + 1, 2)]
-    best = max(plans, key=lambda plan: _play(replace(short, policy=plan)).tokens_per_s)
+    best = max(plans, key=lambda plan: play(replace(short, policy=plan)).tokens_per_s)
     return best, simulate(replace(setup, policy=best))
 
 

@@ -294,7 +294,6 @@ class Timings:
     total_s: float = 0.0
     """To the last token: from the first committed one, and from the request's arrival."""
     longest_gap_s: float = 0.0
-    """Between two commits."""
     resumptions: int = 0
     """How often the caption lost its target, or its caller the gateway, and went on."""
     resume_s: float = 0.0
@@ -325,7 +324,6 @@ class Speculation:
     restarts: int = 0
     drafts_lost: int = 0
     tau: float = 0.0
-    """Acceptance rate per draft token."""
     mean_accepted_length: float = 0.0
     """Mean run of tokens between two deaths of the line: M of paper 000."""
     target_pass_s: float = 0.0
@@ -340,7 +338,9 @@ class Speculation:
     """Seconds that the target waited for draft tokens, in all."""
     gate_closings: int = 0
     gated_tokens: int = 0
-    """Tokens committed while the gate was closed."""
+    gate_start: str = ""
+    """What captions before this one said: open, trial, rest (no draft) or alone (not asked); see `gate.Start`."""
+    gate_reason: str = ""
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Tokens of hints that became text, and those that were judged in vain, as often as they were."""

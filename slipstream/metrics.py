@@ -27,6 +27,7 @@ from slipstream import __version__
 from slipstream.errors import FaultKind, InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText
+from slipstream.speculation.gate import CaptionBook, Start
 from slipstream.speculation.methods import METHODS
 
 LOOPBACK = "127.0.0.1"
@@ -79,6 +80,14 @@ class GatewayMetrics:
         self._tau = Histogram(
             "slipstream_tau", "Share of a caption's draft tokens that were accepted", buckets=_SHARES, registry=to
         )
+        self._gate_starts = Counter(
+            "slipstream_gate_captions",
+            "Captions by what those before them said of their draft: open, trial or rest (without one)",
+            ["start"],
+            registry=to,
+        )
+        self._gate_kinds = Gauge("slipstream_gate_kinds", "Kinds of captions whose drafts are known", registry=to)
+        self._gate_resting = Gauge("slipstream_gate_kinds_resting", "Those of them without a draft now", registry=to)
         self._drafts_lost = Counter("slipstream_drafts_lost", "Drafts lost within captions", registry=to)
         self._draft_faults = Counter(
             "slipstream_draft_faults", "How drafts broke the protocol, or were silent", ["kind"], registry=to
@@ -158,8 +167,15 @@ class GatewayMetrics:
         self._tokens.labels("target").inc(caption.num_tokens - from_draft)
         if speculation.judged:
             self._tau.observe(speculation.tau)
+        if speculation.gate_start in tuple(Start):
+            self._gate_starts.labels(speculation.gate_start).inc()
         self._drafts_lost.inc(speculation.drafts_lost)
         self._resumptions.inc(timings.resumptions)
+
+    def watch_gate(self, book: CaptionBook) -> None:
+        """Shows how many kinds of captions the gate knows, and how many rest, whenever somebody asks."""
+        self._gate_kinds.set_function(lambda: book.num_kinds)
+        self._gate_resting.set_function(lambda: book.num_resting)
 
     def draft_faulted(self, kind: FaultKind) -> None:
         """A draft broke the protocol within a caption, or was silent."""

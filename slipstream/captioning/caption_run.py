@@ -25,7 +25,7 @@ from slipstream.messages import (
     TargetEvent,
 )
 from slipstream.rpc.peers import Peers, TargetCall
-from slipstream.speculation.pacing import CostModel
+from slipstream.speculation.gate import Opening, Start
 from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
 from slipstream.video.messages import SampledVideo
@@ -82,7 +82,7 @@ class CaptionRun:
         plan: CaptionPlan,
         video: SampledVideo,
         peers: Peers,
-        costs: CostModel,
+        opening: Opening,
         stats: CaptionStats,
         emit: Emit,
         *,
@@ -93,7 +93,9 @@ class CaptionRun:
     ) -> None:
         target_model = peers.target.model
         assert target_model is not None, "the target has been asked"
-        self._plan, self._drafts_itself = plan, plan.drafts_itself
+        self._plan = plan.undrafted if opening.start is Start.REST else plan
+        self._drafts_itself = plan.drafts_itself
+        self._opening = opening
         self._key = SessionKey()
         self._tokens_per_frame = target_model.tokens_per_frame
         self._video = video
@@ -110,7 +112,7 @@ class CaptionRun:
         self._replay: Replay | None = None
         """Until the target has found the tokens that were delivered without it."""
         self._loop = asyncio.get_running_loop()
-        self._pipeline = make_pipeline(plan, costs, target_model.vocab_size)
+        self._pipeline = make_pipeline(self._plan, opening, target_model.vocab_size)
         self._call: TargetCall | None = None
         self._draft_link: DraftLink | None = None
         self._drafting: asyncio.Task[None] | None = None
@@ -126,7 +128,7 @@ class CaptionRun:
         while True:
             try:
                 await self._run_at_target()
-                return self._stats.caption(self._plan, self._video, self._pipeline)
+                return self._stats.caption(self._plan, self._video, self._pipeline, self._opening)
             except ServiceUnavailable as failure:
                 await self._regain_target(failure)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import copy
 import math
 from collections.abc import AsyncIterator, Iterator
 
@@ -20,7 +19,8 @@ from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
-from slipstream.speculation.pacing import CostModel, DecayedMean
+from slipstream.speculation.gate import CaptionBook, Kind, Opening
+from slipstream.speculation.pacing import CostModel
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -38,9 +38,9 @@ class GatewayCaptioner:
         self.metrics = metrics or GatewayMetrics()
         self._config = config
         self.places = Places("captions", config.max_captions, config.owner_share, are="are in work")
-        self._costs: dict[tuple[object, ...], CostModel] = {}
-        self._plain_token_s: dict[object, DecayedMean] = {}
-        """By size: plain decoding is the same whatever the draft, and captions without one measure it too."""
+        self._book = CaptionBook()
+        self._num_running = 0
+        self.metrics.watch_gate(self._book)
 
     @contextlib.contextmanager
     def asked(self, plan: CaptionPlan) -> Iterator[None]:
@@ -132,25 +132,46 @@ class GatewayCaptioner:
         """
         target = self.peers.target.model
         assert target is not None, "the target has been asked"
-        key = _costs_key(plan, len(video.frames) * target.tokens_per_frame)
-        costs = self._costs.get(key, CostModel()).fork()
-        costs.plain_token_s = copy.copy(self._plain_token_s.get(key[0], costs.plain_token_s))
-        run = CaptionRun(
-            plan,
-            video,
-            self.peers,
-            costs,
-            stats,
-            self.metrics.timing(emit),
-            draft_silence_s=self._config.draft_timeout_s,
-            timeout_s=self._config.request_timeout_s,
-            resume_wait_s=resume_wait_s,
-            late_hints=late_hints,
-        )
-        caption = await run.run()
-        self._costs[key], self._plain_token_s[key[0]] = costs, costs.plain_token_s
+        with self._opened(plan, target, len(video.frames) * target.tokens_per_frame) as opening:
+            run = CaptionRun(
+                plan,
+                video,
+                self.peers,
+                opening,
+                stats,
+                self.metrics.timing(emit),
+                draft_silence_s=self._config.draft_timeout_s,
+                timeout_s=self._config.request_timeout_s,
+                resume_wait_s=resume_wait_s,
+                late_hints=late_hints,
+            )
+            caption = await run.run()
+            self._book.end(opening, caption.num_tokens)
         self._report(plan, caption)
         return caption
+
+    @contextlib.contextmanager
+    def _opened(self, plan: CaptionPlan, target: ModelInfo, num_video_tokens: int) -> Iterator[Opening]:
+        """Surrounds a caption: what captions of its kind have taught before."""
+        self._num_running += 1
+        opening = self._open(plan, target, num_video_tokens)
+        try:
+            yield opening
+        except BaseException:
+            self._book.give_up(opening)
+            raise
+        finally:
+            self._num_running -= 1
+
+    def _open(self, plan: CaptionPlan, target: ModelInfo, num_video_tokens: int) -> Opening:
+        draft = self.peers.draft.model if self.peers.draft else None
+        kind = Kind(
+            size=(target.model_id, target.revision, round(math.log2(num_video_tokens))),
+            settings=((draft.model_id, draft.revision) if draft else None, *_settings(plan)),
+            load=self._num_running.bit_length(),
+            prompt=self._book.prompt_class(plan.options.prompt),
+        )
+        return self._book.begin(kind, CostModel(), gated=plan.gated, max_window=plan.options.max_window)
 
     async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
@@ -174,11 +195,13 @@ class GatewayCaptioner:
             total_s=round(caption.timings.total_s, 3),
             tau=round(caption.speculation.tau, 3),
             drafts_lost=caption.speculation.drafts_lost,
+            gate=caption.speculation.gate_start,
             resumptions=caption.timings.resumptions,
         )
 
 
-def _costs_key(plan: CaptionPlan, num_video_tokens: int) -> tuple[object, ...]:
-    """Captions of one kind share their running averages: similar length, similar draft context."""
-    size, alpha = round(math.log2(num_video_tokens)), round(plan.options.alpha, 1)
-    return (size, plan.method.name, plan.options.pruner, alpha, plan.options.positions)
+def _settings(plan: CaptionPlan) -> tuple[object, ...]:
+    """Of an option, what decides how a draft does. Captions that share all of it share what they measure."""
+    options, method, sampling = plan.options, plan.method, plan.sampling
+    context = (method.name, method.shape, options.pruner, round(options.alpha, 1), options.positions)
+    return (*context, method.policy, method.gamma, options.max_window, round(sampling.temperature, 1))

@@ -11,6 +11,7 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.messages import DraftStart, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.speculation.gate import Gate, Opening
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
@@ -25,7 +26,7 @@ from slipstream.speculation.methods import (
     Shape,
     get_method,
 )
-from slipstream.speculation.pacing import CostModel, Gate, get_policy
+from slipstream.speculation.pacing import get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.video.messages import SampledVideo
 
@@ -65,6 +66,17 @@ class CaptionPlan:
     def speculative(self) -> bool:
         """A draft takes part."""
         return self.method.drafter is Drafter.DRAFT
+
+    @property
+    def gated(self) -> bool:
+        """Whether a draft takes part depends on captions before this one. Where hints hang beside the draft's windows,
+        plain decoding is not what a draft competes with, and the gate knows its own caption alone."""
+        return self.method.gate and self.speculative and not self.method.is_hybrid
+
+    @property
+    def undrafted(self) -> "CaptionPlan":
+        """The same caption without a draft."""
+        return replace(self, method=replace(self.method, drafter=Drafter.NONE))
 
     @property
     def drafts_itself(self) -> bool:
@@ -286,15 +298,16 @@ def draft_start(
     )
 
 
-def make_pipeline(plan: CaptionPlan, costs: CostModel, vocab_size: int) -> Pipeline:
-    """The protocol's state machine as the plan wants it."""
-    method, options = plan.method, plan.options
+def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipeline:
+    """The protocol's state machine as the plan wants it, with what captions before this one have taught."""
+    method, options, costs = plan.method, plan.options, opening.costs
+    has_own_gate = method.gate and plan.speculative
     return Pipeline(
         get_policy(method.policy, method.gamma),
         costs,
         max_window=options.max_window,
         vocab_size=vocab_size,
-        gate=Gate(costs) if method.gate and plan.speculative else None,
+        gate=opening.gate or (Gate(costs) if has_own_gate else None),
         undrafted_passes=UNDRAFTED_PASSES if plan.speculative else options.max_new_tokens,
         shape=method.shape,
         self_draft=method.gamma or SPARSE_GAMMA if plan.drafts_itself else 0,

@@ -20,6 +20,7 @@ from slipstream.messages import (
     Trace,
     VideoFacts,
 )
+from slipstream.speculation.gate import Opening, Start
 from slipstream.speculation.pipeline import Pipeline
 from slipstream.video.messages import SampledVideo
 
@@ -141,7 +142,7 @@ class CaptionStats:
         if not self.draft_ready_at:
             self.draft_ready_at, self.draft_ready = now, ready
 
-    def caption(self, plan: CaptionPlan, video: SampledVideo, pipeline: Pipeline) -> Caption:
+    def caption(self, plan: CaptionPlan, video: SampledVideo, pipeline: Pipeline, opening: Opening) -> Caption:
         """Everything, for the caller."""
         return Caption(
             text="".join(token.piece for token in self.tokens),
@@ -152,7 +153,7 @@ class CaptionStats:
             options=plan.options.given(),
             video=self._video_facts(video),
             timings=self._timings(),
-            speculation=self._speculation(pipeline),
+            speculation=self._speculation(pipeline, opening),
             tokens=tuple(self.tokens),
         )
 
@@ -189,7 +190,7 @@ class CaptionStats:
             resume_s=self.resume_s,
         )
 
-    def _speculation(self, pipeline: Pipeline) -> Speculation:
+    def _speculation(self, pipeline: Pipeline, opening: Opening) -> Speculation:
         tallies = sorted(self.passes.items())
         windows = [tally for window_len, tally in tallies if window_len]
         plain = self.passes.get(0, PassTally())
@@ -216,7 +217,9 @@ class CaptionStats:
             kept_digest=self.draft_ready.kept_digest,
             held_s=self.held_s,
             gate_closings=pipeline.gate.num_closings if pipeline.gate else 0,
-            gated_tokens=pipeline.gate.num_gated_tokens if pipeline.gate else 0,
+            gated_tokens=_num_gated_tokens(pipeline, opening),
+            gate_start=opening.start,
+            gate_reason=opening.reason,
             accepted_prediction_tokens=self.hints_accepted,
             rejected_prediction_tokens=self.hints_rejected,
             pass_costs=tuple(
@@ -229,6 +232,12 @@ class CaptionStats:
                 for window_len, tally in tallies
             ),
         )
+
+
+def _num_gated_tokens(pipeline: Pipeline, opening: Opening) -> int:
+    if opening.start is Start.REST:
+        return max(len(pipeline.committed) - 1, 0)
+    return pipeline.gate.num_gated_tokens if pipeline.gate else 0
 
 
 def _depth(parents: Iterable[int]) -> int:

@@ -39,6 +39,8 @@ def closing_line(caption: Caption) -> str:
         facts.append(f"draft lost {speculation.drafts_lost} time(s)")
     if speculation.gate_closings:
         facts.append(f"{speculation.gated_tokens} tokens decoded plainly by the gate")
+    if speculation.gate_start == "rest":
+        facts.append(f"no draft: {speculation.gate_reason}")
     if caption.stop_string:
         facts.append(f"ended before {caption.stop_string!r}")
     if caption.finish_reason is FinishReason.LENGTH:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import DraftFault, FaultKind, ProtocolViolation
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.lines import Comparison, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
-from slipstream.speculation.pacing import CostModel, Gate, Moment, Policy, WindowPlan, longest_hold_s
+from slipstream.speculation.pacing import CostModel, Moment, Policy, WindowPlan, longest_hold_s
 from slipstream.speculation.protocol import (
     Action,
     AdvanceLine,
@@ -355,10 +356,8 @@ class Pipeline:
         return RestartLine(self.epoch, len(self.committed) - len(suffix), suffix, self._line.write_until, 1)
 
     def _unheld_chunk(self, plan: WindowPlan) -> int:
-        """First chunk of a line that no pass is held for: what comes while half a plain pass runs.
-
-        A whole window would often arrive just after that pass, and the next one would start without it.
-        """
+        """First chunk of a line that no pass is held for: what comes while half a plain pass runs. A whole window would
+        often arrive just after that pass, and the next one would start without it."""
         return max(min(plan.cap, int(self.costs.speed_ratio / 2)), 1)
 
     # -- the target's next pass -----------------------------------------------------------------------------------

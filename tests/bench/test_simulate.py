@@ -14,7 +14,8 @@ from bench.simulate import (
     simulate,
     working_points,
 )
-from slipstream.speculation.pacing import RECONSIDER, Fixed, Policy, SelfClocked
+from slipstream.speculation.gate import RECONSIDER
+from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 
 
 def _ideal(speed_ratio: float, tau: float, policy: Policy | None, **others: object) -> SimulationInput:

@@ -54,7 +54,7 @@ async def test_parallel(gateway: grpc.aio.Channel, world: World, policy: str, cl
 async def test_pruning_changes_what_the_draft_sees_and_not_the_text(
     gateway: grpc.aio.Channel, world: World, pruner: str, alpha: float
 ) -> None:
-    options: dict[str, Any] = {"num_tokens": 24, "pruner": pruner, "alpha": alpha, "seed": 3}
+    options: dict[str, Any] = {"num_tokens": 24, "pruner": pruner, "alpha": alpha, "seed": 3, "gate": False}
     captioned = await until(has_draft, lambda: check(gateway, world, **options))
     num_kept = NUM_VIDEO_TOKENS if pruner == "none" else round(NUM_VIDEO_TOKENS * (1 - alpha))
     assert captioned.summary.speculation.kept_tokens == num_kept
@@ -77,15 +77,15 @@ async def test_both_kinds_of_guidance_keep_the_same_tokens(
 ) -> None:
     kept = {}
     for guidance in ("scores", "hidden_states"):
-        options: dict[str, Any] = {"guidance": guidance, "positions": positions, "alpha": 0.7, "num_tokens": 16}
-        captioned = await until(has_draft, partial(check, gateway, world, **options))
+        asked: dict[str, Any] = {"guidance": guidance, "positions": positions, "alpha": 0.7, "num_tokens": 16}
+        captioned = await until(has_draft, partial(check, gateway, world, gate=False, **asked))
         kept[guidance] = captioned.summary.speculation
     assert kept["scores"].kept_digest == kept["hidden_states"].kept_digest != ""
     assert kept["scores"].guidance_bytes == 4 * NUM_VIDEO_TOKENS < kept["hidden_states"].guidance_bytes
 
 
 async def test_the_seed_chooses_the_random_tokens(gateway: grpc.aio.Channel, world: World) -> None:
-    options: dict[str, Any] = {"pruner": "random", "alpha": 0.5, "num_tokens": 8}
+    options: dict[str, Any] = {"pruner": "random", "alpha": 0.5, "num_tokens": 8, "gate": False}
     runs = [await until(has_draft, partial(check, gateway, world, seed=seed, **options)) for seed in (1, 1, 2)]
     digests = [run.summary.speculation.kept_digest for run in runs]
     assert digests[0] == digests[1] != digests[2]

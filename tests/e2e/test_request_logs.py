@@ -19,7 +19,7 @@ SECRET = "What does the woman with the xylophone whisper?"
 
 async def test_one_id_crosses_all_services(stack: Stack, gateway: grpc.aio.Channel, world: World) -> None:
     ids = (f"follow-me-{number}" for number in itertools.count())
-    asked: dict[str, Any] = {"prompt": SECRET, "num_frames": 4, "max_new_tokens": 40}
+    asked: dict[str, Any] = {"prompt": SECRET, "num_frames": 4, "max_new_tokens": 40, "gate": False}
     captioned = await until(has_draft, lambda: caption(gateway, world.clips[0], request_id=next(ids), **asked))
     request_id = captioned.summary.request_id
     assert request_id.startswith("follow-me-")

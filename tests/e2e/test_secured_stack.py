@@ -63,7 +63,7 @@ async def test_mtls_from_end_to_end_tells_nobody_what_is_captioned(world: World,
         gateway = await stack.enter_async_context(started("gateway", tmp_path / "gateway", *peers, *both))
         channel = await stack.enter_async_context(open_channel(gateway[1], certificates.peer("somebody")))
         prompt, stop = f"Where is {CANARY}?", [f"{CANARY}!"]
-        asked: dict[str, Any] = {"prompt": prompt, "num_frames": 4, "max_new_tokens": 24, "stop": stop}
+        asked: dict[str, Any] = {"prompt": prompt, "num_frames": 4, "max_new_tokens": 24, "stop": stop, "gate": False}
         answer = await until(has_draft, lambda: caption(channel, path=str(clip), **asked))
         assert answer.summary.num_tokens == 24 and answer.summary.speculation.guidance_bytes > 0
         refusals = [await refused(channel, wrong) for wrong in wrong_options(tmp_path)]

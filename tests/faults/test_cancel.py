@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -80,9 +81,8 @@ async def test_cancelled(stack: Stack, channel: grpc.aio.Channel, world: World, 
     def on_event(captioned: Captioned) -> bool:
         return stage in captioned.stage_names or bool(captioned.token_ids)
 
-    captioned = await caption(
-        channel, world.clips[1], on_event=on_event, request_id=request_id, method=method, max_new_tokens=LONG
-    )
+    asked: dict[str, Any] = {"method": method, "max_new_tokens": LONG, "gate": False}
+    captioned = await caption(channel, world.clips[1], on_event=on_event, request_id=request_id, **asked)
     assert not captioned.summaries
     await serves_again(channel, world)
     await eventually(lambda: sessions_are_closed(stack, request_id))

@@ -58,9 +58,10 @@ class Liar:
     metrics: str
 
     async def check(self, behaviour: Behaviour, *, clip: int = 0, num_tokens: int = 40, **options: Any) -> Captioned:
-        """Captions with that draft and compares with the reference."""
+        """Captions with that draft and compares with the reference. Without the gate: it would leave liars alone."""
         self.draft.behaviour = behaviour
-        asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": num_tokens} | options
+        asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": num_tokens}
+        asked |= {"gate": False} | options
         captioned = await caption(self.gateway, self.world.clips[clip], **asked)
         expected = self.world.answer(clip, num_tokens)
         assert captioned.token_ids == expected
@@ -214,8 +215,20 @@ async def test_a_bad_draft_and_the_gate(liar: Liar, behaviour: Behaviour) -> Non
     """Whether and when it closes is a matter of seconds; the text and the account of it are not."""
     for gate in (True, False):
         speculation = (await liar.check(behaviour, num_tokens=96, gate=gate)).summary.speculation
-        assert (speculation.gated_tokens > 0) <= (speculation.gate_closings > 0) <= gate
+        was_closed = speculation.gate_closings > 0 or speculation.gate_start == "rest"
+        assert (speculation.gated_tokens > 0) <= was_closed <= gate
         assert speculation.gated_tokens <= sum(cost.count for cost in speculation.pass_costs if not cost.window)
+
+
+async def test_a_draft_that_does_not_help_is_left_out_of_later_captions(liar: Liar) -> None:
+    """Its lines never live, so each caption loses something, and the next ones are plain ones."""
+    captioned = await liar.until(
+        lambda one: one.summary.speculation.gate_start == "rest", writes(lambda at: 7), num_tokens=96, gate=True
+    )
+    speculation = captioned.summary.speculation
+    assert speculation.gate_start == "rest" and "to rest" in speculation.gate_reason
+    assert (speculation.judged, speculation.gated_tokens, speculation.passes) == (0, 95, 95)
+    assert "draft_ready" not in captioned.stage_names
 
 
 async def test_tokens_before_it_is_ready(liar: Liar) -> None:

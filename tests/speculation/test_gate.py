@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.speculation.pacing import (
+from slipstream.speculation.gate import (
     CREDIT,
     FIRST_BUDGET,
     FIRST_REST,
     LONGEST_REST,
     RECONSIDER,
     TRIAL_BUDGET,
-    CostModel,
     Gate,
 )
+from slipstream.speculation.pacing import CostModel
 
 PLAIN_S = 0.02
 

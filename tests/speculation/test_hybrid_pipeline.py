@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from slipstream.errors import InvalidRequest, ProtocolViolation
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.hints.draft_tree import Candidate, TreeLimits, grow_tree
 from slipstream.speculation.hints.index import HintIndex
 from slipstream.speculation.hints.strategies import LineRecord, Resynchronising
 from slipstream.speculation.methods import HINT_DEPTH, get_method
-from slipstream.speculation.pacing import CostModel, Gate, Policy, SelfClocked
+from slipstream.speculation.pacing import CostModel, Policy, SelfClocked
 from slipstream.speculation.pipeline import DraftPhase, Pipeline
 from slipstream.speculation.protocol import (
     Action,

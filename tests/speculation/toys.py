@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from slipstream.speculation.pacing import CostModel, DecayedMean, Gate, Moment, Policy, WindowCosts, WindowPlan
+from slipstream.speculation.gate import Gate
+from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, Policy, WindowCosts, WindowPlan
 from slipstream.speculation.pipeline import MAX_DEBT, DraftPhase, Pipeline
 from slipstream.speculation.protocol import (
     Action,
