@@ -13,6 +13,7 @@ from slipstream.speculation.protocol import FinishReason
 
 PAGE_BREAK = "\n\n"
 """Between the pages of a document."""
+_BASELINES = ("lossy", "tolerance")
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,16 @@ class Completion:
             "request_id": captions[0].request_id if captions else "",
             "target": self.model,
             "draft": self.draft_model or None,
-            "options": {name: value for name, value in captions[0].options.items() if value not in ("", 0.0)},
+            "options": _options_used(captions[0]) if captions else {},
             "media_sha256": self.media.sha256 or None,
             "media_bytes": self.media.num_bytes or None,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
+
+
+def _options_used(caption: Caption) -> dict[str, Any]:
+    """Without the baselines that were not asked for."""
+    return {name: value for name, value in caption.options.items() if value or not name.startswith(_BASELINES)}
 
 
 def event(data: Mapping[str, Any]) -> bytes:

@@ -1,20 +1,17 @@
 """What all endpoints share: configuration, gateways, room for requests, who may call, files, and figures."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slipstream.captioning.fetch import Fetcher
 from slipstream.rpc.callers import Places
 from slipstream.rpc.security import TokenFile
+from slipstream.services.front.batches import Batches
 from slipstream.services.front.bodies import request_places, spool_places
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures
+from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.gateways import Gateways
 from slipstream.services.front.sources import Sources
-
-if TYPE_CHECKING:
-    from slipstream.services.front.batches import Batches
-    from slipstream.services.front.file_store import FileStore
 
 
 @dataclass(frozen=True)
@@ -29,15 +26,15 @@ class Front:
     figures: FrontFigures
     tokens: TokenFile | None = None
     """None: nobody is asked who it is."""
-    files: "FileStore | None" = None
-    batches: "Batches | None" = None
+    files: FileStore | None = None
+    batches: Batches | None = None
     """None: there is no folder for them."""
 
 
 def make_front(config: FrontConfig, figures: FrontFigures) -> Front:
     """Needs a running event loop. Raises `InvalidConfig`."""
     gateways = Gateways(config)
-    files = None
+    files = FileStore(config) if config.data else None
     fetcher = Fetcher(frozenset(_hosts(config)), config.max_body_bytes, config.url_timeout_s)
     return Front(
         config=config,
@@ -48,6 +45,7 @@ def make_front(config: FrontConfig, figures: FrontFigures) -> Front:
         figures=figures,
         tokens=TokenFile(config.tokens) if config.tokens else None,
         files=files,
+        batches=None if files is None else Batches(config, gateways, files),
     )
 
 

@@ -40,12 +40,16 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: str) -> 
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     raise_descriptor_limit()
     front = make_front(config, FrontFigures(REGISTRY))
+    running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
         async with serving(make_app(front, ENDPOINTS), config, listening):
             host, port = listening.getsockname()[:2]
             get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
             await _wait_for_end(stopping, parent)
     finally:
+        if front.batches is not None and running is not None:
+            running.cancel()
+            await front.batches.close()
         await front.gateways.close()
     get_logger().info("service.stopped")
 

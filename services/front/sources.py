@@ -19,7 +19,7 @@ from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media
 
 DOCUMENT_BEGINNINGS = (b"%PDF", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
 """PDF, PNG, JPEG, TIFF."""
-DOCUMENT_ENDINGS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
+DOCUMENT_ENDINGS = (b".pdf", b".png", b".jpg", b".jpeg", b".tif", b".tiff")
 
 
 class Fetch(Protocol):
@@ -64,22 +64,22 @@ class Sources:
     ) -> Opened:
         source = medium.source
         if isinstance(source, RemoteFile):
-            return Opened(RemotePath(source.path), _is_document(medium, source.path.lower().encode(), info))
+            return Opened(RemotePath(source.path), is_document(medium, source.path.lower().encode(), info))
         if medium.kind is MediumKind.FRAMES and isinstance(source, Media):
             return await _frames(medium, body, exits)
         if isinstance(source, Media):
             window = body.window(source.start, source.end)
-            is_document = _is_document(medium, await asyncio.to_thread(window.read, 16), info)
-            if medium.kind is MediumKind.IMAGE and not is_document:
+            is_paper = is_document(medium, await asyncio.to_thread(window.read, 16), info)
+            if medium.kind is MediumKind.IMAGE and not is_paper:
                 return await _frames(medium, body, exits)
             window.seek(0)
-            return Opened(window, is_document, MediaFacts(source.sha256, source.num_bytes))
+            return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
         file = await self._file(medium, owner, exits)
-        is_document = _is_document(medium, await asyncio.to_thread(file.read, 16), info)
+        is_paper = is_document(medium, await asyncio.to_thread(file.read, 16), info)
         await asyncio.to_thread(file.seek, 0)
-        if medium.kind is MediumKind.IMAGE and not is_document:
+        if medium.kind is MediumKind.IMAGE and not is_paper:
             raise _no_reader(medium)
-        return Opened(file, is_document)
+        return Opened(file, is_paper)
 
     async def _file(self, medium: Medium, owner: str, exits: contextlib.AsyncExitStack) -> IO[bytes]:
         source = medium.source
@@ -120,17 +120,17 @@ async def _frames(medium: Medium, body: JsonBody, exits: contextlib.AsyncExitSta
     return Opened(output, is_document=False)
 
 
-def _is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:
-    """Whether a reader is to read it. A picture alone is read where there is a reader, and is else a video of one
-    frame: its text is the same. Raises `ApiError` for a document where there is none."""
+def is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:
+    """Whether a reader is to read it, as `beginning`, its first bytes or its path, says. A picture alone is read where
+    there is a reader, and is else a video of one frame. Raises `ApiError` for a document where there is none."""
     if medium.kind in (MediumKind.VIDEO, MediumKind.FRAMES):
         return False
-    is_document = beginning.startswith(DOCUMENT_BEGINNINGS) or beginning.decode("latin-1").endswith(DOCUMENT_ENDINGS)
     if medium.kind is MediumKind.IMAGE:
         return info.reads_documents
-    if is_document and not info.reads_documents:
+    is_paper = beginning.startswith(DOCUMENT_BEGINNINGS) or beginning.endswith(DOCUMENT_ENDINGS)
+    if is_paper and not info.reads_documents:
         raise _no_reader(medium)
-    return is_document
+    return is_paper
 
 
 def _no_reader(medium: Medium) -> ApiError:
