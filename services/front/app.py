@@ -1,5 +1,6 @@
 """The application: finds an endpoint, finds out who calls, makes room, and answers every failure once."""
 
+import asyncio
 import json
 import re
 import time
@@ -13,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slipstream.errors import SlipstreamError, Unauthenticated
+from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import begin_call, current_caller, name_owner
 from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
@@ -73,6 +74,11 @@ class Api:
         except SlipstreamError as error:
             status = (answer := as_api_error(error)).status
             await self._fail(call, answer)
+        except asyncio.CancelledError:
+            if not self.front.stopping.is_set():
+                raise
+            status = 503
+            await self._fail(call, as_api_error(ServiceStopping("this server is stopping; try again")))
         except Exception:
             status = 500
             get_logger().exception("request.failed")

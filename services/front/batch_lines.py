@@ -21,6 +21,7 @@ from slipstream.services.front.chat_request import ChatRequest, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
+from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody, Media
 from slipstream.services.front.sources import is_document
 
@@ -208,7 +209,7 @@ def answer_line(batch_id: str, job: Job, captions: Sequence[Caption], model: str
     """The line of a request that was answered; `captions`: one, or one a page."""
     text = PAGE_BREAK.join(caption.text for caption in captions)
     name = f"{batch_id}-{job.job_id}"
-    draft = job.receipt.draft.model_id if job.receipt and job.receipt.draft else ""
+    draft = short_name(job.receipt.draft.model_id) if job.receipt and job.receipt.draft else ""
     completion = Completion(f"chatcmpl-{name}", model, int(job.ended_s), draft)
     body = completion.whole(text, captions)
     if job.receipt is not None:

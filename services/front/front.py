@@ -1,6 +1,7 @@
 """What all endpoints share: configuration, gateways, room for requests, who may call, files, and figures."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from slipstream.captioning.fetch import Fetcher
 from slipstream.rpc.callers import Places
@@ -24,6 +25,8 @@ class Front:
     requests: Places
     spooled: Places
     figures: FrontFigures
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process begins to end."""
     tokens: TokenFile | None = None
     """None: nobody is asked who it is."""
     files: FileStore | None = None

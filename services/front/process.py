@@ -42,7 +42,7 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: str) -> 
     front = make_front(config, FrontFigures(REGISTRY))
     running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
-        async with serving(make_app(front, ENDPOINTS), config, listening):
+        async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping):
             host, port = listening.getsockname()[:2]
             get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
             await _wait_for_end(stopping, parent)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,6 +17,8 @@ from slipstream.services.front.config import FrontConfig
 
 MAX_HEAD_BYTES = 32 * 1024
 BACKLOG = 1024
+TELL_S = 1.0
+"""For requests that are cancelled to say so."""
 
 
 class PatientProtocol(H11Protocol):
@@ -94,9 +97,11 @@ def bound_socket(config: FrontConfig) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: ASGIApp, config: FrontConfig, listening: socket.socket) -> AsyncIterator[None]:
-    """Serves within. At its end open requests have `drain_s` to finish. Raises `InvalidConfig` for TLS files that
-    cannot be used."""
+async def serving(
+    app: ASGIApp, config: FrontConfig, listening: socket.socket, stopping: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serves within. At its end `stopping` is set, and open requests have `drain_s` to finish; then they are cancelled,
+    and tell their clients. Raises `InvalidConfig` for TLS files that cannot be used."""
     protocol = type(
         "Protocol", (PatientProtocol,), {"head_s": config.head_s, "max_connections": config.max_connections}
     )
@@ -110,7 +115,7 @@ async def serving(app: ASGIApp, config: FrontConfig, listening: socket.socket) -
             access_log=False,
             server_header=False,
             timeout_keep_alive=int(config.head_s) + 1,
-            timeout_graceful_shutdown=max(1, round(config.drain_s)),
+            timeout_graceful_shutdown=math.ceil(config.drain_s + TELL_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ssl_certfile=config.tls_cert or None,
             ssl_keyfile=config.tls_key or None,
@@ -126,5 +131,9 @@ async def serving(app: ASGIApp, config: FrontConfig, listening: socket.socket) -
             await asyncio.sleep(0.01)  # uvicorn tells nobody
         yield
     finally:
+        stopping.set()
         server.should_exit = True
+        await asyncio.wait({running}, timeout=config.drain_s)
+        for task in set(server.server_state.tasks):
+            task.cancel()
         await running
