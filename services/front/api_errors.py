@@ -58,6 +58,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -65,6 +66,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     @property
     def body(self) -> dict[str, Any]:
@@ -73,13 +75,17 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """When to try again, rounded up so that nobody comes too early."""
-        if self.retry_after_s is None:
-            return {"www-authenticate": "Bearer"} if self.status == 401 else {}
-        return {
-            "retry-after": str(math.ceil(self.retry_after_s)),
-            "retry-after-ms": str(math.ceil(self.retry_after_s * 1000)),
-        }
+        """When to try again, rounded up so that nobody comes too early; which methods there are; how to say who
+        calls."""
+        told: dict[str, str] = {}
+        if self.status == 401:
+            told["www-authenticate"] = "Bearer"
+        if self.allow:
+            told["allow"] = self.allow
+        if self.retry_after_s is not None:
+            told["retry-after"] = str(math.ceil(self.retry_after_s))
+            told["retry-after-ms"] = str(math.ceil(self.retry_after_s * 1000))
+        return told
 
 
 def as_api_error(error: SlipstreamError, params: Mapping[str, str] | None = None) -> ApiError:

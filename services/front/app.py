@@ -5,7 +5,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
@@ -22,24 +22,12 @@ from slipstream.services.front.api_errors import ApiError, as_api_error, not_fou
 from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.chat import stream_error
+from slipstream.services.front.endpoints import Endpoint
 from slipstream.services.front.front import Front
 
-Serve = Callable[[Call], Awaitable[None]]
 GONE = 499
 """What is logged and counted where the client went before its answer was whole."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """One method at one path. `query`: names of what may stand behind the `?`."""
-
-    method: str
-    path: str
-    serve: Serve
-    query: frozenset[str] = frozenset()
-    is_open: bool = False
-    """Nobody is asked for a token, and it takes nobody's place."""
 
 
 @dataclass
@@ -95,10 +83,9 @@ class Api:
             if found:
                 allowed.add(endpoint.method)
         if allowed:
-            raise ApiError(
-                f"{path[:256]} takes {', '.join(sorted(allowed))} and not {scope['method'][:16]}",
-                status=405, code="method_not_allowed",
-            )  # fmt: skip
+            methods = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+            what = f"{path[:256]} takes {methods}, and not {scope['method'][:16]}"
+            raise ApiError(what, status=405, code="method_not_allowed", allow=methods)
         raise not_found(f"there is nothing at {path[:256]!r}; see /openapi.json", code="unknown_url")
 
     async def _serve(self, call: Call, endpoint: Endpoint) -> None:
