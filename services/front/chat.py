@@ -81,7 +81,12 @@ async def create_chat(call: Call) -> None:
 
 
 async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayInfo) -> None:
-    async with call.front.sources.opened(asked.medium, body, info, call.owner) as opened:
+    front = call.front
+    async with (
+        _errors_named(asked),
+        asyncio.timeout(front.config.request_timeout_s + 1),
+        front.sources.opened(asked.medium, body, info, call.owner) as opened,
+    ):
         completion = Completion(
             completion_id=f"chatcmpl-{call.request_id}",
             model=asked.model,
@@ -90,15 +95,14 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
             media=opened.facts,
         )
         answer = _Answer(asked, completion)
-        async with _errors_named(asked), asyncio.timeout(call.front.config.request_timeout_s + 1):
-            if asked.stream:
-                with call.front.figures.streams.track_inprogress():
-                    await call.stream(answer.events(_events(call, asked, opened)))
-                return
-            async with aclosing(answer.events(_events(call, asked, opened))) as events:
-                async for _ in events:
-                    pass
-        await call.answer(completion.whole(answer.text, answer.captions))
+        if asked.stream:
+            with front.figures.streams.track_inprogress():
+                await call.stream(answer.events(_events(call, asked, opened)))
+            return
+        async with aclosing(answer.events(_events(call, asked, opened))) as events:
+            async for _ in events:
+                pass
+    await call.answer(completion.whole(answer.text, answer.captions))
 
 
 @asynccontextmanager
