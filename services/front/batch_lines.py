@@ -17,7 +17,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
-from slipstream.services.front.chat_request import ChatRequest, read_chat
+from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.frames import frame_windows, write_avi
@@ -138,6 +138,7 @@ class ItemMaker:
                 status=404, param="model", code="model_not_found",
             )  # fmt: skip
         source, kind = self._source(line, asked)
+        check_kind(asked, kind is JobKind.DOCUMENT)
         document = _document_values(asked.document) if kind is JobKind.DOCUMENT else {}
         return BatchItem(line.custom_id, source, asked.options.given(), kind=kind, document=document)
 

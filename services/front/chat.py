@@ -16,7 +16,7 @@ from slipstream.messages import Caption, CommittedText, GatewayInfo, StageChange
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
-from slipstream.services.front.chat_request import ChatRequest, read_chat
+from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion, event, finish_reason, timings, usage
 from slipstream.services.front.gateways import short_name
 from slipstream.services.front.json_body import JsonBody
@@ -87,6 +87,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
         asyncio.timeout(front.config.request_timeout_s + 1),
         front.sources.opened(asked.medium, body, info, call.owner) as opened,
     ):
+        check_kind(asked, opened.is_document)
         completion = Completion(
             completion_id=f"chatcmpl-{call.request_id}",
             model=asked.model,

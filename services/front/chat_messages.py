@@ -148,7 +148,7 @@ def _read_message(message: Mapping[str, Any], param: str, asked: Asked, texts: l
         if kind == "text":
             check_names(part, {"type", "text"}, where)
             texts.append(_words(part.get("text"), f"{where}.text", asked))
-        elif role == "user" and kind in _READERS:
+        elif role == "user" and isinstance(kind, str) and kind in _READERS:
             media.append(_READERS[kind](part, where, asked))
         else:
             known = ", ".join(["text", *_READERS])

@@ -29,6 +29,8 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    document_params: tuple[str, ...] = ()
+    """The fields that say how a document is to be read."""
     params: Mapping[str, str] = field(default_factory=dict)
     """The field of the request that gave an option, by the option's name."""
 
@@ -106,6 +108,7 @@ def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
         stream=_flag(fields.get("stream"), "stream"),
         include_usage=_flag(stream_options.get("include_usage"), "stream_options.include_usage"),
         continuous_usage=_flag(stream_options.get("continuous_usage_stats"), "stream_options.continuous_usage_stats"),
+        document_params=tuple(f"slipstream.{name}" for name in document),
         params=asked.params,
     )
 
@@ -172,13 +175,18 @@ def _document(said: Mapping[str, Any], options: CaptionOptions) -> DocumentOptio
     request = DocumentRequest(**said)
     if len(request.pages) > MAX_RANGE_CHARS:
         raise ApiError(f"slipstream.pages has more than {MAX_RANGE_CHARS} characters", param="slipstream.pages")
-    document = DocumentOptions(request, surface, options)
     try:
-        if said or surface != DocumentOptions.surface:
-            document.check()
+        DocumentOptions(request, surface).check()
     except SlipstreamError as error:
         raise as_api_error(error, {name: f"slipstream.{name}" for name in DOCUMENT_FIELDS}) from None
-    return document
+    return DocumentOptions(request, surface, options)
+
+
+def check_kind(asked: ChatRequest, is_document: bool) -> None:
+    """Raises `ApiError` for what is said of documents about something else."""
+    if asked.document_params and not is_document:
+        param = asked.document_params[0]
+        raise ApiError(f"{param} is for documents, and this is none", param=param, code="unsupported_parameter")
 
 
 # -- small things -----------------------------------------------------------------------------------------------------

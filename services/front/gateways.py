@@ -5,9 +5,11 @@ import time
 from collections import deque
 from pathlib import PurePath
 
+import grpc
+
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection, GatewayAddress, gateway_info
-from slipstream.errors import ServiceUnavailable
+from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.messages import GatewayInfo
 from slipstream.rpc.calls import token_metadata
 from slipstream.rpc.probe import probe
@@ -44,6 +46,8 @@ class Gateways:
             config.gateway, "", config.gateway_ca or None, config.gateway_cert or None, config.gateway_key or None
         ).open()
         self._channels = [self._base.channel, *self._base.others]
+        self._away: set[grpc.aio.Channel] = set()
+        """To gateways that did not answer lately."""
         self._next = 0
         self._model_name = config.model_name
         self._info: GatewayInfo | None = None
@@ -51,9 +55,11 @@ class Gateways:
         self._asking = asyncio.Lock()
 
     def connection(self, token: str) -> Connection:
-        """For one request of who has this token; '' for nobody."""
+        """For one request of who has this token; '' for nobody. It begins at a gateway that answered lately, where one
+        did."""
         self._next = (self._next + 1) % len(self._channels)
-        first, *others = [*self._channels[self._next :], *self._channels[: self._next]]
+        turned = [*self._channels[self._next :], *self._channels[: self._next]]
+        first, *others = sorted(turned, key=lambda channel: channel in self._away)
         return Connection(first, token_metadata(self._addresses[0], self._security, token), deque(others))
 
     def archive(self, token: str) -> ArchiveClient:
@@ -64,7 +70,7 @@ class Gateways:
         """What is served. Raises `ServiceUnavailable` where no gateway answers, or what the gateway says."""
         async with self._asking:
             if self._info is None or time.monotonic() - self._info_at > INFO_S:
-                self._info = await self._ask_each(self.connection(token))
+                self._info = await self._ask_all(token)
                 self._info_at = time.monotonic()
             return self._info
 
@@ -81,16 +87,29 @@ class Gateways:
         """Ends what runs."""
         await self._base.close()
 
-    async def _ask_each(self, connection: Connection) -> GatewayInfo:
-        for _ in connection.others:
-            channel = connection.channel
-            try:
-                return await gateway_info(connection)
-            except ServiceUnavailable:
-                connection.turn_from(channel)
-        return await gateway_info(connection)
+    async def _ask_all(self, token: str) -> GatewayInfo:
+        """What one of them says; which do not answer is remembered."""
+        metadata = token_metadata(self._addresses[0], self._security, token)
+        asked = (_info_or_error(Connection(channel, metadata)) for channel in self._channels)
+        answers = dict(zip(self._channels, await asyncio.gather(*asked), strict=True))
+        self._away = {channel for channel, said in answers.items() if isinstance(said, ServiceUnavailable)}
+        for said in sorted(answers.values(), key=lambda said: isinstance(said, SlipstreamError)):
+            if isinstance(said, SlipstreamError):
+                raise said
+            return said
+        raise AssertionError("there is at least one gateway")
 
     async def _probe(self, address: str) -> dict[str, str]:
         names = {"gateway": "", "archive": ARCHIVE}
         asked = (probe(address, service, self._security, PROBE_S) for service in names.values())
         return dict(zip(names, await asyncio.gather(*asked), strict=True))
+
+
+async def _info_or_error(connection: Connection) -> GatewayInfo | SlipstreamError:
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return await gateway_info(connection)
+    except SlipstreamError as error:
+        return error
+    except TimeoutError:
+        return ServiceUnavailable("the gateway does not answer; try again later")

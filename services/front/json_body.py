@@ -140,7 +140,10 @@ class JsonBody:
     def value(self) -> Any:
         """What the whole text says. Raises `ApiError`."""
         try:
-            return json.loads(self._json, parse_constant=_refuse_constant, object_pairs_hook=_object)
+            value = json.loads(self._json.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
+            if b"\\u" in self._json:
+                json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be sent on
+            return value
         except (ValueError, RecursionError) as error:
             reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is no JSON that can be read"
             raise ApiError(f"the body is no valid JSON: {reason}", code="invalid_json") from None
