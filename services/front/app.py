@@ -127,8 +127,10 @@ async def _refuse(call: Call, error: ApiError) -> None:
     if call.is_read:
         await call.answer(error.body, error.status, error.headers)
         return
-    await call.begin(error.status, JSON_TYPE, {"connection": "close"} | error.headers)
-    await call.body(json.dumps(error.body).encode())
+    data = json.dumps(error.body).encode()
+    told = {"connection": "close", "content-length": str(len(data))}
+    await call.begin(error.status, JSON_TYPE, told | error.headers)
+    await call.body(data)
     await linger(call.receive)
     await call.body(b"", is_last=True)
 
