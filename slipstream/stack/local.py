@@ -141,7 +141,8 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
-    return [sys.executable, "-m", options.modules[name], *spelled, *options.extra_flags.get(name, ())]
+    module = options.modules.get(name) or _default_modules()[name]
+    return [sys.executable, "-m", module, *spelled, *options.extra_flags.get(name, ())]
 
 
 def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
