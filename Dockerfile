@@ -1,4 +1,4 @@
-# One image for the services and the `slipstream` command line: `python -m slipstream.services.target|draft|gateway`. The
+# One image for the services and the `slipstream` command line: `python -m slipstream.services.target|draft|gateway|front`. The
 # reader of documents has one of its own (`--target reader`), with the OCR and without torch.
 #
 #   docker build -t slipstream .
@@ -23,7 +23,7 @@ RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /w
 COPY pyproject.toml README.md LICENSE ./
 COPY slipstream/__init__.py slipstream/
 RUN pip install ${PIP_NO_INDEX:+--no-index} --find-links /wheels --constraint /wheels/constraints.txt \
-        --no-build-isolation --editable .
+        --no-build-isolation --editable '.[front]'
 COPY services services
 COPY slipstream slipstream
 COPY training training
@@ -61,6 +61,8 @@ FROM ${BASE}
 COPY --from=builder /opt/venv /opt/venv
 COPY --from=builder /app /app
 COPY models /app/models
+# The front's volume begins as this, for whoever the containers' user is.
+RUN mkdir -p /data/media && chmod 1777 /data /data/media
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/app \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate documents compose-check
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate documents compose-check front-check
 
 setup: $(VENV)/.ready
 
@@ -77,6 +77,10 @@ documents: setup
 
 compose-check: setup
 	$(BIN)/python -m bench compose-check
+
+front-check: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[front-check]'
+	$(BIN)/python -m bench front-check
 
 secrets: secrets/redis_password
 

@@ -33,6 +33,7 @@ PROGRAMS = {
         "bench.faults.program:main_compose",
         "the containers, harmed under a batch; needs Docker",
     ),
+    "front-check": ("bench.front", "the HTTP front: clients, random requests, streams beside gRPC, kills"),
     "documents": ("bench.documents.program", "text that is already there as a draft: hints"),
     "document-pages": ("bench.document_pages", "what a page costs the reader of documents, and how well it reads"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),

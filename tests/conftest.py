@@ -26,7 +26,7 @@ def pytest_configure() -> None:
     settings.load_profile("same")
 
 
-FOLDERS_OF_ONE = ("archive", "cli", "client", "e2e", "examples", "faults", "services")
+FOLDERS_OF_ONE = ("archive", "cli", "client", "e2e", "examples", "faults", "front", "services")
 """Folders whose tests run services, which they share, and the one whose tests harm them."""
 
 

@@ -22,6 +22,7 @@ from slipstream.config import parse_config
 from slipstream.documents.messages import DocumentLimits
 from slipstream.errors import InvalidConfig
 from slipstream.services.draft.__main__ import DraftConfig
+from slipstream.services.front.config import FrontConfig
 from slipstream.services.reader.__main__ import ReaderConfig
 from slipstream.services.target.__main__ import TargetConfig
 
@@ -31,6 +32,7 @@ CONFIGS: dict[str, type] = {
     "draft": DraftConfig,
     "reader": ReaderConfig,
     "gateway": GatewayConfig,
+    "front": FrontConfig,
 }
 OVERRIDES = sorted(path.name for path in ROOT.glob("compose.*.yaml"))
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^${}]*)|:\+(?:[^${}]|\$\{\w+\})*)?\}")
@@ -79,10 +81,10 @@ def test_every_container_is_hardened(service: str) -> None:
     assert all(mount.endswith(":ro") for mount in settings.get("volumes", []) if "/" in mount.partition(":")[0])
 
 
-def test_only_the_gateway_is_published_and_on_loopback() -> None:
+def test_only_the_doors_are_published_and_on_loopback() -> None:
     published = {name: settings["ports"] for name, settings in STACK.items() if "ports" in settings}
-    assert list(published) == ["gateway"]
-    assert all(with_defaults(port).startswith("127.0.0.1:") for port in published["gateway"])
+    assert list(published) == ["gateway", "front"]
+    assert all(with_defaults(port).startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_networks_are_apart_and_none_leads_outside() -> None:
@@ -93,6 +95,7 @@ def test_networks_are_apart_and_none_leads_outside() -> None:
         "draft": ["models"],
         "reader": ["reader"],
         "gateway": ["front", "models", "queue", "reader"],
+        "front": ["front"],
     }
     assert networks["models"] == networks["queue"] == networks["reader"] == {"internal": True}
     assert networks["front"]["driver_opts"] == {"com.docker.network.bridge.enable_ip_masquerade": "false"}
@@ -159,6 +162,8 @@ GATEWAY_MIB, MODEL_MIB = 256, 1024
 """A service at rest: the gateway with two decoders; a pocket model with torch, and room for its passes."""
 READER_MIB, READING_MIB = 128, 768
 """The reader's service at rest, and one process with a document's page; one more waits ready."""
+FRONT_REQUEST_MIB = 1
+"""A request at the front: its JSON is some kilobytes, and its media beyond 256 KiB are on the disk."""
 UNITS = {"m": MIB, "g": 1024 * MIB}
 
 
@@ -188,6 +193,8 @@ def test_limits_of_memory_follow_from_the_settings() -> None:
     needed["reader"] += (reader.max_documents + reader.max_queued) * reader.max_document_mb * MIB
     for name, least in needed.items():
         assert least <= num_bytes(with_defaults(STACK[name]["mem_limit"])) <= 1.3 * least, (name, least / MIB)
+    front = config_of("front", STACK["front"]["environment"])
+    assert front.max_requests * FRONT_REQUEST_MIB <= num_bytes(with_defaults(STACK["front"]["mem_limit"])) / MIB
     words = STACK["redis"]["command"][4:]
     kept = dict(zip(words[::2], words[1::2], strict=True))["--maxmemory"]
     assert num_bytes(with_defaults(kept)) < num_bytes(with_defaults(STACK["redis"]["mem_limit"]))
@@ -195,7 +202,7 @@ def test_limits_of_memory_follow_from_the_settings() -> None:
 
 def test_every_container_has_a_limit_of_cores_to_set() -> None:
     limits = {name: float(with_defaults(str(settings["cpus"]))) for name, settings in STACK.items()}
-    assert limits == {"redis": 1, "target": 0, "draft": 0, "reader": 2, "gateway": 2}
+    assert limits == {"redis": 1, "target": 0, "draft": 0, "reader": 2, "gateway": 2, "front": 1}
 
 
 def test_images_from_elsewhere_can_be_pinned_and_no_registry_is_named() -> None:
@@ -238,7 +245,12 @@ def reader_stage() -> str:
 def test_the_services_take_what_compose_gives_them(service: str) -> None:
     config = config_of(service, STACK[service]["environment"])
     port = config.listen.rpartition(":")[2]
-    assert STACK[service]["healthcheck"]["test"][-1] == f"127.0.0.1:{port}"
+    assert f"127.0.0.1:{port}" in STACK[service]["healthcheck"]["test"][-1]
+    if service == "front":
+        gateway = config_of("gateway", STACK["gateway"]["environment"])
+        assert config.gateway == "gateway:" + gateway.listen.rpartition(":")[2]
+        assert f"{config.data}/media" in gateway.video_roots.split(":") and config.shared_media
+        assert STACK["front"]["volumes"] == ["front:/data"] and "front:/data:ro" in STACK["gateway"]["volumes"]
     if service == "draft":
         assert config.guidance_targets == STACK["gateway"]["environment"]["SLIPSTREAM_GATEWAY_TARGET"]
     if service == "reader":
@@ -250,7 +262,7 @@ def test_the_services_take_what_compose_gives_them(service: str) -> None:
             f"COMPOSE_PROFILES=documents, SLIPSTREAM_READER=reader:{STACK['reader']['healthcheck']['test'][-1][-5:]} "
         )
         assert told in (ROOT / "compose.yaml").read_text()
-        assert config.video_roots == "/videos"
+        assert config.video_roots == "/videos:/data/media"
         assert config.target == "target:" + config_of("target", STACK["target"]["environment"]).listen.split(":")[1]
         assert config.draft == "draft:" + config_of("draft", STACK["draft"]["environment"]).listen.split(":")[1]
 
@@ -263,6 +275,8 @@ def test_the_services_take_what_overrides_give_them(name: str) -> None:
 
 
 def test_redis_is_durable_and_never_evicts() -> None:
+    front = config_of("front", STACK["front"]["environment"])
+    assert front.max_requests * FRONT_REQUEST_MIB <= num_bytes(with_defaults(STACK["front"]["mem_limit"])) / MIB
     words = STACK["redis"]["command"][4:]
     settings = dict(zip(words[::2], words[1::2], strict=True))
     assert settings["--appendonly"] == "yes" and settings["--appendfsync"] == "always"

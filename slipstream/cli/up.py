@@ -1,6 +1,7 @@
 """`slipstream up`: the whole stack on this machine until Ctrl-C; `slipstream info`: what a gateway serves."""
 
 import asyncio
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from slipstream.cli.common import (
 from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.documents.pool import check_packages
+from slipstream.errors import InvalidConfig
 from slipstream.messages import GatewayInfo
 from slipstream.stack.local import (
     DRAIN_S,
@@ -50,6 +52,13 @@ def up_command(
     reader: Annotated[
         bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
     ] = False,
+    http: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="Port of the HTTP front, on this machine alone.", show_default="a free port"
+        ),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Serve no HTTP.")] = False,
     archive: Annotated[
         bool,
         typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.", rich_help_panel=ARCHIVE_PANEL),
@@ -88,6 +97,7 @@ def up_command(
     options = replace(
         stack_options,
         reader=reader,
+        http=http_port(http, no_http),
         stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
@@ -101,6 +111,16 @@ def up_command(
     run_async(_serve(options))
 
 
+def http_port(asked: int | None, is_off: bool) -> int | None:
+    """The front's; None: there is none, because nobody wants it or because what it needs is not installed."""
+    is_installed = importlib.util.find_spec("uvicorn") and importlib.util.find_spec("starlette")
+    if asked is not None and is_off:
+        raise InvalidConfig("--http and --no-http contradict each other")
+    if asked is not None and not is_installed:
+        raise InvalidConfig("--http needs packages that are not installed: install slipstream[front]")
+    return None if is_off or not is_installed else asked or 0
+
+
 def data_folder(environ: Mapping[str, str]) -> Path:
     """Where this user's programs keep their data, as the XDG base directories say."""
     given = environ.get("XDG_DATA_HOME", "")
@@ -112,6 +132,8 @@ async def _serve(options: StackOptions) -> None:
     typer.echo("starting the models and the gateway...", err=True)
     async with Stack(options, report=lambda line: typer.echo(f"slipstream: {line}", err=True)) as stack:
         typer.echo(f"gateway: {stack.gateway_address}")
+        if stack.http_address:
+            typer.echo(f"http: http://{stack.http_address}/v1")
         typer.echo(f"logs: {stack.run_dir}", err=True)
         typer.echo(f"try: slipstream caption VIDEO --gateway {stack.gateway_address} (Ctrl-C ends the stack)", err=True)
         if options.reader:

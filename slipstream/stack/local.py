@@ -5,7 +5,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -15,7 +15,7 @@ from slipstream.families.checkpoints import folders_tokenizer_digest, is_hub_id
 from slipstream.rpc.security import TOKEN_VARIABLE
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.addresses import gateway_address
-from slipstream.stack.process import RunFolder, ServiceProcess, bound_log
+from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer
 
 # -- launch -----------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb",
 
 
 def _default_modules() -> dict[str, str]:
-    return {name: f"slipstream.services.{name}" for name in ("target", "draft", "reader", "gateway")}
+    return {name: f"slipstream.services.{name}" for name in ("target", "draft", "reader", "gateway", "front")}
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class StackOptions:
     """Archive captions at once; None: the gateway's default."""
     data: Path | None = None
     """Folder in which the embedded server keeps the queue; None: it is gone with the stack."""
+    http: int | None = None
+    """Port of the HTTP front on the loopback interface, 0 for a free one; None: there is none."""
     reader: bool = False
     """Read documents, by a reader process."""
     threads: int | None = None
@@ -136,7 +138,9 @@ def check_options(options: StackOptions) -> None:
 def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str]) -> list[str]:
     """The command line of one service; `addresses` holds those of all services of this stack."""
     flags = {"listen": addresses[name]}
-    if name == "gateway":
+    if name == "front":
+        flags |= {"gateway": addresses["gateway"], "drain-s": str(DRAIN_S)}
+    elif name == "gateway":
         flags |= {peer: addresses.get(peer, "") for peer in ("target", "draft", "reader")}
         flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
         flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
@@ -144,7 +148,8 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
-    return [sys.executable, "-m", options.modules[name], *spelled, *options.extra_flags.get(name, ())]
+    module = options.modules.get(name) or _default_modules()[name]
+    return [sys.executable, "-m", module, *spelled, *options.extra_flags.get(name, ())]
 
 
 def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -152,6 +157,15 @@ def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
     may hold the queue's password."""
     foreign = tuple(f"SLIPSTREAM_{other.upper()}_" for other in _default_modules() if other != name)
     return {key: value for key, value in given.items() if key != TOKEN_VARIABLE and not key.startswith(foreign)}
+
+
+def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:
+    """The front keeps files there, and the gateway may read the media of its batches."""
+    media = folder.resolve() / "media"
+    media.mkdir(parents=True, exist_ok=True, mode=0o700)
+    flags = ("--data", str(folder.resolve()), "--shared-media", "true", *options.extra_flags.get("front", ()))
+    extra = {**options.extra_flags, "front": flags}
+    return replace(options, video_roots=(*options.video_roots, media), extra_flags=extra)
 
 
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
@@ -251,8 +265,9 @@ class Stack:
         try:
             await self._start_queue()
             self._prepare(address)
-            await self._start_together(process for name, process in self.processes.items() if name != "gateway")
-            await self._start_together([self.processes["gateway"]])
+            doors = {"gateway", "front"} & set(self.processes)
+            await self._start_together(process for name, process in self.processes.items() if name not in doors)
+            await self._start_together(self.processes[name] for name in doors)
         except BaseException as error:
             await self._shut_down(error if isinstance(error, SlipstreamError) else None)
             raise
@@ -279,6 +294,11 @@ class Stack:
             await self._started.wait_for(lambda: process.starts >= starts and process.is_serving)
 
     @property
+    def http_address(self) -> str:
+        """Where HTTP clients find the front, HOST:PORT; '' without one."""
+        return self.processes["front"].address if "front" in self.processes else ""
+
+    @property
     def _children(self) -> list[ServiceProcess | QueueServer]:
         return [*self.processes.values(), *([] if self.queue is None else [self.queue])]
 
@@ -286,12 +306,18 @@ class Stack:
         names = ["target", *(["draft"] if self.options.draft_model is not None else [])]
         names += [*(["reader"] if self.options.reader else []), "gateway"]
         addresses = {name: f"unix:{self.run_dir / name}.sock" for name in names} | {"gateway": address}
+        options = self.options
+        if options.http is not None:
+            names.append("front")
+            addresses["front"] = gateway_address(f"127.0.0.1:{options.http}")
+            options = _with_http_folder(options, (options.data or self.run_dir) / "http")
         queue = {REDIS_VARIABLE: self.options.redis if self.queue is None else self.queue.server.url}
         given = os.environ | self.options.env | (queue if self.options.archive else {})
         for name in names:
-            argv = service_argv(self.options, name, addresses)
+            argv = service_argv(options, name, addresses)
             env = service_environment(name, given) | {PARENT_PID_VARIABLE: str(os.getpid())}
-            self.processes[name] = ServiceProcess(name, argv, addresses[name], self.run_dir / f"{name}.log", env)
+            kind = HttpProcess if name == "front" else ServiceProcess
+            self.processes[name] = kind(name, argv, addresses[name], self.run_dir / f"{name}.log", env)
 
     async def _start_queue(self) -> None:
         """Runs a server for the archive's queue, where one is wanted and none is given."""
@@ -348,13 +374,13 @@ class Stack:
             await asyncio.sleep(LOG_CHECK_S)
 
     async def _shut_down(self, failure: SlipstreamError | None) -> None:
-        """The gateway first: it ends the captions and hands jobs back, and then nobody needs the others."""
+        """The doors first: they end the captions and hand jobs back, and then nobody needs the others."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         try:
-            if "gateway" in self.processes:
-                await self.processes["gateway"].stop(self.options.stop_grace_s)
+            doors = [self.processes[name] for name in ("front", "gateway") if name in self.processes]
+            await asyncio.gather(*(door.stop(self.options.stop_grace_s) for door in doors))
             await asyncio.gather(*(child.stop(LAST_GRACE_S) for child in self._children))
         finally:
             for child in self._children:

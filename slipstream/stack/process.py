@@ -11,7 +11,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +85,23 @@ class ServiceProcess:
     async def wait_serving(self, timeout_s: float) -> None:
         """Returns when the service's health is SERVING; raises when it ends or takes too long."""
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                grpc.aio.insecure_channel(self.address, options=_PROBE_OPTIONS) as channel,
-            ):
-                stub = health_pb2_grpc.HealthStub(channel)
-                while not await _is_healthy(stub):
-                    if self.exit_status is not None:
-                        raise self.exit_error()
-                    await asyncio.sleep(POLL_S)
+            async with asyncio.timeout(timeout_s):
+                await self._wait_healthy()
         except TimeoutError:
             raise ServiceUnavailable(
                 f"{self.name} was not ready after {timeout_s:.0f} s; its log: {self.log_path}"
             ) from None
         self._serving_since = time.monotonic()
+
+    async def _wait_healthy(self) -> None:
+        async with grpc.aio.insecure_channel(self.address, options=_PROBE_OPTIONS) as channel:
+            await self._poll(lambda: _is_healthy(health_pb2_grpc.HealthStub(channel)))
+
+    async def _poll(self, is_healthy: Callable[[], Awaitable[bool]]) -> None:
+        while not await is_healthy():
+            if self.exit_status is not None:
+                raise self.exit_error()
+            await asyncio.sleep(POLL_S)
 
     async def wait_exit(self) -> int:
         """Exit status of the latest start, once it ended."""
@@ -130,6 +133,26 @@ class ServiceProcess:
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
+
+
+class HttpProcess(ServiceProcess):
+    """A service that speaks HTTP and says at /health that it serves; its address is `HOST:PORT`."""
+
+    async def _wait_healthy(self) -> None:
+        await self._poll(self._answers)
+
+    async def _answers(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                try:
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    return (await reader.readline()).split()[1:2] == [b"200"]
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return False
 
 
 def ended_by(status: int) -> str:

@@ -101,7 +101,7 @@ def test_up_runs_until_a_signal(tmp_path: Path, number: int) -> None:
         "common.StackOptions = partial(common.StackOptions, modules=dict.fromkeys(names, 'tests.cli.fake_service'))\n"
         "main()\n"
     )
-    arguments = ["up", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
+    arguments = ["up", "--no-http", "--target", str(tmp_path / "target"), "--draft", str(tmp_path / "draft")]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],

@@ -241,7 +241,7 @@ common.StackOptions = partial(
     extra_flags={"gateway": ("--behaviour", behaviour)},
     stop_grace_s=float(grace_s),
 )
-sys.argv[1:] = ["up", "--no-archive", *arguments]
+sys.argv[1:] = ["up", "--no-archive", "--no-http", *arguments]
 main()
 """
 

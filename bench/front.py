@@ -1,0 +1,222 @@
+"""The HTTP front before a real stack of the pocket models: OpenAI's client, random requests from the OpenAPI document,
+what streaming over HTTP costs beside gRPC, and a batch under which front and gateway are killed."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import openai
+
+from bench.common import PROMPT, ROOT, held_out_clips, machine_facts, make_parser, run_to_end, say
+from bench.output import finish
+from slipstream.client.async_captioner import connect_async
+from slipstream.messages import CommittedText
+from slipstream.stack.local import Stack, StackOptions
+from tests.support.front import CHAT, asked, batch_line, client_of, data_url
+
+PARTS = ("clients", "schemathesis", "overhead", "kills")
+CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+COUNTED = re.compile(r"(\d+) generated, (\d+) passed")
+NUM_FRAMES, NUM_TOKENS = 16, 160
+NUM_STREAMS = 64
+MODEL = "pocket/target"
+WAIT_S = 1800.0
+
+
+@asynccontextmanager
+async def _stack(folder: Path) -> AsyncIterator[Stack]:
+    """The pocket pair with archive and front; what is killed starts again."""
+    videos = folder / "videos"
+    videos.mkdir()
+    for number, clip in enumerate(held_out_clips(4)):
+        (videos / f"{number}.mp4").write_bytes(clip.read_bytes())
+    options = StackOptions(threads=1, archive=True, data=folder / "data", http=0, video_roots=(videos,))
+    async with Stack(options, say) as stack:
+        yield stack
+
+
+async def _clients() -> dict[str, Any]:
+    """The tests with OpenAI's own client, in a process of their own."""
+    tests = [str(path) for path in sorted((ROOT / "tests" / "front").glob("test_*.py"))]
+    status, text = await _ran([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests])
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", text)}
+    return {"passed": status == 0, "openai": openai.__version__} | counts
+
+
+async def _schemathesis(address: str, num_cases: int) -> dict[str, Any]:
+    """So many examples of each operation; `passed`: none was answered in a way that the document does not tell."""
+    if importlib.util.find_spec("schemathesis") is None:
+        return {"passed": None, "why": "it is not installed: pip install slipstream[front-check]"}
+    words = ["--checks", CHECKS, "--phases", "coverage,fuzzing", "--max-examples", str(num_cases)]
+    program = str(Path(sys.executable).with_name("schemathesis"))
+    status, text = await _ran([program, "run", f"http://{address}/openapi.json", *words])
+    found = COUNTED.search(text)
+    return {"passed": status == 0, "cases": int(found[1]) if found else 0, "sound": int(found[2]) if found else 0}
+
+
+async def _ran(words: Sequence[str]) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *words, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    say(output.decode()[-2000:])
+    return process.returncode or 0, output.decode()
+
+
+# -- overhead ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One text as its client heard it, in seconds from the request."""
+
+    text: str
+    first_s: float
+    last_s: float
+    num_tokens: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first of the text."""
+        return self.num_tokens / (self.last_s - self.first_s)
+
+
+async def _over_grpc(address: str, clip: bytes) -> Heard:
+    async with connect_async(address) as captioner:
+        start, first, pieces = time.monotonic(), 0.0, []
+        given: dict[str, Any] = {"num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS}
+        stream = captioner.events(clip, PROMPT, **given)
+        async for event in stream:
+            if isinstance(event, CommittedText):
+                first, last = first or time.monotonic() - start, time.monotonic() - start
+                pieces.append(str(event))
+        return Heard("".join(pieces), first, last, stream.caption.num_tokens)
+
+
+async def _over_http(client: openai.AsyncOpenAI, clip: bytes) -> Heard:
+    start, first, last, pieces = time.monotonic(), 0.0, 0.0, []
+    stream = await client.chat.completions.create(
+        model=MODEL,
+        messages=asked(data_url(clip)),
+        max_completion_tokens=NUM_TOKENS,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"slipstream": {"num_frames": NUM_FRAMES}},
+    )
+    num_tokens = 0
+    async for chunk in stream:
+        if chunk.choices and chunk.choices[0].delta.content:
+            first, last = first or time.monotonic() - start, time.monotonic() - start
+            pieces.append(chunk.choices[0].delta.content)
+        num_tokens = chunk.usage.completion_tokens if chunk.usage else num_tokens
+    return Heard("".join(pieces), first, last, num_tokens)
+
+
+async def _overhead(stack: Stack, rounds: int) -> dict[str, Any]:
+    """The same clip over both doors, turn by turn; and many streams at once. `rate_ratio` is the median of pairs."""
+    clip = held_out_clips(1)[0].read_bytes()
+    async with client_of(stack.http_address) as client:
+        await _over_grpc(stack.gateway_address, clip)
+        pairs = [(await _over_grpc(stack.gateway_address, clip), await _over_http(client, clip)) for _ in range(rounds)]
+        many = await asyncio.gather(*(_over_http(client, clip) for _ in range(NUM_STREAMS)), return_exceptions=True)
+    texts = {heard.text for pair in pairs for heard in pair}
+    whole = [heard for heard in many if isinstance(heard, Heard) and heard.text in texts]
+    refused = sum(isinstance(error, openai.RateLimitError) for error in many)
+    return {
+        "passed": len(texts) == 1 and len(whole) + refused == NUM_STREAMS and bool(whole),
+        "rounds": rounds,
+        "rate_ratio": round(median(http.rate / grpc.rate for grpc, http in pairs), 4),
+        "grpc_tokens_s": round(median(grpc.rate for grpc, _ in pairs), 1),
+        "http_tokens_s": round(median(http.rate for _, http in pairs), 1),
+        "later_first_text_ms": round(1000 * median(http.first_s - grpc.first_s for grpc, http in pairs), 1),
+        "streams": {"asked": NUM_STREAMS, "whole": len(whole), "refused": refused},
+    }
+
+
+# -- kills ------------------------------------------------------------------------------------------------------------
+
+
+async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]:
+    """A batch during which the front and the gateway are killed in turn; each request must have one line."""
+    videos = stack.options.video_roots[0]
+    lines = [batch_line(f"line {n}", _small(f"file://{videos}/{n % 4}.mp4", 4 + n % 12)) for n in range(num_lines)]
+    async with client_of(stack.http_address) as once:
+        client = once.with_options(max_retries=20)
+        file = await client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
+        options: Any = {"endpoint": CHAT, "completion_window": "24h"}
+        batch: Any = await client.batches.create(
+            input_file_id=file.id, extra_headers={"idempotency-key": "kills"}, **options
+        )
+        killed = Counter[str]()
+        deadline = time.monotonic() + WAIT_S
+        while batch.status not in ("completed", "failed", "expired", "cancelled") and time.monotonic() < deadline:
+            name = "front" if killed["front"] <= killed["gateway"] else "gateway"
+            if killed[name] < num_kills:
+                starts = stack.processes[name].starts
+                os.kill(stack.processes[name].pid, signal.SIGKILL)
+                killed[name] += 1
+                await stack.wait_started(name, starts + 1)
+            await asyncio.sleep(0.5)
+            batch = await client.batches.retrieve(batch.id)
+        names: Counter[str] = Counter()
+        for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
+            text = (await client.files.content(file_id)).text
+            names.update(json.loads(line)["custom_id"] for line in text.splitlines())
+    is_exact = set(names) == {f"line {n}" for n in range(num_lines)} and set(names.values()) == {1}
+    is_done = batch.status == "completed" and batch.request_counts.completed == num_lines
+    return {"passed": is_exact and is_done, "lines": num_lines, "status": batch.status, "killed": dict(killed)}
+
+
+def _small(url: str, num_tokens: int) -> dict[str, Any]:
+    options = {"num_frames": 4}
+    return {"model": MODEL, "messages": asked(url), "max_tokens": num_tokens, "slipstream": options}
+
+
+# -- program ----------------------------------------------------------------------------------------------------------
+
+
+async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: int) -> dict[str, Any]:
+    """The parts by name."""
+    found: dict[str, Any] = {}
+    if "clients" in parts:
+        found["clients"] = await _clients()
+    with tempfile.TemporaryDirectory(prefix="slipstream-front-") as folder:
+        async with _stack(Path(folder)) as stack:
+            if "overhead" in parts:
+                found["overhead"] = await _overhead(stack, rounds)
+            if "schemathesis" in parts:
+                found["schemathesis"] = await _schemathesis(stack.http_address, cases)
+            if "kills" in parts:
+                found["kills"] = await _kills(stack, lines, kills)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Ends with 1 where a part has failed; a part that could not run has `passed` null."""
+    parser = make_parser(
+        "front-check",
+        __doc__ or "",
+        parts=(list(PARTS), f"which of {', '.join(PARTS)}"),
+        cases=(300, "random requests of each operation"),
+        rounds=(20, "captions over each door"),
+        lines=(200, "of the batch"),
+        kills=(10, "of the front, and of the gateway"),
+    )
+    given = parser.parse_args(argv)
+    found = run_to_end(run(given.parts, given.cases, given.rounds, given.lines, given.kills))
+    finish("front", {"machine": machine_facts(), **found})
+    if any(part["passed"] is False for part in found.values()):
+        sys.exit(1)

@@ -1,0 +1,169 @@
+"""The application: finds an endpoint, finds out who calls, makes room, and answers every failure once."""
+
+import asyncio
+import json
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+import structlog
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import compile_path
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated
+from slipstream.logs import LineBudget, get_logger
+from slipstream.rpc.callers import begin_call, current_caller, name_owner
+from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
+from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
+from slipstream.services.front.bodies import ClientGone, linger
+from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
+from slipstream.services.front.chat import stream_error
+from slipstream.services.front.endpoints import Endpoint
+from slipstream.services.front.front import Front
+
+GONE = 499
+"""What is logged and counted where the client went before its answer was whole."""
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,100}")
+
+
+@dataclass
+class Api:
+    """The ASGI application."""
+
+    front: Front
+    endpoints: Sequence[Endpoint]
+    _lines: LineBudget = field(default_factory=LineBudget)
+
+    def __post_init__(self) -> None:
+        self._patterns = [(compile_path(endpoint.path)[0], endpoint) for endpoint in self.endpoints]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        call = Call(self.front, scope, receive, send, _request_id(scope))
+        host, port = scope["client"] or ("127.0.0.1", 0)
+        begin_call(f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}")
+        structlog.contextvars.bind_contextvars(request_id=call.request_id)
+        start, name, status = time.monotonic(), "none", GONE
+        try:
+            endpoint, call.params = self._find(scope)
+            name = endpoint.path
+            await self._serve(call, endpoint)
+            status = call.status
+        except ClientGone:
+            pass
+        except ApiError as error:
+            status = error.status
+            await self._fail(call, error)
+        except SlipstreamError as error:
+            status = (answer := as_api_error(error)).status
+            await self._fail(call, answer)
+        except asyncio.CancelledError:
+            if not self.front.stopping.is_set():
+                raise
+            status = 503
+            await self._fail(call, as_api_error(ServiceStopping("this server is stopping; try again")))
+        except Exception:
+            status = 500
+            get_logger().exception("request.failed")
+            await self._fail(call, as_api_error(SlipstreamError("internal error; the server's log has the details")))
+        finally:
+            self.front.figures.ended(name, status, time.monotonic() - start)
+
+    def _find(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
+        path, allowed = scope["path"], set()
+        for pattern, endpoint in self._patterns:
+            found = pattern.fullmatch(path)
+            if found and endpoint.method in (scope["method"], {"HEAD": "GET"}.get(scope["method"])):
+                return endpoint, found.groupdict()
+            if found:
+                allowed.add(endpoint.method)
+        if allowed:
+            methods = ", ".join(sorted(allowed | ({"HEAD"} if "GET" in allowed else set())))
+            what = f"{path[:256]} takes {methods}, and not {scope['method'][:16]}"
+            raise ApiError(what, status=405, code="method_not_allowed", allow=methods)
+        raise not_found(f"there is nothing at {path[:256]!r}; see /openapi.json", code="unknown_url")
+
+    async def _serve(self, call: Call, endpoint: Endpoint) -> None:
+        call.query = _query(call.scope["query_string"], endpoint)
+        if endpoint.is_open:
+            await endpoint.serve(call)
+            return
+        self._identify(call)
+        with self.front.requests.held(), self.front.figures.in_work.track_inprogress():
+            await endpoint.serve(call)
+
+    def _identify(self, call: Call) -> None:
+        """Where tokens are asked for, they say who calls; the gateways ask again."""
+        if self.front.tokens is None:
+            return
+        given = call.header("authorization")
+        token = given.removeprefix(SCHEME) if given.startswith(SCHEME) else ""
+        owner = self.front.tokens.owner(token) if 0 < len(token) <= MAX_TOKEN_CHARS else None
+        if owner is None:
+            raise Unauthenticated("this server needs a token that it knows; send `authorization: Bearer TOKEN`")
+        call.owner, call.token = owner, token
+        name_owner(owner)
+
+    async def _fail(self, call: Call, error: ApiError) -> None:
+        """Answers, as a status where none was sent yet, and else in the stream; logs once."""
+        if (left_out := self._lines.spend(current_caller().name)) is not None:
+            get_logger().info("request.refused", status=error.status, reason=str(error)[:500], left_out=left_out)
+        try:
+            if not call.status:
+                await _refuse(call, error)
+            elif call.kind == EVENTS_TYPE:
+                await call.body(stream_error(error), is_last=True)
+        except ClientGone:
+            pass
+
+
+async def _refuse(call: Call, error: ApiError) -> None:
+    """A status. Where the body has not come to its end, nothing more is taken on this connection."""
+    if call.is_read:
+        await call.answer(error.body, error.status, error.headers)
+        return
+    data = json.dumps(error.body).encode()
+    told = {"connection": "close", "content-length": str(len(data))}
+    await call.begin(error.status, JSON_TYPE, told | error.headers)
+    await call.body(data)
+    await linger(call.receive)
+    await call.body(b"", is_last=True)
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's, where it can stand in a log, or a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _query(text: bytes, endpoint: Endpoint) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, max_num_fields=32)
+    except ValueError:
+        raise ApiError("the query behind the ? cannot be read") from None
+    for name, _ in pairs:
+        if name not in endpoint.query:
+            raise ApiError(
+                f"{name[:64]!r} is not supported in the query", param=name[:64], code="unsupported_parameter"
+            )
+    return dict(pairs)
+
+
+def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
+    """The application, with CORS where origins are allowed."""
+    app: ASGIApp = Api(front, endpoints)
+    origins = [origin.strip() for origin in front.config.cors_origins.split(",") if origin.strip()]
+    if origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return app

@@ -1,0 +1,241 @@
+"""The lines of a batch's files: requests in, answers and errors out. Pure but for the media, which become files that
+gateways can open."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from slipstream import errors
+from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, Job, JobKind
+from slipstream.archive.queue import JobState
+from slipstream.documents.reading import DocumentOptions
+from slipstream.errors import SlipstreamError
+from slipstream.messages import Caption, GatewayInfo
+from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
+from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
+from slipstream.services.front.completions import PAGE_BREAK, Completion
+from slipstream.services.front.file_store import FileStore
+from slipstream.services.front.frames import frame_windows, write_avi
+from slipstream.services.front.gateways import short_name
+from slipstream.services.front.json_body import JsonBody, Media
+from slipstream.services.front.sources import is_document
+
+ENDPOINT = "/v1/chat/completions"
+MAX_ID_CHARS = 256
+MAX_TOLD = 100
+"""Wrong lines that are told of one batch."""
+BLOCK_BYTES = 256 * 1024
+_BY_STATUS = {kind.status: kind for kind in reversed(list(vars(errors).values())) if hasattr(kind, "status")}
+"""The widest of our errors with that gRPC status: their order in the module is from wide to narrow."""
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BadLine(Exception):
+    """A line that is no request. `line` counts from 1."""
+
+    line: int
+    message: str
+    code: str = "invalid_line"
+
+    def shown(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {"code": self.code, "message": self.message, "param": None, "line": self.line}
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One request, as it stands in the file."""
+
+    number: int
+    """From 1."""
+    custom_id: str
+    body: Any
+    json: JsonBody
+    """Holds its media."""
+
+
+def read_lines(file: IO[bytes], max_json_bytes: int, max_media_bytes: int) -> Iterator[BatchLine | BadLine]:
+    """The requests, each good until the next is taken; blank lines are none."""
+    number, names, rest = 0, set[str](), b""
+    is_end = False
+    while not is_end or rest:
+        with JsonBody(max_json_bytes, max_media_bytes) as body:
+            number += 1
+            try:
+                rest, is_end, is_blank = _feed_line(file, rest, body)
+                if not is_blank:
+                    yield _read_line(number, body, names)
+            except ApiError as error:
+                yield BadLine(number, str(error), error.code or "invalid_line")
+                if error.status == 413:  # it was not read to its end
+                    return
+            except BadLine as error:
+                yield error
+
+
+def _feed_line(file: IO[bytes], rest: bytes, body: JsonBody) -> tuple[bytes, bool, bool]:
+    """What was read beyond the line, whether the file has ended, and whether the line is blank."""
+    is_blank = True
+    while True:
+        block = rest or file.read(BLOCK_BYTES)
+        line, newline, rest = block.partition(b"\n")
+        is_blank = is_blank and not line.strip()
+        if not is_blank:
+            body.feed(line)
+        if newline or not block:
+            return rest, not block, is_blank
+        rest = b""
+
+
+def _read_line(number: int, body: JsonBody, names: set[str]) -> BatchLine:
+    value = body.value()
+    if not isinstance(value, dict):
+        raise BadLine(number, "a line must be an object")
+    if unknown := set(value) - {"custom_id", "method", "url", "body"}:
+        raise BadLine(number, f"{min(unknown)[:64]!r} is not supported; leave it out")
+    name = value.get("custom_id")
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_ID_CHARS or not name.isprintable():
+        raise BadLine(number, f"custom_id must have 1 to {MAX_ID_CHARS} printable characters")
+    if name in names:
+        raise BadLine(number, f"custom_id {name!r} occurs twice", "duplicate_custom_id")
+    if value.get("method") != "POST" or value.get("url") != ENDPOINT:
+        raise BadLine(number, f'method must be "POST" and url "{ENDPOINT}"', "invalid_url")
+    if not isinstance(value.get("body"), dict):
+        raise BadLine(number, "body must be an object")
+    names.add(name)
+    return BatchLine(number, name, value["body"], body)
+
+
+# -- items ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ItemMaker:
+    """Makes an archive's items of a batch's lines."""
+
+    info: GatewayInfo
+    model: str
+    owner: str
+    files: FileStore
+    media_folder: Path | None
+    """Where gateways can read; None: there is no such place."""
+
+    def item(self, line: BatchLine) -> BatchItem:
+        """Raises `ApiError` for a request that cannot be served, and what a full disk raises."""
+        asked = read_chat(line.body, line.json.media)
+        if asked.stream:
+            raise ApiError("a batch streams nothing; leave stream out", param="stream")
+        if asked.model != self.model:
+            raise ApiError(
+                f"there is no model {asked.model!r}; this server has {self.model!r}",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
+        source, kind = self._source(line, asked)
+        check_kind(asked, kind is JobKind.DOCUMENT)
+        document = _document_values(asked.document) if kind is JobKind.DOCUMENT else {}
+        return BatchItem(line.custom_id, source, asked.options.given(), kind=kind, document=document)
+
+    def _source(self, line: BatchLine, asked: ChatRequest) -> tuple[str, JobKind]:
+        medium, source = asked.medium, asked.medium.source
+        if isinstance(source, RemoteFile | str):
+            place = source.path if isinstance(source, RemoteFile) else source
+            return place, _kind(is_document(medium, place.partition("?")[0].lower().encode(), self.info))
+        if self.media_folder is None:
+            raise ApiError(
+                "this server's batches take no media by value; give file:///PATH or https://",
+                param=medium.param, code="not_served",
+            )  # fmt: skip
+        path = self.media_folder / str(line.number)
+        if isinstance(source, StoredFile):
+            stored = self.files.path(self.owner, source.file_id)
+            with stored.open("rb") as file:
+                is_paper = is_document(medium, file.read(16), self.info)
+            with _written(path) as output, stored.open("rb") as file:
+                shutil.copyfileobj(file, output)
+            return str(path), _kind(is_paper)
+        assert isinstance(source, Media)
+        window = line.json.window(source.start, source.end)
+        is_paper = is_document(medium, window.read(16), self.info)
+        window.seek(0)
+        with _written(path) as output:
+            if is_paper or medium.kind in (MediumKind.VIDEO, MediumKind.FILE):
+                shutil.copyfileobj(window, output)
+            else:
+                frames = frame_windows(line.json.spool, medium.frames or (source,))
+                write_avi(frames, medium.frames_per_second, output, medium.param)
+        return str(path), _kind(is_paper)
+
+
+def _kind(is_paper: bool) -> JobKind:
+    return JobKind.DOCUMENT if is_paper else JobKind.VIDEO
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is whole when it has its name: a gateway may open it at any time, also one that is written anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".new")
+    try:
+        with unfinished.open("wb") as output:
+            yield output
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
+    """What an archive can be told of how a document is read. Raises `ApiError` for the rest."""
+    default = DocumentOptions()
+    for name, given, usual in (
+        ("surface", document.surface, default.surface),
+        ("ocr_dpi", document.request.ocr_dpi, default.request.ocr_dpi),
+    ):
+        if given != usual:
+            raise ApiError(f"slipstream.{name} is not supported in batches", param=f"slipstream.{name}")
+    values = {name: getattr(document.request, name) for name in DOCUMENT_OPTIONS}
+    return {name: value for name, value in values.items() if value != getattr(default.request, name)}
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def answer_line(batch_id: str, job: Job, captions: Sequence[Caption], model: str) -> bytes:
+    """The line of a request that was answered; `captions`: one, or one a page."""
+    text = PAGE_BREAK.join(caption.text for caption in captions)
+    name = f"{batch_id}-{job.job_id}"
+    draft = short_name(job.receipt.draft.model_id) if job.receipt and job.receipt.draft else ""
+    completion = Completion(f"chatcmpl-{name}", model, int(job.ended_s), draft)
+    body = completion.whole(text, captions)
+    if job.receipt is not None:
+        seen = body["slipstream"]["receipt"]
+        seen |= {"media_sha256": job.receipt.video_sha256, "media_bytes": job.receipt.video_bytes}
+        seen |= {"runs": job.receipt.runs, "reused": job.receipt.reused, "revision": job.receipt.target.revision}
+    response = {"status_code": 200, "request_id": job.job_id, "body": body}
+    return _line(name, job.custom_id, response, None)
+
+
+def job_error_line(batch_id: str, job: Job, why_cancelled: str) -> bytes:
+    """The line of a job without a result. `why_cancelled`: the code of one that was never run to its end."""
+    if job.state is JobState.CANCELLED:
+        told = {"code": why_cancelled, "message": "the request was not run before its batch ended"}
+        return _line(f"{batch_id}-{job.job_id}", job.custom_id, None, told)
+    kind = _BY_STATUS.get(job.error_code, SlipstreamError)
+    return error_line(f"{batch_id}-{job.job_id}", job.custom_id, as_api_error(kind(job.error)), job.job_id)
+
+
+def error_line(name: str, custom_id: str, error: ApiError, request_id: str = "") -> bytes:
+    """The line of a request that was refused."""
+    response = {"status_code": error.status, "request_id": request_id, "body": error.body}
+    return _line(name, custom_id, response, {"code": error.code or "invalid_request", "message": str(error)})
+
+
+def _line(name: str, custom_id: str, response: Any, error: Any) -> bytes:
+    told = {"id": f"batch_req_{name}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"

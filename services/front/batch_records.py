@@ -1,0 +1,147 @@
+"""What the front itself keeps of a batch, on disk: what was asked, and how far it is. How its jobs stand the archive
+knows. A record is replaced as a whole, so one that is read is sound, whoever was killed meanwhile."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from slipstream.services.front.api_errors import not_found
+from slipstream.services.front.file_store import owner_key
+
+_BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+
+
+class Stage(StrEnum):
+    """How far a batch is."""
+
+    VALIDATING = "validating"
+    """It is read, or being handed in; who does so may be killed, and another goes on."""
+    HANDED_IN = "handed_in"
+    """The archive has all of it."""
+    FAILED = "failed"
+    """It could not be read, and nothing of it runs."""
+    ENDED = "ended"
+    """Its files are written."""
+
+
+class Ending(StrEnum):
+    """Why a batch was ended ahead of its time; also the states of OpenAI's."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True)
+class HttpBatch:
+    """One batch. Times are unix seconds."""
+
+    batch_id: str
+    input_file_id: str
+    completion_window: str
+    created_s: int
+    expires_s: int
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    output_life_s: int | None = None
+    stage: Stage = Stage.VALIDATING
+    errors: tuple[Mapping[str, Any], ...] = ()
+    num_lines: int = 0
+    num_refused: int = 0
+    """Lines that were never handed in."""
+    num_done: int = 0
+    num_failed: int = 0
+    """Of one that has ended; the refused ones among them."""
+    has_output: bool = False
+    has_errors: bool = False
+    handed_in_s: int | None = None
+    ended_s: int | None = None
+    ending: str = ""
+    """An `Ending`, or '' where all was run."""
+
+    @property
+    def key(self) -> str:
+        """What it is called in the archive."""
+        return f"http-{self.batch_id}"
+
+    def file_id(self, what: str) -> str:
+        """Of its output or error file: the same, whoever writes it."""
+        return f"file-{self.batch_id.removeprefix('batch_')[:31]}{'1' if what == 'output' else '2'}"
+
+
+class BatchRecords:
+    """All records. Every method blocks; owners see their own."""
+
+    def __init__(self, data: str) -> None:
+        self._folder = Path(data) / "batches"
+
+    def get(self, owner: str, batch_id: str) -> HttpBatch:
+        """Raises `ApiError` where the owner has none of that id."""
+        batch = self._read(self._path(owner, batch_id)) if _BATCH_ID.fullmatch(batch_id) else None
+        if batch is None:
+            raise not_found(f"there is no batch {batch_id[:64]!r}", param="batch_id", code="batch_not_found")
+        return batch
+
+    def put(self, owner: str, batch: HttpBatch) -> None:
+        """Durable, in place of what it was."""
+        path = self._path(owner, batch.batch_id)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = path.with_suffix(f".{os.getpid()}.new")
+        with unfinished.open("w") as file:
+            json.dump(asdict(batch), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+
+    def list(self, owner: str) -> "list[HttpBatch]":
+        """The owner's, the latest first."""
+        found = (self._read(path) for path in (self._folder / owner_key(owner)).glob("batch_*.json"))
+        batches = [batch for batch in found if batch is not None]
+        return sorted(batches, key=lambda batch: (-batch.created_s, batch.batch_id))
+
+    def end(self, owner: str, batch_id: str, why: Ending) -> None:
+        """Says that the batch is to end. The first reason stays; a file of its own, which no other writer replaces."""
+        path = self._path(owner, batch_id).with_suffix(".end")
+        try:
+            with path.open("x") as file:
+                json.dump({"why": why, "at": int(time.time())}, file)
+        except FileExistsError:
+            pass
+
+    def ending(self, owner: str, batch_id: str) -> tuple[str, int]:
+        """Why the batch is to end, and since when; '' and 0 where it is not."""
+        try:
+            said = json.loads(self._path(owner, batch_id).with_suffix(".end").read_text())
+            return str(said["why"]), int(said["at"])
+        except (OSError, ValueError):
+            return "", 0
+
+    def refusals(self, owner: str, batch_id: str) -> Path:
+        """The file with the lines of requests that were never handed in."""
+        return self._path(owner, batch_id).with_suffix(".refused")
+
+    def sweep(self, kept_s: float) -> None:
+        """Forgets batches that ended so long ago."""
+        for path in self._folder.glob("*/batch_*.json"):
+            batch = self._read(path)
+            if batch is not None and batch.ended_s is not None and time.time() - batch.ended_s > kept_s:
+                for suffix in (".refused", ".end", ".json"):
+                    path.with_suffix(suffix).unlink(missing_ok=True)
+
+    def open_of_nobody(self) -> Iterator[HttpBatch]:
+        """Those without an owner that have not ended, which a front goes on with by itself."""
+        yield from (batch for batch in self.list("") if batch.stage in (Stage.VALIDATING, Stage.HANDED_IN))
+
+    def _path(self, owner: str, batch_id: str) -> Path:
+        return self._folder / owner_key(owner) / f"{batch_id}.json"
+
+    def _read(self, path: Path) -> HttpBatch | None:
+        try:
+            said = json.loads(path.read_text())
+            return HttpBatch(**said | {"stage": Stage(said["stage"]), "errors": tuple(said["errors"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None

@@ -1,0 +1,298 @@
+"""Batches on the archive's queue: read, handed in, watched and written out by whoever is there. Each step may be
+repeated, so a front that is killed in any of them costs time and nothing else."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobKind
+from slipstream.archive.queue import BatchState, JobState, UnknownBatch
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.errors import SlipstreamError, VideoNotFound
+from slipstream.logs import get_logger
+from slipstream.messages import Caption
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.batch_lines import (
+    MAX_TOLD,
+    BadLine,
+    BatchLine,
+    ItemMaker,
+    answer_line,
+    error_line,
+    job_error_line,
+    read_lines,
+)
+from slipstream.services.front.batch_records import BatchRecords, Ending, HttpBatch, Stage
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
+from slipstream.services.front.gateways import Gateways
+
+LOOK_S = 5.0
+"""How often this front looks at the batches that it knows of."""
+KEPT_S = 30 * 86_400.0
+"""How long the record of a batch that has ended is kept."""
+PATIENCE_S = 2.0
+"""How long who asks waits for a step that is about to end."""
+
+
+class Batches:
+    """The batches of all owners. Where tokens are asked for, only who calls can be answered for: a batch goes on with
+    its owner's next call, and while this process knows the token of the last one."""
+
+    def __init__(self, config: FrontConfig, gateways: Gateways, files: FileStore) -> None:
+        self.records = BatchRecords(config.data)
+        self._config, self._gateways, self._files = config, gateways, files
+        self._media = Path(config.data) / "media"
+        self._open: dict[str, tuple[str, str]] = {}
+        """Owner and token, by id, of batches that have not ended."""
+        self._steps: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Goes on with what is open, until cancelled."""
+        if not self._config.tokens:
+            for batch in await asyncio.to_thread(lambda: list(self.records.open_of_nobody())):
+                self._open[batch.batch_id] = ("", "")
+        while True:
+            for batch_id, (owner, token) in list(self._open.items()):
+                try:
+                    await self.state(owner, token, batch_id)
+                except (ApiError, SlipstreamError, OSError) as error:
+                    get_logger().warning("batch.stands", batch_id=batch_id, reason=str(error))
+            await asyncio.to_thread(self._sweep)
+            await asyncio.sleep(LOOK_S)
+
+    def _sweep(self) -> None:
+        self._files.sweep()
+        self.records.sweep(KEPT_S)
+
+    async def close(self) -> None:
+        """Ends the steps that run here; others go on with them."""
+        for step in self._steps.values():
+            step.cancel()
+        await asyncio.gather(*self._steps.values(), return_exceptions=True)
+
+    async def open(self, owner: str, token: str, batch: HttpBatch) -> HttpBatch:
+        """A new batch, or the one that has its id already."""
+        try:
+            known = await asyncio.to_thread(self.records.get, owner, batch.batch_id)
+        except ApiError:
+            await asyncio.to_thread(self.records.put, owner, batch)
+            known = batch
+        self._begin(owner, token, known)
+        return known
+
+    async def state(self, owner: str, token: str, batch_id: str) -> tuple[HttpBatch, Batch | None]:
+        """How the batch stands, and what the archive says of it while its jobs are there. Raises `ApiError`, and what
+        the gateway says."""
+        batch = await asyncio.to_thread(self.records.get, owner, batch_id)
+        if batch.stage in (Stage.FAILED, Stage.ENDED):
+            self._open.pop(batch_id, None)
+            return batch, None
+        if time.time() >= batch.expires_s:
+            await asyncio.to_thread(self.records.end, owner, batch_id, Ending.EXPIRED)
+        jobs = None
+        if batch.stage is Stage.HANDED_IN:
+            jobs = await self._jobs(owner, token, batch)
+        if jobs is None or jobs.is_ended:
+            step = self._begin(owner, token, batch)
+            await asyncio.wait({step}, timeout=PATIENCE_S)
+            batch = await asyncio.to_thread(self.records.get, owner, batch_id)
+        return batch, jobs
+
+    async def end(self, owner: str, batch_id: str) -> None:
+        """Cancels it. Raises `ApiError` for one that has ended."""
+        batch = await asyncio.to_thread(self.records.get, owner, batch_id)
+        if batch.stage in (Stage.FAILED, Stage.ENDED):
+            raise ApiError(
+                f"the batch is {batch.ending or 'completed' if batch.stage is Stage.ENDED else 'failed'} already",
+                status=409, param="batch_id", code="batch_ended",
+            )  # fmt: skip
+        await asyncio.to_thread(self.records.end, owner, batch_id, Ending.CANCELLED)
+
+    async def _jobs(self, owner: str, token: str, batch: HttpBatch) -> Batch | None:
+        """What the archive says; None where it has none of it."""
+        if batch.num_lines == batch.num_refused:
+            return None
+        archive = self._gateways.archive(token)
+        jobs = await archive.get(batch.key)
+        ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
+        if ending and not jobs.is_ended and jobs.state is not BatchState.CANCELLING:
+            jobs = await archive.cancel(batch.key)
+        return jobs
+
+    def _begin(self, owner: str, token: str, batch: HttpBatch) -> "asyncio.Task[None]":
+        """The batch's next step, which one task takes at a time."""
+        self._open[batch.batch_id] = (owner, token)
+        step = self._steps.get(batch.batch_id)
+        if step is None:
+            step = self._steps[batch.batch_id] = asyncio.create_task(self._step(owner, token, batch))
+            step.add_done_callback(lambda _: self._steps.pop(batch.batch_id, None))
+        return step
+
+    async def _step(self, owner: str, token: str, batch: HttpBatch) -> None:
+        """Failures are logged, and the step is taken again when somebody asks."""
+        try:
+            if batch.stage is Stage.VALIDATING:
+                await self._hand_in(owner, token, batch)
+            elif batch.stage is Stage.HANDED_IN:
+                await self._write_out(owner, token, batch)
+        except (ApiError, SlipstreamError, OSError) as error:
+            get_logger().warning("batch.stands", batch_id=batch.batch_id, reason=str(error))
+        except Exception:
+            get_logger().exception("batch.failed", batch_id=batch.batch_id)
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    async def _hand_in(self, owner: str, token: str, batch: HttpBatch) -> None:
+        put, now = self.records.put, int(time.time())
+        errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
+        if errors:
+            shown = tuple(error.shown() for error in errors)
+            failed = replace(batch, stage=Stage.FAILED, errors=shown, num_lines=num_lines, ended_s=now)
+            await asyncio.to_thread(put, owner, failed)
+            return
+        ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
+        num_refused = 0
+        if ending:
+            batch = replace(batch, num_lines=num_lines, num_failed=num_lines, ending=ending)
+            await asyncio.to_thread(put, owner, replace(batch, stage=Stage.ENDED, ended_s=now))
+            return
+        info = await self._gateways.info(token)
+        media = self._media / batch.batch_id if self._config.shared_media else None
+        maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
+        with self.records.refusals(owner, batch.batch_id).open("wb") as refused, self._input(owner, batch) as file:
+            items = _Items(batch, self._lines(file), maker, refused)
+            archive = self._gateways.archive(token)
+            try:
+                await archive.submit_all(BatchOptions(batch.key), items)
+            except VideoNotFound:  # there is no item: all were refused
+                if items.num_refused != num_lines:
+                    raise
+            num_refused = items.num_refused
+        handed_in = replace(
+            batch, stage=Stage.HANDED_IN, num_lines=num_lines, num_refused=num_refused, handed_in_s=int(time.time())
+        )
+        await asyncio.to_thread(put, owner, handed_in)
+        get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
+
+    def _check(self, owner: str, batch: HttpBatch) -> tuple[list[BadLine], int]:
+        """What is wrong with the file as such, and how many requests it holds."""
+        errors: list[BadLine] = []
+        num_lines = 0
+        try:
+            file = self._input(owner, batch)
+        except ApiError as error:
+            return [BadLine(0, str(error), "file_not_found")], 0
+        with file:
+            for line in self._lines(file):
+                num_lines += 1
+                if isinstance(line, BadLine):
+                    errors.append(line)
+                if num_lines > self._config.max_batch_lines:
+                    errors.append(BadLine(line_number(line), f"more than {num_lines - 1} requests", "too_many_lines"))
+                    break
+                if len(errors) >= MAX_TOLD:
+                    break
+        if not num_lines:
+            errors.append(BadLine(0, "the file holds no request", "empty_file"))
+        return errors, num_lines
+
+    def _input(self, owner: str, batch: HttpBatch) -> IO[bytes]:
+        return self._files.open(owner, batch.input_file_id)
+
+    def _lines(self, file: IO[bytes]) -> Iterator[BatchLine | BadLine]:
+        return read_lines(file, self._config.max_json_bytes, self._config.max_body_bytes)
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    async def _write_out(self, owner: str, token: str, batch: HttpBatch) -> None:
+        """Both files, then the record that names them. Whoever does it again writes the same."""
+        archive, store = self._gateways.archive(token), self._files
+        model = self._gateways.served_name(await self._gateways.info(token))
+        ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
+        new = [await asyncio.to_thread(store.new, owner, 2**62) for _ in ("output", "errors")]
+        with new[0] as output, new[1] as errors:
+            refused = self.records.refusals(owner, batch.batch_id)
+            num_done, num_failed = 0, batch.num_refused
+            if batch.num_refused:
+                await asyncio.to_thread(_copy, refused, errors)
+            if batch.num_refused < batch.num_lines:
+                done, failed = await self._write_jobs(archive, batch, model, output, errors, ending)
+                num_done, num_failed = num_done + done, num_failed + failed
+            if num_done + num_failed < batch.num_lines:
+                raise UnknownBatch(f"the archive has {num_done + num_failed} of {batch.num_lines} requests")
+            for what, file in (("output", output), ("errors", errors)):
+                if file.num_bytes:
+                    name = f"{batch.batch_id}_{what}.jsonl"
+                    expires_s = batch.output_life_s and int(time.time()) + batch.output_life_s
+                    await asyncio.to_thread(file.keep, batch.file_id(what), name, OUTPUT, expires_s)
+            ended = replace(
+                batch,
+                stage=Stage.ENDED,
+                num_done=num_done,
+                num_failed=num_failed,
+                has_output=bool(output.num_bytes),
+                has_errors=bool(errors.num_bytes),
+                ended_s=int(time.time()),
+                ending=ending if num_done < batch.num_lines else "",
+            )
+        await asyncio.to_thread(self.records.put, owner, ended)
+        await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
+        get_logger().info("batch.ended", batch_id=batch.batch_id, num_done=num_done, num_failed=num_failed)
+
+    async def _write_jobs(
+        self, archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
+    ) -> tuple[int, int]:
+        """How many were done, and how many were not."""
+        num_done = num_failed = 0
+        async for job in archive.jobs(batch.key):
+            if job.state is JobState.DONE:
+                num_done += 1
+                line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
+                await asyncio.to_thread(output.write, line)
+            else:
+                num_failed += 1
+                line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
+                await asyncio.to_thread(errors.write, line)
+        return num_done, num_failed
+
+
+def line_number(line: object) -> int:
+    """Of a line, good or bad."""
+    return int(getattr(line, "number", 0) or getattr(line, "line", 0))
+
+
+async def _captions(archive: ArchiveClient, batch: HttpBatch, job: Job) -> list[Caption]:
+    if job.kind is JobKind.DOCUMENT:
+        return [part.caption async for part in archive.parts(batch.key, job) if part.caption is not None]
+    return [] if job.caption is None else [job.caption]
+
+
+def _copy(source: Path, target: NewFile) -> None:
+    with source.open("rb") as file:
+        while data := file.read(1024 * 1024):
+            target.write(data)
+
+
+@dataclass
+class _Items:
+    """The items of a batch, once: those of requests that can be served. The others' lines go to `refused`."""
+
+    batch: HttpBatch
+    lines: Iterator[BatchLine | BadLine]
+    maker: ItemMaker
+    refused: IO[bytes]
+    num_refused: int = 0
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        for line in self.lines:
+            assert isinstance(line, BatchLine), "the file was checked, and never changes"
+            try:
+                yield self.maker.item(line)
+            except ApiError as error:
+                self.num_refused += 1
+                self.refused.write(error_line(f"{self.batch.batch_id}-{line.number}", line.custom_id, error))

@@ -1,0 +1,218 @@
+"""`/v1/chat/completions` and `/v1/models`: captions in OpenAI's form, whole or as they are written."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from slipstream.client.caption_client import caption_events
+from slipstream.client.document_client import document_events
+from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
+from slipstream.documents.reading import DocumentEvent
+from slipstream.errors import DeadlineExceeded, SlipstreamError
+from slipstream.messages import Caption, CommittedText, GatewayInfo, StageChange, Trace
+from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
+from slipstream.services.front.bodies import json_body, read_json
+from slipstream.services.front.call import Call
+from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
+from slipstream.services.front.completions import PAGE_BREAK, Completion, event, finish_reason, timings, usage
+from slipstream.services.front.gateways import short_name
+from slipstream.services.front.json_body import JsonBody
+from slipstream.services.front.sources import Opened
+
+DONE = b"data: [DONE]\n\n"
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+async def list_models(call: Call) -> None:
+    """GET /v1/models."""
+    info = await call.front.gateways.info(call.token)
+    await call.answer({"object": "list", "data": [_model(call, info)]})
+
+
+async def get_model(call: Call) -> None:
+    """GET /v1/models/{model}."""
+    info = await call.front.gateways.info(call.token)
+    _check_model(call, info, call.params["model"])
+    await call.answer(_model(call, info))
+
+
+def _model(call: Call, info: GatewayInfo) -> dict[str, Any]:
+    name = call.front.gateways.served_name(info)
+    facts = {
+        "version": info.version,
+        "draft": short_name(info.draft_model) or None,
+        "tokens_per_frame": info.tokens_per_frame,
+    }
+    limits = {name: getattr(info, name) for name in ("max_frames", "max_new_tokens", "max_video_bytes")}
+    more = {"reads_documents": info.reads_documents, "accepts_paths": info.accepts_paths}
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "slipstream",
+        "slipstream": facts | limits | more,
+    }
+
+
+def _check_model(call: Call, info: GatewayInfo, asked: str) -> None:
+    name = call.front.gateways.served_name(info)
+    if asked != name:
+        raise not_found(f"there is no model {asked!r}; this server has {name!r}", param="model", code="model_not_found")
+
+
+# -- chat -------------------------------------------------------------------------------------------------------------
+
+
+async def create_chat(call: Call) -> None:
+    """POST /v1/chat/completions."""
+    front = call.front
+    with json_body(front.config) as body, front.spooled.held(0) as take:
+        said = await read_json(call.scope, call.receive, front.config, body, take)
+        front.figures.spooled.inc(body.media_bytes)
+        async with call.while_there():
+            asked = read_chat(said, body.media)
+            info = await front.gateways.info(call.token)
+            _check_model(call, info, asked.model)
+            await _answer(call, asked, body, info)
+
+
+async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayInfo) -> None:
+    front = call.front
+    async with (
+        _errors_named(asked),
+        asyncio.timeout(front.config.request_timeout_s + 1),
+        front.sources.opened(asked.medium, body, info, call.owner) as opened,
+    ):
+        check_kind(asked, opened.is_document)
+        completion = Completion(
+            completion_id=f"chatcmpl-{call.request_id}",
+            model=asked.model,
+            created_s=int(time.time()),
+            draft_model=short_name(info.draft_model),
+            media=opened.facts,
+        )
+        answer = _Answer(asked, completion)
+        if asked.stream:
+            with front.figures.streams.track_inprogress():
+                await call.stream(answer.events(_events(call, asked, opened)))
+            return
+        async with aclosing(answer.events(_events(call, asked, opened))) as events:
+            async for _ in events:
+                pass
+    await call.answer(completion.whole(answer.text, answer.captions))
+
+
+@asynccontextmanager
+async def _errors_named(asked: ChatRequest) -> AsyncGenerator[None, None]:
+    """Errors about an option name the field that gave it."""
+    try:
+        yield
+    except TimeoutError:
+        raise as_api_error(DeadlineExceeded("the answer took longer than this server serves one")) from None
+    except SlipstreamError as error:
+        answer = as_api_error(error, asked.params)
+        if answer.param is None and answer.status in (400, 404, 413) and answer.code != "not_served":
+            answer.param = "messages" if "prompt" in str(error)[:12] else asked.medium.param
+        raise answer from error
+
+
+def _events(call: Call, asked: ChatRequest, opened: Opened) -> AsyncGenerator[DocumentEvent, None]:
+    connection, timeout_s = call.front.gateways.connection(call.token), call.front.config.request_timeout_s
+    if opened.is_document:
+        return document_events(
+            connection, opened.video, asked.document, request_id=call.request_id, timeout_s=timeout_s
+        )
+    return caption_events(connection, opened.video, asked.options, request_id=call.request_id, timeout_s=timeout_s)
+
+
+@dataclass
+class _Answer:
+    """An answer while it is written."""
+
+    asked: ChatRequest
+    completion: Completion
+    captions: list[Caption] = field(default_factory=list)
+    _pieces: list[str] = field(default_factory=list)
+    _num_tokens: int = 0
+    _page: int = 0
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        return "".join(self._pieces)
+
+    async def events(self, said: AsyncGenerator[DocumentEvent, None]) -> AsyncGenerator[bytes, None]:
+        """What is sent of a stream. Nobody need look at it: the answer is whole when they end."""
+        completion, asked = self.completion, self.asked
+        is_traced, is_begun = asked.options.get("trace", False), False
+        async with aclosing(said):
+            async for happened in said:
+                delta = self._add(happened)
+                if is_traced and (facts := _facts(happened)):
+                    yield completion.figures_chunk(slipstream=facts)
+                if not delta and not isinstance(happened, CommittedText):
+                    continue
+                if not is_begun:
+                    is_begun = True
+                    yield completion.chunk({"role": "assistant", "content": ""}, **self._usage_so_far())
+                if delta:
+                    yield completion.chunk({"content": delta}, **self._usage_so_far())
+        yield completion.chunk(
+            {} if is_begun else {"role": "assistant", "content": ""},
+            finish_reason(self.captions),
+            timings=timings(self.captions),
+            slipstream=completion.figures(self.text, self.captions),
+            **self._usage_so_far(),
+        )
+        if asked.include_usage:
+            yield completion.figures_chunk(usage=usage(self.captions))
+        yield DONE
+
+    def _add(self, happened: DocumentEvent) -> str:
+        """The text that it brings."""
+        if isinstance(happened, PagePicture):
+            self._page += 1
+            if self._page > 1:
+                self._pieces.append(PAGE_BREAK)
+                return PAGE_BREAK
+        elif isinstance(happened, Caption):
+            self.captions.append(happened)
+        elif isinstance(happened, CommittedText):
+            self._num_tokens += len(happened.tokens)
+            self._pieces.append(str(happened))
+            return str(happened)
+        return ""
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        if not self.asked.include_usage:
+            return {}
+        return {"usage": usage(self.captions, self._num_tokens) if self.asked.continuous_usage else None}
+
+
+def _facts(happened: DocumentEvent) -> dict[str, Any]:
+    """What a stream that is traced says beside its text."""
+    match happened:
+        case Trace():
+            return {"trace": asdict(happened)}
+        case StageChange():
+            return {"stage": asdict(happened)}
+        case CommittedText():
+            return {"tokens": [[token.piece, token.from_draft] for token in happened.tokens]}
+        case PagePicture():
+            return {"page": {"page": happened.page, "width": happened.width, "height": happened.height}}
+        case DocumentFacts():
+            return {"document": asdict(happened)}
+        case Caption():
+            return {"video": asdict(happened.video)}
+        case PageDraft():
+            return {}
+    return {}
+
+
+def stream_error(error: ApiError) -> bytes:
+    """The end of a stream that fails after its status was sent."""
+    return event(error.body) + DONE

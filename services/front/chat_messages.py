@@ -1,0 +1,259 @@
+"""The messages of a chat request: words, which become the prompt, and exactly one video, picture or document."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from slipstream.errors import SlipstreamError
+from slipstream.options import CaptionOptions
+from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.json_body import FRAMES_TYPE, Media
+
+# -- media ------------------------------------------------------------------------------------------------------------
+
+
+class MediumKind(StrEnum):
+    """How a medium was given."""
+
+    VIDEO = "video"
+    FRAMES = "frames"
+    """JPEG pictures, one after the other."""
+    IMAGE = "image"
+    FILE = "file"
+    """A document or a video; its first bytes say which."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of the gateway's, at this path."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of /v1/files."""
+
+    file_id: str
+
+
+Source = Media | RemoteFile | StoredFile | str
+"""A str is an https address."""
+
+
+@dataclass(frozen=True)
+class Medium:
+    """The one video, picture or document of a request."""
+
+    kind: MediumKind
+    source: Source
+    param: str
+    frames: tuple[Media, ...] = ()
+    """Of `FRAMES` that were given one by one; `source` is the first."""
+    frames_per_second: float = 2.0
+    """Of `FRAMES`: what Qwen takes where nobody says."""
+
+
+# -- options as they are found ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """Options as they are found, each checked for itself so that the field that gave it can be named."""
+
+    def __init__(self, media: Mapping[str, Media]) -> None:
+        self.media = media
+        self.values: dict[str, Any] = {}
+        self.params: dict[str, str] = {}
+
+    def give(self, name: str, value: Any, param: str) -> None:
+        """None gives nothing."""
+        if value is None:
+            return
+        if name in self.values and self.values[name] != value:
+            raise ApiError(f"{param} and {self.params[name]} say different things; give one of them", param=param)
+        try:
+            CaptionOptions(**{name: value})
+        except SlipstreamError as error:
+            raise as_api_error(error, {name: param}) from None
+        self.values[name], self.params[name] = value, param
+
+    def options(self) -> CaptionOptions:
+        """All of them. Raises `ApiError` for those that do not go together."""
+        try:
+            return CaptionOptions(**self.values)
+        except SlipstreamError as error:
+            raise as_api_error(error, self.params) from None
+
+    def found(self, text: Any, param: str) -> Source:
+        """What an address stands for."""
+        if not isinstance(text, str):
+            raise ApiError(f"{param} must be text", param=param)
+        if text in self.media:
+            media = self.media[text]
+            if media.error:
+                raise ApiError(f"{param} cannot be used: {media.error}", param=param, code="invalid_base64")
+            return media
+        if text.startswith("https://"):
+            return text
+        if text.startswith("file://"):
+            return _file(text, param)
+        raise ApiError(
+            f"{param} must be an https:// address, a data: URL in base64, or file:// with a path of the gateway's",
+            param=param,
+        )
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+MAX_MESSAGES = 64
+
+
+def read_messages(messages: Any, asked: Asked) -> Medium:
+    """Gives the prompt, and returns the one medium."""
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise ApiError(f"messages must be a list of 1 to {MAX_MESSAGES} messages", param="messages")
+    texts: list[str] = []
+    media: list[Medium] = []
+    for index, message in enumerate(messages):
+        _read_message(object_at(message, f"messages[{index}]"), f"messages[{index}]", asked, texts, media)
+    if len(media) != 1:
+        raise ApiError(
+            f"a request asks about exactly one video, picture or document, and this one holds {len(media)}; send"
+            " pictures that belong together as the frames of one video",
+            param="messages",
+        )
+    asked.give("prompt", "\n".join(texts) or None, "messages")
+    return media[0]
+
+
+def _read_message(message: Mapping[str, Any], param: str, asked: Asked, texts: list[str], media: list[Medium]) -> None:
+    role = message.get("role")
+    if role not in ("user", "system", "developer"):
+        raise ApiError(
+            f"{param}.role must be user, system or developer: there is no conversation to go on with",
+            param=f"{param}.role",
+        )
+    check_names(message, {"role", "content"}, param)
+    content = message.get("content")
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise ApiError(f"{param}.content must be text or a list of parts", param=f"{param}.content")
+    for index, part in enumerate(content):
+        where = f"{param}.content[{index}]"
+        part = object_at(part, where)
+        kind = part.get("type")
+        if kind == "text":
+            check_names(part, {"type", "text"}, where)
+            texts.append(_words(part.get("text"), f"{where}.text", asked))
+        elif role == "user" and isinstance(kind, str) and kind in _READERS:
+            media.append(_READERS[kind](part, where, asked))
+        else:
+            known = ", ".join(["text", *_READERS])
+            raise ApiError(f"{where}.type must be one of {known}, and media are the user's", param=f"{where}.type")
+
+
+def _video_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
+    check_names(part, {"type", "video_url"}, param)
+    source = asked.found(_url(part.get("video_url"), f"{param}.video_url", {"url"}), f"{param}.video_url.url")
+    is_frames = isinstance(source, Media) and source.media_type == FRAMES_TYPE
+    if is_frames:
+        assert isinstance(source, Media)
+        asked.values.setdefault("num_frames", len(source.ends))
+    return Medium(MediumKind.FRAMES if is_frames else MediumKind.VIDEO, source, param)
+
+
+def _video(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
+    """Qwen's: a list of frames, or an address."""
+    check_names(part, {"type", "video", "fps"}, param)
+    said, rate = part.get("video"), part.get("fps", Medium.frames_per_second)
+    if isinstance(said, str):
+        if "fps" in part:
+            raise ApiError(f"{param}.fps is for a list of frames", param=f"{param}.fps")
+        return Medium(MediumKind.VIDEO, asked.found(said, f"{param}.video"), param)
+    if not isinstance(said, list) or not said:
+        raise ApiError(f"{param}.video must be a list of frames or an address", param=f"{param}.video")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.001 <= rate <= 1000:
+        raise ApiError(f"{param}.fps must be a number between 0.001 and 1000", param=f"{param}.fps")
+    frames = [asked.found(frame, f"{param}.video[{index}]") for index, frame in enumerate(said)]
+    for index, frame in enumerate(frames):
+        if not isinstance(frame, Media):
+            where = f"{param}.video[{index}]"
+            raise ApiError(f"{where} must be a data: URL: frames are given by value", param=where)
+    media = tuple(frame for frame in frames if isinstance(frame, Media))
+    return Medium(MediumKind.FRAMES, media[0], param, media, float(rate))
+
+
+def _image_url(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
+    check_names(part, {"type", "image_url"}, param)
+    url = _url(part.get("image_url"), f"{param}.image_url", {"url", "detail"})
+    return Medium(MediumKind.IMAGE, asked.found(url, f"{param}.image_url.url"), param)
+
+
+def _file_part(part: Mapping[str, Any], param: str, asked: Asked) -> Medium:
+    check_names(part, {"type", "file"}, param)
+    said = object_at(part.get("file"), f"{param}.file")
+    check_names(said, {"file_id", "file_data", "filename"}, f"{param}.file")
+    file_id, data = said.get("file_id"), said.get("file_data")
+    if (file_id is None) == (data is None):
+        raise ApiError(f"{param}.file must have either file_id or file_data", param=f"{param}.file")
+    if file_id is not None:
+        return Medium(MediumKind.FILE, StoredFile(text_at(file_id, f"{param}.file.file_id")), f"{param}.file.file_id")
+    return Medium(MediumKind.FILE, asked.found(data, f"{param}.file.file_data"), param)
+
+
+_READERS = {"video_url": _video_url, "video": _video, "image_url": _image_url, "file": _file_part}
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+def object_at(value: Any, param: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ApiError(f"{param} must be an object", param=None if param == "the body" else param)
+    return value
+
+
+def check_names(fields: Mapping[str, Any], known: set[str], param: str) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not None:
+            where = f"{param}.{name[:64]}"
+            raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
+
+
+def _url(said: Any, param: str, known: set[str]) -> Any:
+    """The address of an object with one, or the address itself, as some clients write it."""
+    if isinstance(said, str):
+        return said
+    fields = object_at(said, param)
+    check_names(fields, known, param)
+    if fields.get("detail") not in (None, "auto"):
+        raise ApiError(f"{param}.detail cannot be honoured; leave it out", param=f"{param}.detail")
+    return fields.get("url")
+
+
+def _file(url: str, param: str) -> RemoteFile:
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/") or "\0" in path:
+        raise ApiError(f"{param} must be of the form file:///PATH", param=param)
+    return RemoteFile(path)
+
+
+def _words(value: Any, param: str, asked: Asked) -> str:
+    text = text_at(value, param)
+    if text in asked.media:
+        raise ApiError(f"{param} holds a data: URL; give media as a part of their own type", param=param)
+    return text
+
+
+def text_at(value: Any, param: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ApiError(f"{param} must be text" if value is not None else f"{param} is missing", param=param)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ApiError(f"{param} is no valid Unicode", param=param) from None
+    return value

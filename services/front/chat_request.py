@@ -1,0 +1,228 @@
+"""A chat request as OpenAI's clients, vLLM's and Qwen's write it, read into what a gateway is asked. What is unknown,
+or cannot be honoured, is refused with the field's name: a request never means less than it says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.documents.messages import DocumentRequest
+from slipstream.documents.pages import MAX_RANGE_CHARS
+from slipstream.documents.reading import DocumentOptions
+from slipstream.errors import SlipstreamError
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.chat_messages import Asked, Medium, check_names, object_at, read_messages, text_at
+from slipstream.services.front.json_body import Media
+
+# -- what is asked ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What is asked, and how to answer."""
+
+    model: str
+    medium: Medium
+    options: CaptionOptions
+    document: DocumentOptions
+    """With the same caption options; counts where the medium is a document."""
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    document_params: tuple[str, ...] = ()
+    """The fields that say how a document is to be read."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """The field of the request that gave an option, by the option's name."""
+
+
+# -- fields -----------------------------------------------------------------------------------------------------------
+
+TOLERATED = {"user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+"""Said by clients about themselves; they change no answer."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "ignore_eos": (False,),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "stop_token_ids": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+}
+"""Fields that are known, and the values that ask for nothing; others are refused."""
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
+OWN_NAMES = {*SAMPLING, "stop", "prompt", "max_new_tokens"}
+"""Options of the table with fields of their own."""
+DOCUMENT_FIELDS: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool, "surface": str}
+READ = {
+    *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
+    *("prediction", "media_io_kwargs", "mm_processor_kwargs", "slipstream"),
+    *SAMPLING,
+}
+
+
+def read_chat(body: Any, media: Mapping[str, Media]) -> ChatRequest:
+    """The request in a body whose `data:` strings are `media`, by the names that stand for them. Raises `ApiError`."""
+    fields = object_at(body, "the body")
+    for name, value in fields.items():
+        _check_known(name, value)
+    asked = Asked(media)
+    for name in SAMPLING:
+        value = fields.get(name)
+        asked.give(name, 0 if name == "top_k" and value == -1 else value, name)
+    stop = fields.get("stop")
+    asked.give("stop", (stop,) if isinstance(stop, str) else _tuple(stop), "stop")
+    _read_limit(fields, asked)
+    _read_frame_count(fields, asked)
+    prediction = fields.get("prediction")
+    asked.give("prediction", None if prediction is None else (_prediction(prediction),), "prediction")
+    document = _read_own(fields.get("slipstream"), asked)
+    medium = read_messages(fields.get("messages"), asked)
+    if medium.frames:
+        asked.values.setdefault("num_frames", len(medium.frames))
+    options = asked.options()
+    stream_options = _stream_options(fields)
+    return ChatRequest(
+        model=text_at(fields.get("model"), "model"),
+        medium=medium,
+        options=options,
+        document=_document(document, options),
+        stream=_flag(fields.get("stream"), "stream"),
+        include_usage=_flag(stream_options.get("include_usage"), "stream_options.include_usage"),
+        continuous_usage=_flag(stream_options.get("continuous_usage_stats"), "stream_options.continuous_usage_stats"),
+        document_params=tuple(f"slipstream.{name}" for name in document),
+        params=asked.params,
+    )
+
+
+def _check_known(name: str, value: Any) -> None:
+    if name in READ or name in TOLERATED or (value is None and name in NEUTRAL):
+        return
+    if name not in NEUTRAL:
+        raise ApiError(f"{name[:64]!r} is not supported; leave it out", param=name[:64], code="unsupported_parameter")
+    if not any(value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in NEUTRAL[name]):
+        raise ApiError(f"{name} cannot be honoured with this value; leave it out", param=name, code="unsupported_value")
+
+
+def _read_limit(fields: Mapping[str, Any], asked: Asked) -> None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        asked.give("max_new_tokens", fields.get(name), name)
+
+
+def _read_frame_count(fields: Mapping[str, Any], asked: Asked) -> None:
+    """vLLM's two ways of saying how many frames. Frames a second would need the clip's length."""
+    media_io = object_at(fields.get("media_io_kwargs") or {}, "media_io_kwargs")
+    for kind, said in media_io.items():
+        if kind != "video":
+            raise ApiError(f"media_io_kwargs.{kind[:64]} is not supported", param=f"media_io_kwargs.{kind[:64]}")
+        _frame_fields(said, "media_io_kwargs.video", asked)
+    _frame_fields(fields.get("mm_processor_kwargs") or {}, "mm_processor_kwargs", asked)
+
+
+def _frame_fields(said: Any, param: str, asked: Asked) -> None:
+    for name, value in object_at(said, param).items():
+        where = f"{param}.{name[:64]}"
+        if name == "num_frames":
+            asked.give("num_frames", value, where)
+        elif name == "fps":
+            raise ApiError(
+                f"{where} cannot be honoured: frames are sampled evenly over the clip; give num_frames",
+                param=where,
+                code="unsupported_parameter",
+            )
+        elif not (name == "do_sample_frames" and value is True):
+            raise ApiError(f"{where} is not supported; leave it out", param=where, code="unsupported_parameter")
+
+
+def _read_own(said: Any, asked: Asked) -> dict[str, Any]:
+    """The object `slipstream`: options of the table, and those of documents, which are returned."""
+    document: dict[str, Any] = {}
+    for name, value in object_at({} if said is None else said, "slipstream").items():
+        param = f"slipstream.{name[:64]}"
+        if name in DOCUMENT_FIELDS:
+            if type(value) is not DOCUMENT_FIELDS[name]:
+                raise ApiError(f"{param} must be of type {DOCUMENT_FIELDS[name].__name__}", param=param)
+            document[name] = value
+        elif name in OPTIONS_BY_NAME and name not in OWN_NAMES:
+            asked.give(name, _tuple(value) if isinstance(value, list) else value, param)
+        else:
+            raise ApiError(f"{param} is not supported; leave it out", param=param, code="unsupported_parameter")
+    return document
+
+
+def _document(said: Mapping[str, Any], options: CaptionOptions) -> DocumentOptions:
+    """How a document is to be read. Raises `ApiError`."""
+    said = dict(said)
+    surface = said.pop("surface", DocumentOptions.surface)
+    request = DocumentRequest(**said)
+    if len(request.pages) > MAX_RANGE_CHARS:
+        raise ApiError(f"slipstream.pages has more than {MAX_RANGE_CHARS} characters", param="slipstream.pages")
+    try:
+        DocumentOptions(request, surface).check()
+    except SlipstreamError as error:
+        raise as_api_error(error, {name: f"slipstream.{name}" for name in DOCUMENT_FIELDS}) from None
+    return DocumentOptions(request, surface, options)
+
+
+def check_kind(asked: ChatRequest, is_document: bool) -> None:
+    """Raises `ApiError` for what is said of documents about something else."""
+    if asked.document_params and not is_document:
+        param = asked.document_params[0]
+        raise ApiError(f"{param} is for documents, and this is none", param=param, code="unsupported_parameter")
+
+
+# -- small things -----------------------------------------------------------------------------------------------------
+
+
+def _prediction(said: Any) -> str:
+    fields = object_at(said, "prediction")
+    check_names(fields, {"type", "content"}, "prediction")
+    if fields.get("type") != "content":
+        raise ApiError('prediction.type must be "content"', param="prediction.type")
+    content = fields.get("content")
+    if isinstance(content, list):
+        parts = [object_at(part, f"prediction.content[{index}]") for index, part in enumerate(content)]
+        return "".join(text_at(part.get("text"), f"prediction.content[{n}].text") for n, part in enumerate(parts))
+    return text_at(content, "prediction.content")
+
+
+def _stream_options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    said = fields.get("stream_options")
+    if said is None:
+        return {}
+    options = object_at(said, "stream_options")
+    check_names(options, {"include_usage", "continuous_usage_stats", "include_obfuscation"}, "stream_options")
+    if options.get("include_obfuscation"):
+        raise ApiError("there is no obfuscation; leave it out", param="stream_options.include_obfuscation")
+    if not fields.get("stream"):
+        raise ApiError("stream_options are for stream: true", param="stream_options")
+    return options
+
+
+def _flag(value: Any, param: str) -> bool:
+    if value not in (None, True, False) or (value in (0, 1) and not isinstance(value, bool)):
+        raise ApiError(f"{param} must be true or false", param=param)
+    return bool(value)
+
+
+def _tuple(value: Sequence[Any] | Any) -> Any:
+    """A list as a tuple; whatever else it is, the table will refuse."""
+    return tuple(value) if isinstance(value, list) else value

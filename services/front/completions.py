@@ -1,0 +1,149 @@
+"""Captions as OpenAI's completions: texts, usage, llama.cpp's timings, and what speculation did."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream import __version__
+from slipstream.archive.records import tallies
+from slipstream.messages import Caption
+from slipstream.speculation.protocol import FinishReason
+
+PAGE_BREAK = "\n\n"
+"""Between the pages of a document."""
+_BASELINES = ("lossy", "tolerance")
+
+
+@dataclass(frozen=True)
+class MediaFacts:
+    """What is known of the medium's file; empty where the gateway opened it itself."""
+
+    sha256: str = ""
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer: what it is called, and the captions that it is made of, one a page of a document."""
+
+    completion_id: str
+    model: str
+    created_s: int
+    draft_model: str = ""
+    media: MediaFacts = field(default_factory=MediaFacts)
+
+    def whole(self, text: str, captions: Sequence[Caption]) -> dict[str, Any]:
+        """The answer in one piece."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": finish_reason(captions),
+        }
+        return self._head("chat.completion") | {
+            "choices": [choice],
+            "usage": usage(captions),
+            "timings": timings(captions),
+            "slipstream": self.figures(text, captions),
+        }
+
+    def chunk(self, delta: Mapping[str, Any], finished: str | None = None, **more: Any) -> bytes:
+        """One piece of a stream, as an event."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finished}
+        return event(self._head("chat.completion.chunk") | {"choices": [choice]} | more)
+
+    def figures_chunk(self, **more: Any) -> bytes:
+        """A piece of a stream that is no text, such as usage at its end."""
+        return event(self._head("chat.completion.chunk") | {"choices": []} | more)
+
+    def figures(self, text: str, captions: Sequence[Caption]) -> dict[str, Any]:
+        """What speculation did, and the receipt."""
+        facts = [caption.speculation for caption in captions]
+        judged, accepted = sum(one.judged for one in facts), sum(one.accepted for one in facts)
+        plain_s = sum(tallies(caption)["plain_generate_s"] for caption in captions)
+        generate_s = sum(caption.timings.generate_s for caption in captions)
+        return {
+            "tau": accepted / judged if judged else 0.0,
+            "M": accepted / max(sum(one.restarts for one in facts), 1),
+            "passes": sum(one.passes for one in facts),
+            "speedup": plain_s / generate_s if generate_s > 0 and plain_s > 0 else None,
+            "plain_equivalent_s": plain_s,
+            "receipt": self._receipt(text, captions),
+        }
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.completion_id, "object": kind, "created": self.created_s, "model": self.model}
+
+    def _receipt(self, text: str, captions: Sequence[Caption]) -> dict[str, Any]:
+        return {
+            "slipstream_version": __version__,
+            "request_id": captions[0].request_id if captions else "",
+            "target": self.model,
+            "draft": self.draft_model or None,
+            "options": _options_used(captions[0]) if captions else {},
+            "media_sha256": self.media.sha256 or None,
+            "media_bytes": self.media.num_bytes or None,
+            "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        }
+
+
+def _options_used(caption: Caption) -> dict[str, Any]:
+    """Without the baselines that were not asked for."""
+    return {name: value for name, value in caption.options.items() if value or not name.startswith(_BASELINES)}
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def finish_reason(captions: Sequence[Caption]) -> str:
+    """Of all pages: one that was cut says so."""
+    is_cut = any(caption.finish_reason is FinishReason.LENGTH for caption in captions)
+    return FinishReason.LENGTH.value if is_cut else FinishReason.STOP.value
+
+
+def usage(captions: Sequence[Caption], num_streamed: int | None = None) -> dict[str, Any]:
+    """Tokens. `num_streamed`: of the text so far, where its caption has not ended."""
+    prompt = sum(caption.video.prompt_tokens for caption in captions)
+    written = sum(caption.num_tokens for caption in captions) if num_streamed is None else num_streamed
+    judged = sum(caption.speculation.judged for caption in captions)
+    accepted = sum(caption.speculation.accepted for caption in captions)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(caption.video.reused_tokens for caption in captions),
+            "video_tokens": sum(caption.video.video_tokens for caption in captions),
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": judged - accepted,
+        },
+    }
+
+
+def timings(captions: Sequence[Caption]) -> dict[str, Any]:
+    """In llama.cpp's names; milliseconds."""
+    prompt = sum(caption.video.prompt_tokens for caption in captions)
+    cached = sum(caption.video.reused_tokens for caption in captions)
+    written = sum(caption.num_tokens for caption in captions)
+    first_ms = 1000 * sum(caption.timings.first_token_s for caption in captions)
+    text_ms = 1000 * sum(caption.timings.generate_s for caption in captions)
+    counted = sum(max(caption.num_tokens - 1, 0) for caption in captions)
+    return {
+        "cache_n": cached,
+        "prompt_n": prompt - cached,
+        "prompt_ms": first_ms,
+        "prompt_per_token_ms": first_ms / (prompt - cached) if prompt > cached else 0.0,
+        "prompt_per_second": 1000 * (prompt - cached) / first_ms if first_ms else 0.0,
+        "predicted_n": written,
+        "predicted_ms": text_ms,
+        "predicted_per_token_ms": text_ms / counted if counted else 0.0,
+        "predicted_per_second": 1000 * counted / text_ms if text_ms else 0.0,
+        "draft_n": sum(caption.speculation.judged for caption in captions),
+        "draft_n_accepted": sum(caption.speculation.accepted for caption in captions),
+    }

@@ -1,0 +1,198 @@
+"""Files of `/v1/files`, on disk: each in a folder of its own below its owner's, whole or not there at all."""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from slipstream.services.front.api_errors import ApiError, not_found, too_large
+from slipstream.services.front.config import FrontConfig
+
+PURPOSES = ("batch", "user_data", "vision")
+OUTPUT = "batch_output"
+MAX_FILES = 10_000
+"""Of one owner."""
+MAX_NAME_CHARS = 256
+LEFT_S = 86_400.0
+"""After so long, what was never finished was left by a process that ended."""
+_FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+_CONTENT, _FACTS, _NEW = "content", "facts.json", ".new-"
+
+
+@dataclass(frozen=True)
+class KeptFile:
+    """What is known of a file."""
+
+    file_id: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_s: int
+    expires_s: int | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        """It is as if it were not there."""
+        return self.expires_s is not None and time.time() >= self.expires_s
+
+    def shown(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        return {
+            "id": self.file_id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": self.created_s,
+            "expires_at": self.expires_s,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+class NewFile:
+    """A file that is being written. Nobody sees it before `keep`; a context manager that leaves nothing else behind."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self._folder = folder / f"{_NEW}{secrets.token_hex(8)}"
+        self._folder.mkdir(parents=True, mode=0o700)
+        self._file: IO[bytes] = (self._folder / _CONTENT).open("wb")
+        self._limit = limit
+        self.num_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Raises `ApiError` where it becomes too large, or the disk is full."""
+        self.num_bytes += len(data)
+        if self.num_bytes > self._limit:
+            raise too_large(f"the file has more than {self._limit} bytes, which is all that is taken", param="file")
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise _no_room(error) from None
+
+    def keep(self, file_id: str, filename: str, purpose: str, expires_s: int | None) -> KeptFile:
+        """Durable and seen from now on, in place of what had this id."""
+        kept = KeptFile(file_id, filename, purpose, self.num_bytes, int(time.time()), expires_s)
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            (self._folder / _FACTS).write_text(json.dumps(asdict(kept)))
+            target = self._folder.parent / file_id
+            if target.exists():  # the same content, made again
+                shutil.rmtree(target)
+            self._folder.rename(target)
+            _sync(target.parent)
+        except OSError as error:
+            raise _no_room(error) from None
+        return kept
+
+    def __enter__(self) -> "NewFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class FileStore:
+    """All files. Every method blocks; owners see their own."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        self._folder = Path(config.data) / "files"
+        self._config = config
+
+    def new(self, owner: str, limit: int | None = None) -> NewFile:
+        """A file to write. Raises `ApiError` for an owner who has too many or too much. `limit`: of its bytes, where
+        that is not what the owner has left."""
+        folder = self._folder / owner_key(owner)
+        if limit is None:
+            kept = list(self._all(owner))
+            left = self._config.max_owner_bytes - sum(file.num_bytes for file in kept)
+            if len(kept) >= MAX_FILES or left <= 0:
+                raise ApiError(
+                    f"you have {len(kept)} files of {self._config.max_owner_bytes - left} bytes; delete some first",
+                    status=413, code="quota_exceeded",
+                )  # fmt: skip
+            limit = min(left, self._config.max_file_bytes)
+        try:
+            return NewFile(folder, limit)
+        except OSError as error:
+            raise _no_room(error) from None
+
+    def get(self, owner: str, file_id: str) -> KeptFile:
+        """Raises `ApiError` where the owner has none of that id."""
+        kept = self._read(self._path(owner, file_id)) if _FILE_ID.fullmatch(file_id) else None
+        if kept is None or kept.is_expired:
+            raise not_found(f"there is no file {file_id[:64]!r}", param="file_id", code="file_not_found")
+        return kept
+
+    def open(self, owner: str, file_id: str) -> IO[bytes]:
+        """Its content. Raises `ApiError` where the owner has none of that id."""
+        return self.path(owner, file_id).open("rb")
+
+    def path(self, owner: str, file_id: str) -> Path:
+        """Of its content, which never changes. Raises `ApiError` where the owner has none of that id."""
+        return self._path(owner, self.get(owner, file_id).file_id) / _CONTENT
+
+    def list(self, owner: str, purpose: str = "") -> "list[KeptFile]":
+        """The owner's, the latest first."""
+        kept = (file for file in self._all(owner) if not file.is_expired and purpose in ("", file.purpose))
+        return sorted(kept, key=lambda file: (-file.created_s, file.file_id))
+
+    def delete(self, owner: str, file_id: str) -> None:
+        """Raises `ApiError` where the owner has none of that id."""
+        self.get(owner, file_id)
+        shutil.rmtree(self._path(owner, file_id), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Removes what has expired, and what was never finished."""
+        for folder in self._folder.glob("*/*"):
+            kept = self._read(folder)
+            is_left = folder.name.startswith(_NEW) and time.time() - folder.stat().st_mtime > LEFT_S
+            if is_left or (kept is not None and kept.is_expired):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _all(self, owner: str) -> Iterator[KeptFile]:
+        for folder in (self._folder / owner_key(owner)).glob("file-*"):
+            if (kept := self._read(folder)) is not None:
+                yield kept
+
+    def _path(self, owner: str, file_id: str) -> Path:
+        return self._folder / owner_key(owner) / file_id
+
+    def _read(self, folder: Path) -> KeptFile | None:
+        try:
+            return KeptFile(**json.loads((folder / _FACTS).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def new_file_id() -> str:
+    """Not to be guessed."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+def owner_key(owner: str) -> str:
+    """The name of an owner's folder; owners' own names may be anything."""
+    return f"owner-{hashlib.sha256(owner.encode()).hexdigest()[:32]}" if owner else "nobody"
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(error: OSError) -> ApiError:
+    return ApiError(
+        f"the file cannot be kept now: {error.strerror}", status=503, kind="server_error", code="unavailable",
+        retry_after_s=10.0,
+    )  # fmt: skip

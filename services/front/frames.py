@@ -1,0 +1,111 @@
+"""JPEG pictures as the frames of a video, byte by byte as they are: an AVI of Motion JPEG. Nothing is decoded here, so
+pictures of strangers are parsed by the gateway's confined process alone."""
+
+import struct
+from collections.abc import Sequence
+from typing import IO
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.json_body import Media, Window
+
+MAX_AVI_BYTES = 2**31
+_SIZES = {0xC0, 0xC1, 0xC2}
+"""JPEG markers that tell the size: baseline, extended, progressive."""
+_SCANNED = 64 * 1024
+_HAS_INDEX, _KEY_FRAME = 0x10, 0x10
+
+
+def jpeg_size(head: bytes) -> tuple[int, int]:
+    """Width and height, from a JPEG's first bytes. Raises ValueError for what is no JPEG."""
+    if head[:2] != b"\xff\xd8":
+        raise ValueError("it is no JPEG")
+    position = 2
+    while position + 9 <= len(head):
+        if head[position] != 0xFF:
+            break
+        marker, length = head[position + 1], int.from_bytes(head[position + 2 : position + 4], "big")
+        if marker in _SIZES:
+            height, width = struct.unpack(">HH", head[position + 5 : position + 9])
+            if not width or not height:
+                break
+            return width, height
+        position += 1 if marker == 0xFF else 2 + length
+    raise ValueError("it is a JPEG without a size at its beginning")
+
+
+def frame_windows(spool: IO[bytes], frames: Sequence[Media]) -> list[Window]:
+    """The pictures of all media, of which one may hold several."""
+    found = []
+    for media in frames:
+        for start, end in zip([media.start, *media.ends], media.ends, strict=False):
+            found.append(Window(spool, start, end))
+    return found
+
+
+def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[bytes], param: str) -> None:
+    """Writes the video. Raises `ApiError` for pictures that are no JPEGs of one size."""
+    width, height = _common_size(frames, param)
+    lengths = [_length(frame) for frame in frames]
+    movi = 4 + sum(8 + length + length % 2 for length in lengths)
+    header = _header(width, height, frames_per_second, len(frames), max(lengths))
+    index = b"".join(_index_entries(lengths))
+    size = 4 + len(header) + 8 + movi + 8 + len(index)
+    if size > MAX_AVI_BYTES:
+        raise ApiError("the frames have more bytes than one video may", status=413, param=param, code="too_large")
+    output.write(b"RIFF" + struct.pack("<I", size) + b"AVI " + header + b"LIST" + struct.pack("<I", movi) + b"movi")
+    for frame, length in zip(frames, lengths, strict=True):
+        output.write(b"00dc" + struct.pack("<I", length))
+        frame.seek(0)
+        output.write(frame.read())
+        output.write(b"\0" * (length % 2))
+    output.write(b"idx1" + struct.pack("<I", len(index)) + index)
+
+
+def _common_size(frames: Sequence[Window], param: str) -> tuple[int, int]:
+    sizes = set()
+    for index, frame in enumerate(frames):
+        frame.seek(0)
+        try:
+            sizes.add(jpeg_size(frame.read(_SCANNED)))
+        except ValueError as error:
+            raise ApiError(
+                f"picture {index} cannot be a frame: {error}", param=param, code="unreadable_media"
+            ) from None
+    if len(sizes) > 1:
+        raise ApiError("the frames differ in size; scale them to one", param=param, code="unreadable_media")
+    return sizes.pop()
+
+
+def _length(frame: Window) -> int:
+    frame.seek(0)
+    return len(frame.read())
+
+
+def _index_entries(lengths: Sequence[int]) -> list[bytes]:
+    entries, offset = [], 4
+    for length in lengths:
+        entries.append(b"00dc" + struct.pack("<III", _KEY_FRAME, offset, length))
+        offset += 8 + length + length % 2
+    return entries
+
+
+def _header(width: int, height: int, rate: float, num_frames: int, largest: int) -> bytes:
+    """The list `hdrl`: an `avih`, and one stream with its `strh` and `strf`."""
+    scale, per_scale = 1000, max(round(rate * 1000), 1)
+    main = struct.pack(
+        "<14I", round(1e6 / rate), 0, 0, _HAS_INDEX, num_frames, 0, 1, largest, width, height, 0, 0, 0, 0
+    )
+    stream = b"vidsMJPG" + struct.pack(
+        "<IHHIIIIIIIIHHHH", 0, 0, 0, 0, scale, per_scale, 0, num_frames, largest, 0xFFFFFFFF, 0, 0, 0, width, height
+    )
+    picture = struct.pack("<IiiHH4sIiiII", 40, width, height, 1, 24, b"MJPG", width * height * 3, 0, 0, 0, 0)
+    strl = _list(b"strl", _chunk(b"strh", stream) + _chunk(b"strf", picture))
+    return _list(b"hdrl", _chunk(b"avih", main) + strl)
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return name + struct.pack("<I", len(data)) + data
+
+
+def _list(name: bytes, data: bytes) -> bytes:
+    return _chunk(b"LIST", name + data)

@@ -1,0 +1,57 @@
+"""What all endpoints share: configuration, gateways, room for requests, who may call, files, and figures."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from slipstream.captioning.fetch import Fetcher
+from slipstream.rpc.callers import Places
+from slipstream.rpc.security import TokenFile
+from slipstream.services.front.batches import Batches
+from slipstream.services.front.bodies import request_places, spool_places
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.figures import FrontFigures
+from slipstream.services.front.file_store import FileStore
+from slipstream.services.front.gateways import Gateways
+from slipstream.services.front.sources import Sources
+
+
+@dataclass(frozen=True)
+class Front:
+    """Of one process."""
+
+    config: FrontConfig
+    gateways: Gateways
+    sources: Sources
+    requests: Places
+    spooled: Places
+    figures: FrontFigures
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process begins to end."""
+    tokens: TokenFile | None = None
+    """None: nobody is asked who it is."""
+    files: FileStore | None = None
+    batches: Batches | None = None
+    """None: there is no folder for them."""
+
+
+def make_front(config: FrontConfig, figures: FrontFigures) -> Front:
+    """Needs a running event loop. Raises `InvalidConfig`."""
+    gateways = Gateways(config)
+    files = FileStore(config) if config.data else None
+    fetcher = Fetcher(frozenset(_hosts(config)), config.max_body_bytes, config.url_timeout_s)
+    return Front(
+        config=config,
+        gateways=gateways,
+        sources=Sources(fetcher.fetch, files),
+        requests=request_places(config),
+        spooled=spool_places(config),
+        figures=figures,
+        tokens=TokenFile(config.tokens) if config.tokens else None,
+        files=files,
+        batches=None if files is None else Batches(config, gateways, files),
+    )
+
+
+def _hosts(config: FrontConfig) -> list[tuple[str, int]]:
+    pairs = (entry.partition(":") for entry in config.url_hosts.split(",") if entry)
+    return [(host.lower(), int(port or 443)) for host, _, port in pairs]

@@ -1,0 +1,115 @@
+"""The gateways behind the front: channels to all of them, and for each request a connection in its owner's name."""
+
+import asyncio
+import time
+from collections import deque
+from pathlib import PurePath
+
+import grpc
+
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.caption_client import Connection, GatewayAddress, gateway_info
+from slipstream.errors import ServiceUnavailable, SlipstreamError
+from slipstream.messages import GatewayInfo
+from slipstream.rpc.calls import token_metadata
+from slipstream.rpc.probe import probe
+from slipstream.rpc.tls import make_peer_security
+from slipstream.services.front.config import FrontConfig
+
+INFO_S = 2.0
+"""How long what a gateway says of itself is believed."""
+PROBE_S = 2.0
+ARCHIVE = "slipstream.rpc.v1.Archive"
+
+
+def short_name(model: str) -> str:
+    """A hub id, or the last two parts of a folder's path: where it stands is nobody's business."""
+    return "/".join(PurePath(model).parts[-2:]).strip("/")
+
+
+class Gateways:
+    """Gateways that stand in for each other. Requests begin at one after the other."""
+
+    def __init__(self, config: FrontConfig) -> None:
+        """Needs a running event loop. Raises `InvalidConfig` for TLS files that cannot be used, and for tokens that
+        would travel in plaintext."""
+        self._addresses = config.gateway.split(",")
+        self._security = make_peer_security(
+            ("--gateway-ca", config.gateway_ca),
+            ("--gateway-cert", config.gateway_cert),
+            ("--gateway-key", config.gateway_key),
+        )
+        if config.tokens:
+            for address in self._addresses:
+                token_metadata(address, self._security, "x")
+        self._base = GatewayAddress(
+            config.gateway, "", config.gateway_ca or None, config.gateway_cert or None, config.gateway_key or None
+        ).open()
+        self._channels = [self._base.channel, *self._base.others]
+        self._away: set[grpc.aio.Channel] = set()
+        """To gateways that did not answer lately."""
+        self._next = 0
+        self._model_name = config.model_name
+        self._info: GatewayInfo | None = None
+        self._info_at = 0.0
+        self._asking = asyncio.Lock()
+
+    def connection(self, token: str) -> Connection:
+        """For one request of who has this token; '' for nobody. It begins at a gateway that answered lately, where one
+        did."""
+        self._next = (self._next + 1) % len(self._channels)
+        turned = [*self._channels[self._next :], *self._channels[: self._next]]
+        first, *others = sorted(turned, key=lambda channel: channel in self._away)
+        return Connection(first, token_metadata(self._addresses[0], self._security, token), deque(others))
+
+    def archive(self, token: str) -> ArchiveClient:
+        """The archive, for one request of who has this token."""
+        return ArchiveClient(self.connection(token))
+
+    async def info(self, token: str) -> GatewayInfo:
+        """What is served. Raises `ServiceUnavailable` where no gateway answers, or what the gateway says."""
+        async with self._asking:
+            if self._info is None or time.monotonic() - self._info_at > INFO_S:
+                self._info = await self._ask_all(token)
+                self._info_at = time.monotonic()
+            return self._info
+
+    def served_name(self, info: GatewayInfo) -> str:
+        """What clients call the model."""
+        return self._model_name or short_name(info.target_model)
+
+    async def health(self) -> dict[str, dict[str, str]]:
+        """What each gateway says of itself and of its archive, by address."""
+        answers = await asyncio.gather(*(self._probe(address) for address in self._addresses))
+        return dict(zip(self._addresses, answers, strict=True))
+
+    async def close(self) -> None:
+        """Ends what runs."""
+        await self._base.close()
+
+    async def _ask_all(self, token: str) -> GatewayInfo:
+        """What one of them says; which do not answer is remembered."""
+        metadata = token_metadata(self._addresses[0], self._security, token)
+        asked = (_info_or_error(Connection(channel, metadata)) for channel in self._channels)
+        answers = dict(zip(self._channels, await asyncio.gather(*asked), strict=True))
+        self._away = {channel for channel, said in answers.items() if isinstance(said, ServiceUnavailable)}
+        for said in sorted(answers.values(), key=lambda said: isinstance(said, SlipstreamError)):
+            if isinstance(said, SlipstreamError):
+                raise said
+            return said
+        raise AssertionError("there is at least one gateway")
+
+    async def _probe(self, address: str) -> dict[str, str]:
+        names = {"gateway": "", "archive": ARCHIVE}
+        asked = (probe(address, service, self._security, PROBE_S) for service in names.values())
+        return dict(zip(names, await asyncio.gather(*asked), strict=True))
+
+
+async def _info_or_error(connection: Connection) -> GatewayInfo | SlipstreamError:
+    try:
+        async with asyncio.timeout(PROBE_S):
+            return await gateway_info(connection)
+    except SlipstreamError as error:
+        return error
+    except TimeoutError:
+        return ServiceUnavailable("the gateway does not answer; try again later")

@@ -1,0 +1,262 @@
+"""JSON that comes in pieces and holds media: every long `data:` string goes to disk, decoded, and a name stays in its
+place. So a body of gigabytes takes as much memory as the words in it."""
+
+import binascii
+import hashlib
+import json
+import re
+import secrets
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from slipstream.services.front.api_errors import ApiError, too_large
+
+IN_MEMORY_BYTES = 256 * 1024
+"""Media beyond this of one body go to disk."""
+MAX_VALUES = 100_000
+"""Values of one body: a few bytes each on the wire, and some hundred in memory."""
+MAX_HEAD_BYTES = 256
+"""Of a `data:` string, before its content."""
+_HEAD = re.compile(rb"data:([A-Za-z0-9.+/-]*)((?:;[A-Za-z0-9=._-]+)*);base64,")
+_QUOTE_OR_ESCAPE = re.compile(rb'["\\]')
+_COMMAS = re.compile(rb",")
+FRAMES_TYPE = "video/jpeg"
+"""Frames one after the other in one string, parted by commas."""
+
+
+@dataclass
+class Media:
+    """What one `data:` string holds, in the body's spool."""
+
+    media_type: str
+    start: int
+    end: int = 0
+    ends: list[int] = field(default_factory=list)
+    """Of each part: one, or as many as there are frames."""
+    error: str = ""
+    sha256: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Decoded."""
+        return self.end - self.start
+
+
+class _Decoder:
+    """Base64 in pieces that may be cut anywhere, appended to a file."""
+
+    def __init__(self, media: Media, spool: IO[bytes]) -> None:
+        self._media, self._spool = media, spool
+        self._left = b""
+        self._digest = hashlib.sha256()
+        self._is_padded = False
+        media.end = media.start
+
+    def feed(self, text: bytes) -> None:
+        """More of the string, as it stands in the JSON."""
+        if self._media.error:
+            return
+        if self._media.media_type == FRAMES_TYPE:
+            *whole, text = _COMMAS.split(text)
+            for part in whole:
+                self._decode(part)
+                self.end_part()
+        self._decode(text)
+
+    def end_part(self) -> None:
+        """A frame is whole, or the string."""
+        if self._left and not self._media.error:
+            self._media.error = "its base64 has a length that cannot be"
+        if not self._media.error and self._media.end == (self._media.ends or [self._media.start])[-1]:
+            self._media.error = "it has no bytes"
+        self._media.ends.append(self._media.end)
+        self._left, self._is_padded = b"", False
+
+    def finish(self) -> None:
+        """The string ends."""
+        self.end_part()
+        self._media.sha256 = self._digest.hexdigest()
+
+    def _decode(self, text: bytes) -> None:
+        text = self._left + text
+        whole = len(text) // 4 * 4
+        self._left = text[whole:]
+        if not whole or self._media.error:
+            return
+        try:
+            if self._is_padded:
+                raise ValueError
+            data = binascii.a2b_base64(text[:whole], strict_mode=True)
+        except ValueError:
+            self._media.error = "it is no base64"
+            return
+        self._is_padded = text[whole - 1 : whole] == b"="
+        self._spool.write(data)
+        self._digest.update(data)
+        self._media.end += len(data)
+
+
+class JsonBody:
+    """A JSON text that is fed in pieces. A context manager: what it spooled is gone when it is left.
+
+    Args:
+        max_json_bytes: of the text without media.
+        max_media_bytes: of all media together, decoded.
+    """
+
+    def __init__(self, max_json_bytes: int, max_media_bytes: int) -> None:
+        self.media: dict[str, Media] = {}
+        """By the name that stands in the JSON."""
+        self.spool: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115 (closed with this object)
+        self._max_json_bytes, self._max_media_bytes = max_json_bytes, max_media_bytes
+        self._secret = secrets.token_hex(16)
+        self._json = bytearray()
+        self._num_values = 0
+        self._in_string = False
+        self._string_start = 0
+        """Where the string that is open begins in `_json`, behind its quote; -1 where its head has been looked at."""
+        self._is_escaped = False
+        self._decoder: _Decoder | None = None
+
+    @property
+    def media_bytes(self) -> int:
+        """Of all media so far, decoded."""
+        return sum(media.num_bytes for media in self.media.values())
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes. Raises `ApiError` where there is too much."""
+        position = 0
+        while position < len(data):
+            position = self._in_text(data, position) if self._in_string else self._between(data, position)
+        if len(self._json) > self._max_json_bytes:
+            raise too_large(
+                f"the JSON has more than {self._max_json_bytes} bytes beside its media; give media as base64 in data:"
+                " URLs, by https or by path"
+            )
+        if self.media_bytes > self._max_media_bytes:
+            raise too_large(f"the media have more than {self._max_media_bytes} bytes")
+
+    def value(self) -> Any:
+        """What the whole text says. Raises `ApiError`."""
+        try:
+            value = json.loads(self._json.decode(), parse_constant=_refuse_constant, object_pairs_hook=_object)
+            if b"\\u" in self._json:
+                json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be sent on
+            return value
+        except (ValueError, RecursionError) as error:
+            reason = str(error) if isinstance(error, json.JSONDecodeError) else "it is no JSON that can be read"
+            raise ApiError(f"the body is no valid JSON: {reason}", code="invalid_json") from None
+
+    def window(self, start: int, end: int) -> "Window":
+        """A part of the spool, to be read."""
+        return Window(self.spool, start, end)
+
+    def __enter__(self) -> "JsonBody":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spool.close()
+
+    def _between(self, data: bytes, start: int) -> int:
+        """Outside strings."""
+        quote = data.find(b'"', start)
+        piece = data[start:] if quote < 0 else data[start : quote + 1]
+        self._num_values += piece.count(b",") + piece.count(b"[") + piece.count(b"{")
+        if self._num_values > MAX_VALUES:
+            raise too_large(f"the JSON has more than {MAX_VALUES} values")
+        self._json += piece
+        if quote >= 0:
+            self._in_string, self._string_start = True, len(self._json)
+        return start + len(piece)
+
+    def _in_text(self, data: bytes, start: int) -> int:
+        """Inside a string; the position behind what was taken."""
+        if self._is_escaped:
+            self._is_escaped = False
+            self._take(data[start : start + 1] if self._decoder is None or data[start : start + 1] == b"/" else b"\\")
+            return start + 1
+        found = _QUOTE_OR_ESCAPE.search(data, start)
+        end = found.start() if found else len(data)
+        self._take(data[start:end])
+        if found is None:
+            return end
+        if found[0] == b'"':
+            self._end_string()
+        else:
+            self._is_escaped = True
+            if self._decoder is None:
+                self._json += b"\\"
+        return end + 1
+
+    def _take(self, text: bytes) -> None:
+        if self._decoder is not None:
+            self._decoder.feed(text)
+            return
+        self._json += text
+        if self._string_start >= 0 and len(self._json) - self._string_start >= MAX_HEAD_BYTES:
+            self._look_at_head()
+
+    def _look_at_head(self) -> None:
+        """Whether the string is media, once enough of it is there."""
+        start, self._string_start = self._string_start, -1
+        said = bytes(self._json[start:]).replace(b"\\/", b"/")
+        head = _HEAD.match(said)
+        if head is None:
+            return
+        name = f"media:{self._secret}:{len(self.media)}"
+        end = max((media.end for media in self.media.values()), default=0)
+        media = self.media[name] = Media(head[1].decode().lower(), end)
+        del self._json[start:]
+        self._json += name.encode()
+        self._decoder = _Decoder(media, self.spool)
+        self._decoder.feed(said[head.end() :])
+
+    def _end_string(self) -> None:
+        if self._string_start >= 0:
+            self._look_at_head()
+        if self._decoder is not None:
+            self._decoder.finish()
+            self._decoder = None
+        self._json += b'"'
+        self._in_string, self._string_start = False, 0
+
+
+class Window:
+    """A part of a file as a file of its own, for one reader at a time."""
+
+    def __init__(self, file: IO[bytes], start: int, end: int) -> None:
+        self._file, self._start, self._end = file, start, end
+        self._position = start
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes; none at the end."""
+        left = self._end - self._position
+        self._file.seek(self._position)
+        data = self._file.read(left if size < 0 else min(size, left))
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        """From the window's start."""
+        return self._position - self._start
+
+    def seek(self, offset: int, /) -> int:
+        """To a place that `tell` told."""
+        self._position = self._start + offset
+        return offset
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return fields

@@ -1,0 +1,186 @@
+"""`/openapi.json`: the table of endpoints, told in OpenAPI's form. A test holds every answer's status to it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream import __version__
+from slipstream.options import OPTIONS, OptionSpec
+from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
+from slipstream.services.front.endpoints import Endpoint, Schema
+
+GUARDED = (400, 401, 403, 404, 405, 408, 409, 413, 429, 503, 504)
+OPEN = (400, 404, 405)
+REASONS = {
+    400: "The request cannot be honoured; `param` names the field.",
+    401: "No token, or none that is known.",
+    403: "Who calls is known, and may not.",
+    404: "There is no such thing, or it is another owner's.",
+    405: "There is no such method here.",
+    408: "The body came too slowly.",
+    409: "It is not in a state for that.",
+    413: "More than is taken.",
+    415: "Another type of content than is taken.",
+    429: "No room now; `retry-after` says when.",
+    503: "What it needs is not there now; `retry-after` says when.",
+    504: "It took longer than this server serves one request.",
+}
+_TEXT = {"type": "string"}
+_WHOLE = {"type": "integer"}
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def kept(kind: str, *required: str) -> Schema:
+    """The schema of one thing that has an id."""
+    names = ["id", "object", *required]
+    return {"type": "object", "required": names, "properties": {"id": _TEXT, "object": {"const": kind}}}
+
+
+def list_schema(item: Schema) -> Schema:
+    """The schema of a list."""
+    properties = {"object": {"const": "list"}, "data": {"type": "array", "items": item}}
+    return {"type": "object", "required": ["object", "data"], "properties": properties}
+
+
+MODEL = kept("model", "created", "owned_by")
+FILE = kept("file", "bytes", "created_at", "filename", "purpose")
+BATCH = kept("batch", "endpoint", "status", "input_file_id", "created_at", "request_counts")
+COMPLETION = kept("chat.completion", "created", "model", "choices", "usage")
+LIMIT = {"type": "integer", "minimum": 1, "maximum": 100}
+ORDER = {"enum": ["asc", "desc"]}
+UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch", "user_data", "vision"]},
+        "expires_after[anchor]": {"const": "created_at"},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+    "additionalProperties": False,
+}
+NEW_BATCH = {
+    "type": "object",
+    "required": ["input_file_id", "endpoint", "completion_window"],
+    "properties": {
+        "input_file_id": _TEXT,
+        "endpoint": {"const": "/v1/chat/completions"},
+        "completion_window": {"type": "string", "pattern": "^[1-9][0-9]{0,5}[smhd]$"},
+        "metadata": {"type": ["object", "null"], "additionalProperties": {"type": "string", "maxLength": 512}},
+        "output_expires_after": {"type": ["object", "null"]},
+    },
+    "additionalProperties": False,
+}
+
+
+def option_schema(spec: OptionSpec) -> Schema:
+    """Of one row of the table of caption options."""
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean"}
+    schema: dict[str, Any] = {"type": kinds[spec.kind]}
+    if spec.choices:
+        schema["enum"] = list(spec.choices)
+    if spec.low is not None:
+        schema["minimum"] = spec.low
+    if spec.high is not None:
+        schema["maximum"] = spec.high
+    described = {"description": spec.description}
+    return {"type": "array", "items": schema, **described} if spec.repeated else schema | described
+
+
+def chat_schema() -> Schema:
+    """Of a chat request."""
+    by_name = {spec.name: option_schema(spec) for spec in OPTIONS}
+    own = {name: schema for name, schema in by_name.items() if name not in OWN_NAMES}
+    kinds = {str: "string", int: "integer", bool: "boolean"}
+    own |= {name: {"type": kinds[kind]} for name, kind in DOCUMENT_FIELDS.items()}
+    part = {"type": "object", "required": ["type"], "properties": {"type": {"enum": _PARTS}}}
+    message = {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": ["user", "system", "developer"]},
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": part}]},
+        },
+    }
+    limit = by_name["max_new_tokens"]
+    fields = {
+        "model": _TEXT,
+        "messages": {"type": "array", "minItems": 1, "maxItems": 64, "items": message},
+        "stream": {"type": "boolean"},
+        "stream_options": {"type": "object"},
+        "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": 16}]},
+        "max_tokens": limit,
+        "max_completion_tokens": limit,
+        "prediction": {"type": "object", "required": ["type", "content"]},
+        "media_io_kwargs": {"type": "object"},
+        "mm_processor_kwargs": {"type": "object"},
+        "slipstream": {"type": "object", "properties": own, "additionalProperties": False},
+    }
+    fields |= {name: by_name[name] for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed")}
+    fields |= {name: {"enum": [*values, None]} for name, values in NEUTRAL.items()}
+    fields |= {name: {} for name in sorted(TOLERATED)}
+    return {
+        "type": "object",
+        "required": ["model", "messages"],
+        "properties": fields,
+        "additionalProperties": False,
+    }
+
+
+_PARTS = ["text", "video_url", "video", "image_url", "file"]
+
+
+def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """The whole."""
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        path = re.sub(r":\w+}", "}", endpoint.path)
+        paths.setdefault(path, {})[endpoint.method.lower()] = _operation(endpoint, path)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Slipstream", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": ERROR},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
+    schemas = {kind: {"schema": endpoint.answer if kind == "application/json" else _TEXT} for kind in endpoint.content}
+    statuses = {*(OPEN if endpoint.is_open else GUARDED), *endpoint.statuses}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses: dict[str, Any] = {"200": {"description": "Done.", "content": schemas}}
+    responses |= {str(status): {"description": REASONS[status], "content": error} for status in sorted(statuses)}
+    if endpoint.is_open and 503 in endpoint.statuses:
+        responses["503"]["content"] = schemas  # it tells what is missing
+    names = re.findall(r"{(\w+)}", path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in names]
+    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in endpoint.query.items()]
+    told: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "operationId": getattr(endpoint.serve, "__name__", "serve"),
+        "parameters": parameters,
+        "responses": responses,
+    }
+    if endpoint.body:
+        content = {kind: {"schema": schema} for kind, schema in endpoint.body.items()}
+        told["requestBody"] = {"required": True, "content": content}
+    return told

@@ -1,0 +1,64 @@
+"""The front's process: its configuration, its application on a bound socket, and a clean end."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+from slipstream.config import parse_config
+from slipstream.errors import SlipstreamError
+from slipstream.logs import configure_logs, get_logger
+from slipstream.metrics import REGISTRY
+from slipstream.rpc.server import PARENT_PID_VARIABLE, raise_descriptor_limit
+from slipstream.services.front.app import make_app
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.figures import FrontFigures
+from slipstream.services.front.front import make_front
+from slipstream.services.front.routes import ENDPOINTS
+from slipstream.services.front.server import bound_socket, serving
+
+PARENT_CHECK_S = 0.5
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """The exit status."""
+    try:
+        config = parse_config(FrontConfig, "front", argv, environ)
+        configure_logs("front", config.log_level)
+        with bound_socket(config) as listening:
+            asyncio.run(_serve(config, listening, environ.get(PARENT_PID_VARIABLE, "")))
+    except SlipstreamError as error:
+        get_logger().error("service.failed", error=str(error))
+        return error.exit_code
+    return 0
+
+
+async def _serve(config: FrontConfig, listening: socket.socket, parent: str) -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    raise_descriptor_limit()
+    front = make_front(config, FrontFigures(REGISTRY))
+    running = asyncio.create_task(front.batches.run()) if front.batches else None
+    try:
+        async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping):
+            host, port = listening.getsockname()[:2]
+            get_logger().info("service.ready", address=f"{host}:{port}", pid=os.getpid())
+            await _wait_for_end(stopping, parent)
+    finally:
+        if front.batches is not None and running is not None:
+            running.cancel()
+            await front.batches.close()
+        await front.gateways.close()
+    get_logger().info("service.stopped")
+
+
+async def _wait_for_end(stopping: asyncio.Event, parent: str) -> None:
+    """Returns after a signal, or when the parent that started this process is no more."""
+    waiting = asyncio.create_task(stopping.wait())
+    while not waiting.done():
+        await asyncio.wait({waiting}, timeout=PARENT_CHECK_S if parent else None)
+        if parent and str(os.getppid()) != parent:
+            break
+    waiting.cancel()

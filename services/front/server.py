@@ -1,0 +1,139 @@
+"""uvicorn within our process: bound before it serves, patient with nobody, and ended in good order."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from slipstream.errors import InvalidConfig
+from slipstream.rpc.tls import is_local, warn_of_plaintext
+from slipstream.services.front.config import FrontConfig
+
+MAX_HEAD_BYTES = 32 * 1024
+BACKLOG = 1024
+TELL_S = 1.0
+"""For requests that are cancelled to say so."""
+
+
+class PatientProtocol(H11Protocol):
+    """A connection that may be silent for `head_s`, and no longer: uvicorn itself waits for a head for ever. One beyond
+    `max_connections` is closed at once."""
+
+    head_s = 15.0
+    max_connections = 4096
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.max_connections:
+            transport.abort()
+        else:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # ours covers the time until the next head is whole
+        self._await_head()
+
+    def _await_head(self) -> None:
+        self._stop_waiting()
+        self._head_timer = self.loop.call_later(self.head_s, self._end_waiting)
+
+    def _end_waiting(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class _Server(uvicorn.Server):
+    """Without uvicorn's own handling of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def bound_socket(config: FrontConfig) -> socket.socket:
+    """A listening socket. Raises `InvalidConfig` where it cannot listen, or where others could read tokens."""
+    host, _, port = config.listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise InvalidConfig(f"--listen: {config.listen!r} is not HOST:PORT")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise InvalidConfig("--tls-cert and --tls-key must be given together")
+    if config.tokens and not config.tls_cert and not is_local(config.listen):
+        raise InvalidConfig(
+            f"--tokens on {config.listen} needs --tls-cert: on a plaintext wire anyone on the way could read the tokens"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host.strip("[]"), int(port)))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise InvalidConfig(f"cannot listen on {config.listen}: {error.strerror}") from None
+    warn_of_plaintext(config.listen, bool(config.tls_cert))
+    return listening
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: ASGIApp, config: FrontConfig, listening: socket.socket, stopping: asyncio.Event
+) -> AsyncIterator[None]:
+    """Serves within. At its end `stopping` is set, and open requests have `drain_s` to finish; then they are cancelled,
+    and tell their clients. Raises `InvalidConfig` for TLS files that cannot be used."""
+    protocol = type(
+        "Protocol", (PatientProtocol,), {"head_s": config.head_s, "max_connections": config.max_connections}
+    )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(config.head_s) + 1,
+            timeout_graceful_shutdown=math.ceil(config.drain_s + TELL_S),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            ssl_certfile=config.tls_cert or None,
+            ssl_keyfile=config.tls_key or None,
+        )
+    )
+    try:
+        server.config.load()
+    except OSError as error:  # ssl's errors are such
+        raise InvalidConfig(f"--tls-cert or --tls-key cannot be used: {error.strerror or error}") from None
+    running = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        while not server.started and not running.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # uvicorn tells nobody
+        yield
+    finally:
+        stopping.set()
+        server.should_exit = True
+        await asyncio.wait({running}, timeout=config.drain_s)
+        for task in set(server.server_state.tasks):
+            task.cancel()
+        await running

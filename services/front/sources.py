@@ -1,0 +1,143 @@
+"""The medium of a request as the gateway's client takes it: a part of the spool, a path, or a file that was fetched."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import IO, Any, Protocol
+
+from slipstream.client.caption_client import RemotePath, Video
+from slipstream.client.document_client import check_reads_documents
+from slipstream.errors import InvalidConfig
+from slipstream.messages import GatewayInfo
+from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
+from slipstream.services.front.completions import MediaFacts
+from slipstream.services.front.frames import frame_windows, write_avi
+from slipstream.services.front.json_body import IN_MEMORY_BYTES, JsonBody, Media
+
+DOCUMENT_BEGINNINGS = (b"%PDF", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
+"""PDF, PNG, JPEG, TIFF."""
+DOCUMENT_ENDINGS = (b".pdf", b".png", b".jpg", b".jpeg", b".tif", b".tiff")
+
+
+class Fetch(Protocol):
+    """How media are fetched: `Fetcher.fetch`."""
+
+    async def __call__(self, source: str, sink: Any, /) -> None:
+        """Raises what is wrong with the address, or with who answers there."""
+
+
+class Store(Protocol):
+    """Where files of /v1/files are found."""
+
+    def open(self, owner: str, file_id: str) -> IO[bytes]:
+        """Raises `ApiError` where the owner has none of that name."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A medium that can be sent."""
+
+    video: Video
+    is_document: bool
+    facts: MediaFacts = field(default_factory=MediaFacts)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Opens media for one owner's requests."""
+
+    fetch: Fetch
+    store: Store | None
+    """None: no files are kept here."""
+
+    @contextlib.asynccontextmanager
+    async def opened(self, medium: Medium, body: JsonBody, info: GatewayInfo, owner: str) -> AsyncIterator[Opened]:
+        """The medium, for the time of a request. Raises `ApiError`, and what fetching raises."""
+        async with contextlib.AsyncExitStack() as exits:
+            yield await self._open(medium, body, info, owner, exits)
+
+    async def _open(
+        self, medium: Medium, body: JsonBody, info: GatewayInfo, owner: str, exits: contextlib.AsyncExitStack
+    ) -> Opened:
+        source = medium.source
+        if isinstance(source, RemoteFile):
+            return Opened(RemotePath(source.path), is_document(medium, source.path.lower().encode(), info))
+        if medium.kind is MediumKind.FRAMES and isinstance(source, Media):
+            return await _frames(medium, body, exits)
+        if isinstance(source, Media):
+            window = body.window(source.start, source.end)
+            is_paper = is_document(medium, await asyncio.to_thread(window.read, 16), info)
+            if medium.kind is MediumKind.IMAGE and not is_paper:
+                return await _frames(medium, body, exits)
+            window.seek(0)
+            return Opened(window, is_paper, MediaFacts(source.sha256, source.num_bytes))
+        file = await self._file(medium, owner, exits)
+        is_paper = is_document(medium, await asyncio.to_thread(file.read, 16), info)
+        await asyncio.to_thread(file.seek, 0)
+        if medium.kind is MediumKind.IMAGE and not is_paper:
+            raise _no_reader(medium)
+        return Opened(file, is_paper)
+
+    async def _file(self, medium: Medium, owner: str, exits: contextlib.AsyncExitStack) -> IO[bytes]:
+        source = medium.source
+        if isinstance(source, StoredFile):
+            if self.store is None:
+                raise ApiError("this server keeps no files", param=medium.param, code="not_served")
+            file = await asyncio.to_thread(self.store.open, owner, source.file_id)
+            exits.callback(file.close)
+            return file
+        assert isinstance(source, str)
+        fetched = exits.enter_context(_temporary())
+        await self.fetch(source, _Sink(fetched))
+        await asyncio.to_thread(fetched.seek, 0)
+        return fetched
+
+
+def _temporary() -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)
+
+
+class _Sink:
+    """Writes to a file, off the event loop."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    async def write(self, data: bytes) -> object:
+        return await asyncio.to_thread(self._file.write, data)
+
+
+async def _frames(medium: Medium, body: JsonBody, exits: contextlib.AsyncExitStack) -> Opened:
+    """Pictures as a video."""
+    assert isinstance(medium.source, Media)
+    frames = frame_windows(body.spool, medium.frames or (medium.source,))
+    output = exits.enter_context(_temporary())
+    await asyncio.to_thread(write_avi, frames, medium.frames_per_second, output, medium.param)
+    await asyncio.to_thread(output.seek, 0)
+    return Opened(output, is_document=False)
+
+
+def is_document(medium: Medium, beginning: bytes, info: GatewayInfo) -> bool:
+    """Whether a reader is to read it, as `beginning`, its first bytes or its path, says. A picture alone is read where
+    there is a reader, and is else a video of one frame. Raises `ApiError` for a document where there is none."""
+    if medium.kind in (MediumKind.VIDEO, MediumKind.FRAMES):
+        return False
+    if medium.kind is MediumKind.IMAGE:
+        return info.reads_documents
+    is_paper = beginning.startswith(DOCUMENT_BEGINNINGS) or beginning.endswith(DOCUMENT_ENDINGS)
+    if is_paper and not info.reads_documents:
+        raise _no_reader(medium)
+    return is_paper
+
+
+def _no_reader(medium: Medium) -> ApiError:
+    try:
+        check_reads_documents(GatewayInfo())
+    except InvalidConfig as error:
+        answer = as_api_error(error)
+        answer.param = medium.param
+        return answer
+    raise AssertionError("a gateway without a reader reads no documents")

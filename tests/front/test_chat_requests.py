@@ -1,0 +1,220 @@
+"""What a chat request may say, and that everything else is refused by the name of its field."""
+
+import contextlib
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
+from slipstream.services.front.chat_request import NEUTRAL, TOLERATED, ChatRequest, read_chat
+from slipstream.services.front.json_body import JsonBody
+from tests.support.front import asked, data_url
+
+URL = "file:///videos/a%20b.mp4"
+
+
+def request(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": asked(URL), **fields}
+
+
+def read(value: Any) -> ChatRequest:
+    with JsonBody(10**6, 10**6) as body:
+        body.feed(json.dumps(value).encode())
+        return read_chat(body.value(), body.media)
+
+
+def refused(value: Any) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        read(value)
+    return error.value
+
+
+def with_part(part: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return request(messages=[{"role": "user", "content": [{"type": "text", "text": "?"}, part]}], **fields)
+
+
+def test_a_plain_request() -> None:
+    chat = read(request())
+    assert chat.options.given() == {"prompt": "Describe this video in detail."}
+    assert (chat.medium.kind, chat.medium.source) == (MediumKind.VIDEO, RemoteFile("/videos/a b.mp4"))
+    assert not chat.stream and not chat.include_usage
+
+
+def test_all_that_is_honoured() -> None:
+    own = {"method": "hints_draft", "pruner": "uv", "alpha": 0.5, "trace": True, "pages": "1-2", "dpi": 100}
+    chat = read(
+        request(
+            temperature=0.5,
+            top_p=0.9,
+            top_k=40,
+            repetition_penalty=1.1,
+            seed=3,
+            stop="END",
+            max_tokens=9,
+            max_completion_tokens=9,
+            media_io_kwargs={"video": {"num_frames": 8}},
+            mm_processor_kwargs={"num_frames": 8, "do_sample_frames": True},
+            prediction={"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            slipstream=own,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    options = chat.options.given()
+    assert options.pop("prompt")
+    assert options == {
+        "num_frames": 8, "max_new_tokens": 9, "method": "hints_draft", "temperature": 0.5, "top_k": 40, "top_p": 0.9,
+        "repetition_penalty": 1.1, "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5, "trace": True,
+        "prediction": ("ab",),
+    }  # fmt: skip
+    assert (chat.document.request.pages, chat.document.request.dpi) == ("1-2", 100)
+    assert chat.stream and chat.include_usage and not chat.continuous_usage
+
+
+def test_what_asks_for_nothing_is_tolerated() -> None:
+    said = {name: values[0] for name, values in NEUTRAL.items()} | dict.fromkeys(TOLERATED, "x")
+    assert read(request(**said)) == read(request()) == read(request(**dict.fromkeys(NEUTRAL)))
+    assert read(request(top_k=-1)).options.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"magic": 1}, "magic"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"media_io_kwargs": {"video": {"fps": 1}}}, "media_io_kwargs.video.fps"),
+        ({"media_io_kwargs": {"audio": {}}}, "media_io_kwargs.audio"),
+        ({"mm_processor_kwargs": {"max_pixels": 1}}, "mm_processor_kwargs.max_pixels"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        ({"prediction": {"type": "magic"}}, "prediction.type"),
+        ({"slipstream": {"magic": 1}}, "slipstream.magic"),
+        ({"slipstream": {"alpha": 2}}, "slipstream.alpha"),
+        ({"slipstream": {"prompt": "x"}}, "slipstream.prompt"),
+        ({"slipstream": {"num_frames": 4}, "media_io_kwargs": {"video": {"num_frames": 5}}}, "slipstream.num_frames"),
+        ({"slipstream": {"dpi": 1}}, "slipstream.dpi"),
+        ({"slipstream": {"dpi": "x"}}, "slipstream.dpi"),
+        ({"slipstream": {"surface": "magic"}}, "slipstream.surface"),
+        ({"slipstream": []}, "slipstream"),
+        ({"model": None}, "model"),
+        ({"model": 5}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "x"}, "messages"),
+    ],
+)
+def test_the_field_is_named(fields: dict[str, Any], param: str) -> None:
+    error = refused(request(**fields))
+    assert (error.status, error.param) == (400, param) and error.kind == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "audio_url"}, "type"),
+        ({"type": "video_url", "video_url": {"url": "http://a/b.mp4"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4,raw"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,@@@@"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAAA"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA==AAAA"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "file://host/a"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "file:///a%00b"}}, "video_url.url"),
+        ({"type": "video_url", "video_url": {"url": URL, "fps": 1}}, "video_url.fps"),
+        ({"type": "video_url", "video_url": 5}, "video_url"),
+        ({"type": "video", "video": []}, "video"),
+        ({"type": "video", "video": [URL]}, "video[0]"),
+        ({"type": "video", "video": URL, "fps": 1}, "fps"),
+        ({"type": "video", "video": [data_url(b"x")], "fps": 0}, "fps"),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "high"}}, "image_url.detail"),
+        ({"type": "file", "file": {}}, "file"),
+        ({"type": "file", "file": {"file_id": "f", "file_data": URL}}, "file"),
+        ({"type": "file", "file": {"file_data": "bare"}}, "file.file_data"),
+        ({"type": "text", "text": "more", "cache_control": {}}, "cache_control"),
+    ],
+)
+def test_the_part_is_named(part: dict[str, Any], param: str) -> None:
+    assert refused(with_part(part)).param == f"messages[0].content[1].{param}"
+
+
+def test_exactly_one_medium() -> None:
+    none, two = request(messages=[{"role": "user", "content": "hi"}]), request()
+    two["messages"] = [*two["messages"], *two["messages"]]
+    for wrong in (none, two):
+        assert "exactly one" in str(refused(wrong)) and refused(wrong).param == "messages"
+
+
+def test_roles() -> None:
+    first = {"role": "system", "content": "Be short."}
+    assert read(request(messages=[first, *asked(URL, "What?")])).options.prompt == "Be short.\nWhat?"
+    assert refused(request(messages=[{"role": "assistant", "content": "x"}])).param == "messages[0].role"
+    assert refused(request(messages=[{"role": "system", "content": asked(URL)[0]["content"]}])).param
+
+
+def test_files_and_frames() -> None:
+    stored = read(with_part({"type": "file", "file": {"file_id": "file-1", "filename": "x"}}))
+    assert (stored.medium.kind, stored.medium.source) == (MediumKind.FILE, StoredFile("file-1"))
+    frames = read(with_part({"type": "video", "video": [data_url(b"a"), data_url(b"bc")], "fps": 4}))
+    assert frames.medium.kind is MediumKind.FRAMES and frames.options.num_frames == 2
+    assert [frame.num_bytes for frame in frames.medium.frames] == [1, 2] and frames.medium.frames_per_second == 4
+
+
+def test_text_that_looks_like_media_is_no_text() -> None:
+    assert refused(request(messages=asked(URL, data_url(b"x")))).param == "messages[0].content[0].text"
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, inner in items for found in _paths(inner, (*path, key)))]
+
+
+RICH = with_part(
+    {"type": "video", "video": [data_url(b"a")], "fps": 4},
+    prediction={"type": "content", "content": [{"type": "text", "text": "x"}]},
+    media_io_kwargs={"video": {"num_frames": 1}},
+    slipstream={"method": "slipstream", "dpi": 72, "pages": "1", "stop": None},
+    stream=True,
+    stream_options={"include_usage": True},
+    stop=["a"],
+    temperature=0.5,
+)
+del RICH["slipstream"]["stop"]
+
+
+@given(st.sampled_from(_paths(RICH)), _JSON)
+def test_whatever_stands_anywhere_is_taken_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    changed = copy.deepcopy(RICH)
+    if not path:
+        changed = value
+    else:
+        inner = changed
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+    with contextlib.suppress(ApiError):  # and nothing else
+        read(changed)

@@ -1,0 +1,49 @@
+"""Pictures as a video: the decoder sees each of them, and what is no picture is refused by its number."""
+
+import io
+
+import pytest
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.frames import jpeg_size, write_avi
+from slipstream.services.front.json_body import Window
+from slipstream.video.decode import sample_video
+from slipstream.video.messages import DecodeLimits
+from tests.front.conftest import jpeg
+
+
+def windows(pictures: list[bytes]) -> list[Window]:
+    spool, found = io.BytesIO(), []
+    for picture in pictures:
+        start = spool.tell()
+        spool.write(picture)
+        found.append(Window(spool, start, spool.tell()))
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_the_decoder_sees_them(count: int) -> None:
+    output = io.BytesIO()
+    write_avi(windows([jpeg(30 * n, (65, 47)) for n in range(count)]), 4.0, output, "video")
+    video = sample_video(io.BytesIO(output.getvalue()), count, DecodeLimits())
+    shades = [int(frame.mean()) for frame in video.frames]
+    assert all(abs(shade - 30 * n) < 4 for n, shade in enumerate(shades)) and not video.warnings
+    assert video.timestamps_s == tuple(n / 4 for n in range(count))
+    assert video.frames.shape[1:3] == (47, 65)
+
+
+@pytest.mark.parametrize(
+    "pictures",
+    [[b"GIF89a"], [b""], [jpeg(1), b"\xff\xd8\xff"], [jpeg(1), jpeg(1, (32, 32))], [jpeg(1)[:100]]],
+)
+def test_what_is_no_picture_of_that_size(pictures: list[bytes]) -> None:
+    with pytest.raises(ApiError) as refused:
+        write_avi(windows(pictures), 2.0, io.BytesIO(), "video")
+    assert refused.value.param == "video" and refused.value.code == "unreadable_media"
+
+
+def test_sizes() -> None:
+    assert jpeg_size(jpeg(5, (123, 45))) == (123, 45)
+    for head in (b"", b"\xff\xd8", b"\xff\xd8" + b"\xff" * 100, b"\xff\xd8\xff\xe0\x00\x02" * 50):
+        with pytest.raises(ValueError, match="JPEG"):
+            jpeg_size(head)

@@ -1,0 +1,65 @@
+"""Where tokens are asked for: nobody gets in without one, and one owner's files and batches are unseen by another."""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from slipstream.errors import InvalidConfig
+from slipstream.rpc.security import new_token
+from tests.cli.fake_gateway import TEXT, FakeGateway
+from tests.support.front import asked, client_of, data_url, front_at
+
+VIDEO = data_url(b"good")
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> tuple[str, str, str]:
+    """The file, and tokens of two owners."""
+    pairs = [new_token(owner) for owner in ("ann", "bob")]
+    path = tmp_path / "tokens"
+    path.write_text("\n".join(line for _, line in pairs))
+    return str(path), pairs[0][0], pairs[1][0]
+
+
+async def test_owners(gateway: FakeGateway, tokens: tuple[str, str, str], tmp_path: Path) -> None:
+    path, ann, bob = tokens
+    async with (
+        front_at(gateway.address, tokens=path, data=str(tmp_path / "data")) as address,
+        client_of(address, ann) as hers,
+        client_of(address, bob) as his,
+        client_of(address, "wrong") as nobodys,
+    ):
+        for call in (nobodys.models.list(), nobodys.files.list()):
+            with pytest.raises(openai.AuthenticationError):
+                await call
+        answer = await hers.chat.completions.create(model="big", messages=asked(VIDEO))
+        assert answer.choices[0].message.content == TEXT
+        file = await hers.files.create(file=("a.jsonl", b"no JSON"), purpose="batch")
+        options: Any = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = await hers.batches.create(input_file_id=file.id, **options)
+        assert [one.id async for one in hers.files.list()] == [file.id]
+        assert [one.id async for one in hers.batches.list()] == [batch.id]
+        assert not [one async for one in his.files.list()] and not [one async for one in his.batches.list()]
+        calls: list[Any] = [
+            his.files.retrieve(file.id),
+            his.files.content(file.id),
+            his.files.delete(file.id),
+            his.batches.retrieve(batch.id),
+            his.batches.cancel(batch.id),
+            his.batches.create(input_file_id=file.id, **options),
+        ]
+        for call in calls:
+            with pytest.raises(openai.NotFoundError):
+                await call
+        part: Any = {"type": "file", "file": {"file_id": file.id}}
+        with pytest.raises(openai.NotFoundError):
+            await his.chat.completions.create(model="big", messages=[{"role": "user", "content": [part]}])
+        assert (await hers.files.retrieve(file.id)).id == file.id
+
+
+async def test_tokens_do_not_travel_in_plaintext(tokens: tuple[str, str, str]) -> None:
+    with pytest.raises(InvalidConfig, match="plaintext"):
+        async with front_at("gateway.example:50050", tokens=tokens[0]):
+            pass

@@ -1,0 +1,200 @@
+"""Clients that mean harm, or are broken: refused early, in bounded memory, and nobody else notices."""
+
+import asyncio
+import io
+import json
+import os
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest_asyncio
+
+from slipstream.stack.process import HttpProcess
+from tests.cli.fake_gateway import TEXT, FakeGateway
+from tests.support.front import (
+    CHAT,
+    asked,
+    client_of,
+    data_url,
+    error_of,
+    front_at,
+    front_process,
+    post,
+    raw,
+    status_of,
+)
+
+MODEL = "big"
+MIB = 1024**2
+MOST_GROWN = 64 * MIB
+"""What a front may take more than at rest, whatever comes."""
+
+
+def chat_body(url: str, **fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "messages": asked(url)} | fields).encode()
+
+
+@pytest_asyncio.fixture
+async def process(gateway: FakeGateway, tmp_path: Path) -> AsyncIterator[HttpProcess]:
+    front = front_process(gateway.address, tmp_path, "--head-s", "2", "--max-file-bytes", str(MIB))
+    await front.start()
+    try:
+        await front.wait_serving(240)
+        yield front
+    finally:
+        await front.stop(30)
+
+
+async def test_hostile_bodies_are_refused(gateway: FakeGateway, tmp_path: Path) -> None:
+    deep = b"[" * 200_000
+    values = b"[" + b"{}," * 200_000 + b"{}]"
+    cases: list[tuple[bytes, int]] = [
+        (b"", 400),
+        (b"\xff\xfe\x00", 400),
+        (deep, 413),
+        (b'{"a":' * 2000 + b"1" + b"}" * 2000, 400),
+        (values, 413),
+        (b'{"model": "' + b"x" * (5 * MIB) + b'"}', 413),
+        (b'{"a": ' + b"9" * 10_000 + b"}", 400),
+        (chat_body("data:video/mp4;base64,****"), 400),
+        (chat_body("data:video/mp4;base64," + "A" * 4001), 400),
+        (chat_body("data:video/mp4;base64,AAAA\n"), 400),
+        (chat_body(data_url(b"good"), magic={"a": [1] * 100}), 400),
+        (chat_body(data_url(b"x" * 5 * MIB)), 413),
+    ]
+    async with front_at(gateway.address, max_body_bytes=6 * MIB) as address:
+        for body, status in cases:
+            answer = await raw(address, post(CHAT, body))
+            assert status_of(answer) == status, body[:80]
+            assert error_of(answer)["type"] == "invalid_request_error"
+        async with client_of(address) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=asked(data_url(b"good")))
+            assert answer.choices[0].message.content == TEXT
+
+
+async def test_what_is_no_http(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        for data in (
+            b"\x16\x03\x01\x02\x00\x01",
+            b"GET\r\n\r\n",
+            b"A" * 100_000,
+            b"GET / HTTP/1.1\r\nA: " + b"b" * 100_000,
+        ):
+            answer = await raw(address, data + b"\r\n\r\n")
+            assert not answer or status_of(answer) in (400, 431)
+        two = (
+            b"POST "
+            + CHAT.encode()
+            + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        )
+        answer = await raw(address, two + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert status_of(answer) == 400
+
+
+async def test_an_upload_beyond_the_limit_is_refused_at_once(process: HttpProcess, tmp_path: Path) -> None:
+    """Of 10 GB nothing is read that was announced, and little that was not."""
+    kind = "Content-Type: multipart/form-data; boundary=b\r\n"
+    answer = await raw(process.address, post("/v1/files", b"", length=10 * 1024**3, more=kind))
+    assert status_of(answer) == 413 and error_of(answer)["code"] == "too_large"
+    answer = await raw(process.address, post(CHAT, b"", length=10 * 1024**3))
+    assert status_of(answer) == 413
+    head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n{kind}\r\n".encode()
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    piece = b"10000\r\n" + bytes(65536) + b"\r\n"
+    answer = await raw(process.address, [head, b"%x\r\n" % len(part) + part + b"\r\n", *[piece] * 1000])
+    assert not answer or status_of(answer) == 413
+    assert not list((tmp_path / "files" / "nobody").iterdir())
+
+
+async def test_forms_that_are_none(gateway: FakeGateway, tmp_path: Path) -> None:
+    kind = "Content-Type: multipart/form-data; boundary=b\r\n"
+    file = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n'
+    field = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+    purpose, end = field % (b"purpose", b"user_data"), b"--b--\r\n"
+    cases = [
+        (b"", 400),
+        (b"no form at all", 400),
+        (end, 400),
+        (purpose + end, 400),
+        (file + end, 400),
+        (file + purpose, 400),
+        (file + file + purpose + end, 400),
+        (file + purpose + purpose + end, 400),
+        (file + purpose + field % (b"magic", b"1") + end, 400),
+        (file + field % (b"purpose", b"p" * 9000) + end, 400),
+        ((field % (b"a", b"1")) * 20 + end, 400),
+        (b"--b\r\n" + b"A: b\r\n" * 5000 + b"\r\n", 400),
+        (file + purpose + end, 200),
+    ]
+    async with front_at(gateway.address, data=str(tmp_path)) as address:
+        for body, status in cases:
+            answer = await raw(address, post("/v1/files", body, more=kind))
+            assert status_of(answer) == status, (body[:200], answer)
+        assert status_of(await raw(address, post("/v1/files", b"{}", more="Content-Type: application/json\r\n"))) == 415
+    assert len(list((tmp_path / "files" / "nobody").iterdir())) == 1
+
+
+async def test_who_sends_slowly_is_let_go(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address, head_s=0.3, upload_idle_s=0.3, min_upload_rate=0) as address:
+        assert await raw(address, b"GET /health HT") == b""
+        assert await raw(address, b"") == b""
+        answer = await raw(address, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")  # and then nothing more
+        assert status_of(answer) == 200
+        answer = await raw(address, post(CHAT, b'{"mod', length=5000))
+        assert status_of(answer) == 408 and error_of(answer)["code"] == "too_slow"
+    async with front_at(gateway.address, upload_idle_s=0.3, min_upload_rate=10_000) as address:
+        drops = [post(CHAT, b"", length=5000), *[b" "] * 400]
+        answer = await raw(address, drops, pause_s=0.01)
+        assert not answer or status_of(answer) == 408
+
+
+async def test_many_who_only_hold_a_connection(process: HttpProcess, gateway: FakeGateway) -> None:
+    host, _, port = process.address.rpartition(":")
+    at_rest = psutil.Process(process.pid).memory_info().rss
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(1000):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writers.append(writer)
+            if number % 2:
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+        async with client_of(process.address) as client:
+            answer = await client.chat.completions.create(model=MODEL, messages=asked(data_url(b"good")))
+        assert answer.choices[0].message.content == TEXT
+        assert psutil.Process(process.pid).memory_info().rss - at_rest < MOST_GROWN
+        descriptors = f"/proc/{process.pid}/fd"
+        async with asyncio.timeout(60):
+            while len(os.listdir(descriptors)) > 200:  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.05)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_large_media_go_through_in_little_memory(process: HttpProcess, gateway: FakeGateway) -> None:
+    at_rest = psutil.Process(process.pid).memory_info().rss
+    url = data_url(os.urandom(3 * MIB) * 40)
+    body = chat_body(url)
+    host, _, port = process.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(post(CHAT, body))
+    reading, most = asyncio.create_task(reader.read()), 0
+    while not reading.done():
+        most = max(most, psutil.Process(process.pid).memory_info().rss)
+        await asyncio.sleep(0.02)
+    writer.transport.abort()
+    assert status_of(await reading) == 200 and len(gateway.received) == 120 * MIB
+    assert most - at_rest < MOST_GROWN
+
+
+async def test_a_zip_is_no_bomb_here(gateway: FakeGateway) -> None:
+    """Nothing is unpacked: what it is, the gateway finds out."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("video.mp4", bytes(64 * MIB))
+    async with front_at(gateway.address) as address:
+        assert status_of(await raw(address, post(CHAT, chat_body(data_url(target.getvalue()))))) == 200
+    assert gateway.received == target.getvalue()

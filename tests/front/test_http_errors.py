@@ -1,0 +1,202 @@
+"""What clients are told when things go wrong, before a gateway that does as it is told: statuses, forms, streams that
+fail in their middle, gateways that are away."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import openai
+import pytest
+
+from slipstream import errors
+from slipstream.services.front.api_errors import as_api_error
+from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway
+from tests.support.front import CHAT, asked, client_of, data_url, error_of, front_at, post, raw, status_of
+from tests.support.processes import eventually
+
+MODEL = "big"
+GOOD, HANG = b"good" * 1000, b"hang"
+
+
+async def chat(address: str, video: bytes, **fields: Any) -> Any:
+    async with client_of(address) as client:
+        return await client.chat.completions.create(model=MODEL, messages=asked(data_url(video)), **fields)
+
+
+def body_of(video: bytes, **fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "messages": asked(data_url(video))} | fields).encode()
+
+
+@contextlib.asynccontextmanager
+async def streamed(address: str, video: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """The answer to a streaming request, from its first byte."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(post(CHAT, body_of(video, stream=True)))
+        yield reader
+    finally:
+        writer.transport.abort()
+
+
+async def test_text_and_figures_pass_through(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        answer = await chat(address, GOOD, seed=5, extra_body={"slipstream": {"alpha": 0.5}})
+    assert answer.choices[0].message.content == TEXT and answer.choices[0].finish_reason == "stop"
+    assert gateway.received == GOOD and (gateway.options.seed, gateway.options.alpha) == (5, 0.5)
+    assert (answer.timings["draft_n"], answer.timings["draft_n_accepted"]) == (3, 2)
+    assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 400, "invalid_request_error"),
+        (grpc.StatusCode.FAILED_PRECONDITION, 400, "invalid_request_error"),
+        (grpc.StatusCode.UNAUTHENTICATED, 401, "authentication_error"),
+        (grpc.StatusCode.PERMISSION_DENIED, 403, "permission_error"),
+        (grpc.StatusCode.NOT_FOUND, 404, "invalid_request_error"),
+        (grpc.StatusCode.ALREADY_EXISTS, 409, "invalid_request_error"),
+        (grpc.StatusCode.OUT_OF_RANGE, 413, "invalid_request_error"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 429, "rate_limit_error"),
+        (grpc.StatusCode.INTERNAL, 500, "server_error"),
+        (grpc.StatusCode.UNAVAILABLE, 503, "server_error"),
+    ],
+)
+async def test_statuses_of_the_gateway(gateway: FakeGateway, code: grpc.StatusCode, status: int, kind: str) -> None:
+    async with front_at(gateway.address) as address:
+        for stream in (False, True):
+            with pytest.raises(openai.APIStatusError) as refused:
+                await chat(address, f"refuse {code.name}".encode(), stream=stream)
+            assert (refused.value.status_code, refused.value.type) == (status, kind)
+            assert DETAILS in refused.value.message or status == 503
+            assert ("retry-after" in refused.value.response.headers) == (status in (429, 503))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in vars(errors).values() if hasattr(kind, "status")])
+def test_every_error_of_ours_has_an_answer(kind: type[errors.SlipstreamError]) -> None:
+    answer = as_api_error(kind("what is wrong"))
+    assert 400 <= answer.status < 600 and answer.body["error"]["message"] == "what is wrong"
+    assert set(answer.body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_how_long_to_wait_is_rounded_up() -> None:
+    answer = as_api_error(errors.Overloaded("full", retry_after_s=0.4))
+    assert answer.headers == {"retry-after": "1", "retry-after-ms": "400"}
+
+
+async def test_a_stream_that_fails_says_so(gateway: FakeGateway) -> None:
+    """The fake sends no summary, which no gateway does."""
+    async with front_at(gateway.address) as address, client_of(address) as client:
+        messages, pieces = asked(data_url(b"no summary")), []
+
+        async def read() -> None:
+            async for chunk in await client.chat.completions.create(model=MODEL, messages=messages, stream=True):
+                pieces.append(chunk.choices[0].delta.content)
+
+        with pytest.raises(openai.APIError, match="without a summary"):
+            await read()
+        assert "".join(filter(None, pieces)) == TEXT
+        answer = await raw(address, post(CHAT, body_of(b"no summary", stream=True)))
+    events = [line for line in answer.splitlines() if line.startswith(b"data: ")]
+    assert json.loads(events[-2][6:])["error"]["type"] and events[-1] == b"data: [DONE]"
+
+
+async def test_a_silent_stream_says_that_it_lives(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address, ping_s=0.05) as address, streamed(address, HANG) as reader:
+        async with asyncio.timeout(60):
+            text = await reader.readuntil(b"A red")
+            pings = [await reader.readuntil(b": ping\n\n") for _ in range(3)]
+    assert text.startswith(b"HTTP/1.1 200") and b"text/event-stream" in text and len(pings) == 3
+
+
+async def test_who_goes_ends_the_caption(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        async with streamed(address, HANG) as reader, asyncio.timeout(60):
+            await reader.readuntil(b"A red")
+        await eventually(gateway.cancelled.is_set)
+        gateway.cancelled.clear()
+        gateway.received = b""
+        host, _, port = address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(post(CHAT, body_of(HANG)))
+        await eventually(lambda: gateway.received == HANG)
+        writer.transport.abort()
+        await eventually(gateway.cancelled.is_set)
+
+
+async def test_a_front_that_ends_says_so(gateway: FakeGateway) -> None:
+    async with contextlib.AsyncExitStack() as exits:
+        async with front_at(gateway.address) as address:
+            reader = await exits.enter_async_context(streamed(address, HANG))
+            await reader.readuntil(b"A red")
+        async with asyncio.timeout(60):
+            rest = await reader.read()
+    assert b"stopping" in rest and b"data: [DONE]" in rest
+
+
+async def test_no_gateway_and_another_one(gateway: FakeGateway) -> None:
+    async with front_at("127.0.0.1:1") as address:
+        for path in ("/ready", "/v1/models"):
+            answer = await raw(address, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert status_of(answer) == 503 and b"retry-after: 1" in answer
+        assert status_of(await raw(address, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")) == 200
+    async with front_at(f"127.0.0.1:1,{gateway.address}") as address:
+        for _ in range(2):
+            assert (await chat(address, GOOD)).choices[0].message.content == TEXT
+
+
+async def test_too_long_is_a_timeout(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address, request_timeout_s=1.0) as address:
+        with pytest.raises(openai.APIStatusError) as refused:
+            await chat(address, HANG)
+    assert refused.value.status_code in (503, 504)
+
+
+async def test_paths_and_methods(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        cases = {
+            "GET /nothing": 404,
+            "GET /v1/": 404,
+            "DELETE /v1/models": 405,
+            "GET /v1/chat/completions": 405,
+            "GET /v1/files": 400,
+            "GET /v1/batches": 400,
+            "GET /v1/models?magic=1": 400,
+            "HEAD /health": 200,
+            "OPTIONS /v1/models": 405,
+        }
+        for line, status in cases.items():
+            answer = await raw(address, f"{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            assert status_of(answer) == status, line
+            assert status == 200 or error_of(answer)["message"], line
+            assert (b"allow: " in answer) == (status == 405)
+
+
+async def test_who_may_ask_from_another_page(gateway: FakeGateway) -> None:
+    ask = b"OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://a.example\r\n"
+    ask += b"Access-Control-Request-Method: GET\r\nConnection: close\r\n\r\n"
+    async with front_at(gateway.address) as address:
+        assert b"access-control" not in await raw(address, ask)
+    async with front_at(gateway.address, cors_origins="https://a.example") as address:
+        assert b"access-control-allow-origin: https://a.example" in await raw(address, ask)
+        assert b"access-control-allow-origin" not in await raw(address, ask.replace(b"a.example", b"b.example"))
+
+
+async def test_one_caller_has_a_share_of_the_places(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address, max_requests=1) as address, streamed(address, HANG) as reader:
+        await reader.readuntil(b"A red")
+        with pytest.raises(openai.RateLimitError):
+            await chat(address, GOOD)
+
+
+async def test_a_client_names_its_request(gateway: FakeGateway, tmp_path: Path) -> None:
+    async with front_at(gateway.address) as address:
+        answer = await raw(address, post(CHAT, body_of(GOOD), more="X-Request-Id: mine-1\r\n"))
+        assert b"x-request-id: mine-1" in answer and gateway.options.request_id == "mine-1"
+        await raw(address, post(CHAT, body_of(GOOD), more="X-Request-Id: no good\r\n"))
+    assert len(gateway.options.request_id) == 32

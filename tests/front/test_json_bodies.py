@@ -1,0 +1,96 @@
+"""JSON in pieces: the same value wherever it is cut, media on disk, and no more memory than was allowed."""
+
+import base64
+import json
+import tracemalloc
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.json_body import MAX_VALUES, JsonBody
+from tests.support.front import data_url
+
+MIB = 1024**2
+
+
+def fed(text: bytes, size: int, body: JsonBody) -> Any:
+    for start in range(0, len(text), size):
+        body.feed(text[start : start + size])
+    return body.value()
+
+
+@given(st.binary(min_size=1, max_size=600), st.text(max_size=300), st.integers(1, 700), st.booleans())
+def test_cuts_change_nothing(data: bytes, words: str, size: int, escaped: bool) -> None:
+    text = json.dumps({"a": [words, 'data:"\\'], "url": data_url(data), "z": {words: 1.5}})
+    if escaped:
+        text = text.replace("/", "\\/")
+    with JsonBody(MIB, MIB) as body:
+        value = fed(text.encode(), size, body)
+        assert value["a"] == [words, 'data:"\\'] and value["z"] == {words: 1.5}
+        media = body.media[value["url"]]
+        assert body.window(media.start, media.end).read() == data
+        assert (media.media_type, media.error) == ("video/mp4", "")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 90))
+def test_frames_in_one_string(frames: list[bytes], size: int) -> None:
+    text = "data:video/jpeg;base64," + ",".join(base64.b64encode(frame).decode() for frame in frames)
+    with JsonBody(MIB, MIB) as body:
+        media = body.media[fed(json.dumps(text).encode(), size, body)]
+        bounds = [media.start, *media.ends]
+        parts = [body.window(*pair).read() for pair in pairwise(bounds)]
+        assert parts == frames and not media.error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"a": 1,}',
+        "[" * 100_000,
+        "NaN",
+        '{"a": 1, "a": 2}',
+        '"\x01"',
+        "1" * 5000,
+        '"\udcff"',
+        '"\\ud800"',
+        "[1] 2",
+    ],
+)
+def test_what_is_no_json(text: str) -> None:
+    with JsonBody(MIB, MIB) as body, pytest.raises(ApiError) as refused:
+        fed(text.encode(errors="surrogatepass"), 4096, body)
+    assert refused.value.status in (400, 413)
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('"' + "a" * MIB + '"', 413),
+        ("[" + "[]," * MAX_VALUES + "[]]", 413),
+        (json.dumps(data_url(bytes(MIB + 1))), 413),
+    ],
+)
+def test_too_much(text: str, status: int) -> None:
+    with JsonBody(MIB, MIB) as body, pytest.raises(ApiError) as refused:
+        fed(text.encode(), 4096, body)
+    assert refused.value.status == status
+
+
+def test_media_are_not_held_in_memory() -> None:
+    block = base64.b64encode(bytes(3 * 64 * 1024))
+    with JsonBody(MIB, 2**30) as body:
+        body.feed(b'{"url": "data:video/mp4;base64,')
+        tracemalloc.start()
+        for _ in range(400):
+            body.feed(block)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        body.feed(b'"}')
+        assert body.media_bytes == 400 * 3 * 64 * 1024
+    assert peak < 8 * MIB
