@@ -49,6 +49,8 @@ PAGES_AT_ONCE = 2
 """Of a document from end to end, so that one can wait for the OCR while another is decoded."""
 FROZEN_PAGE_S = 3.0
 """What a reader is given for a page where it is to freeze."""
+STRIKES = 5
+"""Tries to end a reader in the middle of a page."""
 MAX_TOKENS = 192
 TEXT_KINDS = ("prose", "report", "list", "columns")
 LEAST_TEXT_SPEEDUP, LEAST_SPEEDUP, LEAST_HIDDEN = 2.5, 0.97, 0.9
@@ -123,8 +125,7 @@ async def _measure_identity(captioner: AsyncCaptioner, pool: ReaderPool, pages: 
             nothing = PageDraft(1, page.picture.width, page.picture.height, ())
             [expected] = await _read(captioner, [page], [nothing], 1, PLAIN)
             for fault in FAULTS:
-                events = read_live(impatient if fault == "frozen" else pool, [page], 2 * DPI, fault)
-                [live] = await read_pages(captioner, events, 1, method="hints", max_new_tokens=MAX_TOKENS)
+                live = await _read_live(captioner, impatient if fault == "frozen" else pool, page, fault)
                 empty[fault] += not live.draft.regions
                 readings = {"hints": live}
                 for method in LOSSLESS[1:]:
@@ -137,6 +138,18 @@ async def _measure_identity(captioner: AsyncCaptioner, pool: ReaderPool, pages: 
     finally:
         impatient.close()
     return {"by_fault": {name: f"{equal}/{total}" for name, (equal, total) in same.items()}, "empty_drafts": empty}
+
+
+async def _read_live(captioner: AsyncCaptioner, pool: ReaderPool, page: ShownPage, fault: str) -> PageReading:
+    """The page by `hints`, from the reader itself. A reader that should end has more pixels to read, so that it is
+    struck before it is done; where it was done nevertheless, the page is read again."""
+    is_to_end = fault in ("killed", "frozen")
+    for _ in range(STRIKES if is_to_end else 1):
+        events = read_live(pool, [page], (4 if is_to_end else 2) * DPI, fault)
+        [live] = await read_pages(captioner, events, 1, method="hints", max_new_tokens=MAX_TOKENS)
+        if not live.draft.regions:
+            break
+    return live
 
 
 async def _read(
