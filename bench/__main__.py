@@ -37,6 +37,7 @@ PROGRAMS = {
     "documents": ("bench.documents.program", "text that is already there as a draft: hints"),
     "document-pages": ("bench.document_pages", "what a page costs the reader of documents, and how well it reads"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
+    "round-costs": ("bench.round_costs", "what a round of speculation costs besides the models, thread by thread"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),
     "house": ("bench.house", "sizes and names of the code itself"),
 }
