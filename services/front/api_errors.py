@@ -44,6 +44,8 @@ _ANSWERS: tuple[tuple[type[SlipstreamError], int, str, str | None], ...] = (
     (SlipstreamError, 500, "server_error", "internal_error"),
 )
 """Status, type and code of each error; of several that fit, the first."""
+_WIDE = {InvalidRequest, LimitExceeded, VideoNotFound, InvalidConfig, SessionIdle, ServiceUnavailable}
+"""Those that answer for all errors of their gRPC status, such as the archive's own."""
 
 
 class ApiError(Exception):
@@ -91,7 +93,9 @@ class ApiError(Exception):
 def as_api_error(error: SlipstreamError, params: Mapping[str, str] | None = None) -> ApiError:
     """One of our errors as an answer. `params`: which field of the request gave an option, by the option's name, with
     which messages about it begin."""
-    status, kind, code = next(row[1:] for row in _ANSWERS if isinstance(error, row[0]))
+    status, kind, code = next(
+        row[1:] for row in _ANSWERS if isinstance(error, row[0]) or (error.status == row[0].status and row[0] in _WIDE)
+    )
     retry_after_s = error.retry_after_s
     if retry_after_s is None and status in (429, 503):
         retry_after_s = UNAVAILABLE_RETRY_S

@@ -4,7 +4,7 @@ repeated, so a front that is killed in any of them costs time and nothing else."
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -12,7 +12,15 @@ from typing import IO
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobKind
 from slipstream.archive.queue import BatchState, JobState, UnknownBatch
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.errors import SlipstreamError, VideoNotFound
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    LimitExceeded,
+    PermissionDenied,
+    ServiceUnavailable,
+    SlipstreamError,
+    VideoNotFound,
+)
 from slipstream.logs import get_logger
 from slipstream.messages import Caption
 from slipstream.services.front.api_errors import ApiError
@@ -31,8 +39,10 @@ from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.file_store import OUTPUT, FileStore, NewFile
 from slipstream.services.front.gateways import Gateways
 
-LOOK_S = 5.0
-"""How often this front looks at the batches that it knows of."""
+LOOK_S, SWEEP_S = 5.0, 600.0
+"""How often this front looks at the batches that it knows of, and for what may be removed."""
+_HOPELESS = (InvalidConfig, InvalidRequest, LimitExceeded, PermissionDenied)
+"""What no later try would change: a gateway without an archive, an owner who may hand in nothing."""
 KEPT_S = 30 * 86_400.0
 """How long the record of a batch that has ended is kept."""
 PATIENCE_S = 2.0
@@ -56,13 +66,16 @@ class Batches:
         if not self._config.tokens:
             for batch in await asyncio.to_thread(lambda: list(self.records.open_of_nobody())):
                 self._open[batch.batch_id] = ("", "")
+        next_sweep = 0.0
         while True:
             for batch_id, (owner, token) in list(self._open.items()):
                 try:
                     await self.state(owner, token, batch_id)
                 except (ApiError, SlipstreamError, OSError) as error:
                     get_logger().warning("batch.stands", batch_id=batch_id, reason=str(error))
-            await asyncio.to_thread(self._sweep)
+            if time.monotonic() >= next_sweep:
+                await asyncio.to_thread(self._sweep)
+                next_sweep = time.monotonic() + SWEEP_S
             await asyncio.sleep(LOOK_S)
 
     def _sweep(self) -> None:
@@ -118,7 +131,12 @@ class Batches:
         if batch.num_lines == batch.num_refused:
             return None
         archive = self._gateways.archive(token)
-        jobs = await archive.get(batch.key)
+        try:
+            jobs = await archive.get(batch.key)
+        except UnknownBatch:
+            raise ServiceUnavailable(
+                "the archive does not know this batch's requests; has its store changed?"
+            ) from None
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
         if ending and not jobs.is_ended and jobs.state is not BatchState.CANCELLING:
             jobs = await archive.cancel(batch.key)
@@ -151,9 +169,7 @@ class Batches:
         put, now = self.records.put, int(time.time())
         errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
         if errors:
-            shown = tuple(error.shown() for error in errors)
-            failed = replace(batch, stage=Stage.FAILED, errors=shown, num_lines=num_lines, ended_s=now)
-            await asyncio.to_thread(put, owner, failed)
+            await self._fail(owner, batch, errors, num_lines)
             return
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
         num_refused = 0
@@ -172,12 +188,21 @@ class Batches:
             except VideoNotFound:  # there is no item: all were refused
                 if items.num_refused != num_lines:
                     raise
+            except _HOPELESS as error:
+                await self._fail(owner, batch, [BadLine(0, str(error), "not_served")], num_lines)
+                return
             num_refused = items.num_refused
         handed_in = replace(
             batch, stage=Stage.HANDED_IN, num_lines=num_lines, num_refused=num_refused, handed_in_s=int(time.time())
         )
         await asyncio.to_thread(put, owner, handed_in)
         get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
+
+    async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine], num_lines: int) -> None:
+        shown = tuple(error.shown() for error in errors)
+        failed = replace(batch, stage=Stage.FAILED, errors=shown, num_lines=num_lines, ended_s=int(time.time()))
+        await asyncio.to_thread(self.records.put, owner, failed)
+        await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
 
     def _check(self, owner: str, batch: HttpBatch) -> tuple[list[BadLine], int]:
         """What is wrong with the file as such, and how many requests it holds."""
@@ -224,7 +249,7 @@ class Batches:
                 done, failed = await self._write_jobs(archive, batch, model, output, errors, ending)
                 num_done, num_failed = num_done + done, num_failed + failed
             if num_done + num_failed < batch.num_lines:
-                raise UnknownBatch(f"the archive has {num_done + num_failed} of {batch.num_lines} requests")
+                raise ServiceUnavailable(f"the archive has {num_done + num_failed} of {batch.num_lines} requests")
             for what, file in (("output", output), ("errors", errors)):
                 if file.num_bytes:
                     name = f"{batch.batch_id}_{what}.jsonl"

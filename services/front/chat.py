@@ -23,6 +23,8 @@ from slipstream.services.front.json_body import JsonBody
 from slipstream.services.front.sources import Opened
 
 DONE = b"data: [DONE]\n\n"
+LATER_S = 5.0
+"""The gateway's time ends so much later than ours, which says what it was."""
 
 # -- models -----------------------------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
     front = call.front
     async with (
         _errors_named(asked),
-        asyncio.timeout(front.config.request_timeout_s + 1),
+        asyncio.timeout(front.config.request_timeout_s),
         front.sources.opened(asked.medium, body, info, call.owner) as opened,
     ):
         check_kind(asked, opened.is_document)
@@ -121,7 +123,8 @@ async def _errors_named(asked: ChatRequest) -> AsyncGenerator[None, None]:
 
 
 def _events(call: Call, asked: ChatRequest, opened: Opened) -> AsyncGenerator[DocumentEvent, None]:
-    connection, timeout_s = call.front.gateways.connection(call.token), call.front.config.request_timeout_s
+    connection = call.front.gateways.connection(call.token)
+    timeout_s = call.front.config.request_timeout_s + LATER_S
     if opened.is_document:
         return document_events(
             connection, opened.video, asked.document, request_id=call.request_id, timeout_s=timeout_s

@@ -15,7 +15,7 @@ import pytest
 from slipstream import errors
 from slipstream.services.front.api_errors import as_api_error
 from tests.cli.fake_gateway import DETAILS, TEXT, FakeGateway
-from tests.support.front import CHAT, asked, client_of, data_url, error_of, front_at, post, raw, status_of
+from tests.support.front import CHAT, asked, batch_line, client_of, data_url, error_of, front_at, post, raw, status_of
 from tests.support.processes import eventually
 
 MODEL = "big"
@@ -154,7 +154,19 @@ async def test_too_long_is_a_timeout(gateway: FakeGateway) -> None:
     async with front_at(gateway.address, request_timeout_s=1.0) as address:
         with pytest.raises(openai.APIStatusError) as refused:
             await chat(address, HANG)
-    assert refused.value.status_code in (503, 504)
+    assert refused.value.status_code == 504 and refused.value.code == "timeout"
+
+
+async def test_a_batch_needs_an_archive(gateway: FakeGateway, tmp_path: Path) -> None:
+    options: Any = {"endpoint": CHAT, "completion_window": "24h"}
+    line = batch_line("a", {"model": MODEL, "messages": asked("file:///a.mp4")})
+    async with front_at(gateway.address, data=str(tmp_path)) as address, client_of(address) as client:
+        file = await client.files.create(file=("a.jsonl", line.encode()), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, **options)
+        async with asyncio.timeout(60):
+            while batch.status == "validating":
+                batch = await client.batches.retrieve(batch.id)
+    assert batch.status == "failed" and "has no archive" in batch.errors.data[0].message
 
 
 async def test_paths_and_methods(gateway: FakeGateway) -> None:
