@@ -53,6 +53,14 @@ StageOption = Annotated[
         help=f"{' or '.join(STAGES)}: whether the target reads the regions of a page first, for better hints."
     ),
 ]
+ReaderOption = Annotated[
+    str,
+    typer.Option(
+        help="Address of a reader service, with --ocr-only.",
+        show_default="read in processes of one's own",
+        rich_help_panel=READER_PANEL,
+    ),
+]
 
 
 @bundled(stack_options=model_options, options=caption_options, connection=connection_options)
@@ -75,14 +83,7 @@ def read_command(
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="Address of a reader service, with --ocr-only.",
-            show_default="read in processes of one's own",
-            rich_help_panel=READER_PANEL,
-        ),
-    ] = "",
+    reader: ReaderOption = "",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Documents read at once.", rich_help_panel=READER_PANEL)] = 1,
     connection: ConnectionOptions,
 ) -> None:
