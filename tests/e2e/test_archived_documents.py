@@ -212,12 +212,12 @@ async def test_a_killed_gateway_repeats_no_page_whose_regions_were_read_first(
     batch_id = await archive.submit(gateway, "six.pdf", stage="region+page")
     await eventually(lambda: archive.kept(gateway), START_S)
     await archive.kill(gateway)
-    done = set(archive.kept(gateway))
-    gateway = await archive.start()
+    kept, gateway = archive.kept(gateway), await archive.start()
     job, parts = await archive.ended(gateway, batch_id)
     check_document(job, parts, undisturbed)
+    done = {part.page for part in parts if part.receipt and part.receipt.runs == 1}
+    assert set(kept) <= done and done < set(range(1, NUM_PAGES + 1))
     assert not done & {page for run, page in archive.opened(job.job_id) if run > 1}
-    assert sorted([*done, *archive.kept(gateway)]) == list(range(1, NUM_PAGES + 1))
     for part in parts:
         assert part.caption is not None and part.caption.regions is not None
         assert part.draft is not None and part.caption.regions.num_read <= len(part.draft.regions)
@@ -226,7 +226,7 @@ async def test_a_killed_gateway_repeats_no_page_whose_regions_were_read_first(
 
 async def test_a_stage_that_there_is_not_is_refused(archive: Archive) -> None:
     gateway = await archive.start()
-    with pytest.raises(InvalidRequest, match="choose one of page, region.page"):
+    with pytest.raises(InvalidRequest, match="stage 'line' is unknown; choose one of page"):
         await archive.submit(gateway, "six.pdf", stage="line")
     await archive.kill(gateway)
 

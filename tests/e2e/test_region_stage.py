@@ -217,7 +217,7 @@ async def test_a_document_can_be_left_while_its_regions_are_read(documents: Docu
 
 async def test_what_is_refused(documents: Documents) -> None:
     for asked, words in [
-        ({"stage": "regions"}, "stage 'regions' is unknown; choose one of page, region.page"),
+        ({"stage": "regions"}, r"stage 'regions' is unknown; choose one of page, region\+page"),
         (REGIONS | {"method": "autoregressive"}, "method 'autoregressive' drafts from none"),
         (REGIONS | {"method": "prompt_lookup"}, "or ask for hints or hsd"),
     ]:
