@@ -115,6 +115,15 @@ class DocumentCaptioner:
             async for event in events:
                 yield event
 
+    def regions_of(self, picture: PagePicture, emit: Emit) -> PageRegions:
+        """The region stage of a page, see there. Needs a `check` of the captioner's shortly before."""
+
+        async def read(region: PagePicture, plan: CaptionPlan) -> Caption:
+            stats = CaptionStats(arrived=asyncio.get_running_loop().time())
+            return await self._read_picture(region, plan, lambda event: None, stats)
+
+        return PageRegions(picture, self._frame_size, self._regions, read, emit)
+
     @contextlib.asynccontextmanager
     async def _opened(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
         """The document's file. Raises what `Media.open` and `Media.open_source` raise, and LimitExceeded."""
@@ -148,7 +157,7 @@ class DocumentCaptioner:
 
     async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
-        regions = self._regions_of(page) if asked.reads_regions else None
+        regions = self.regions_of(page.picture, page.emit) if asked.reads_regions else None
         hints = asyncio.create_task(_hints_of(page, plan, asked.surface, regions))
         try:
             late_hints = None
@@ -175,13 +184,6 @@ class DocumentCaptioner:
             return await self._captioner.caption(
                 plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s, late_hints=late_hints
             )
-
-    def _regions_of(self, page: PageRun) -> PageRegions:
-        async def read(picture: PagePicture, plan: CaptionPlan) -> Caption:
-            stats = CaptionStats(arrived=asyncio.get_running_loop().time())
-            return await self._read_picture(picture, plan, lambda event: None, stats)
-
-        return PageRegions(page.picture, self._frame_size, self._regions, read, page.emit)
 
     @property
     def _frame_size(self) -> FrameSize:
