@@ -158,17 +158,21 @@ class DocumentCaptioner:
     async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
         regions = self.regions_of(page.picture, page.emit) if asked.reads_regions else None
-        hints = asyncio.create_task(_hints_of(page, plan, asked.surface, regions))
+        by_stage: Sequence[PageRegions | None] = [regions]
+        if regions is not None and plan.method.name != TOLERANT_METHOD:  # which is paper 003's as it stands
+            by_stage = [None, regions]
+        hints = [asyncio.create_task(_hints_of(page, plan, asked.surface, stage)) for stage in by_stage]
         try:
             late_hints = None
             if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock
-                plan = _hinted(plan, await hints)
+                plan = _hinted(plan, await hints[-1])
             elif plan.method.takes_hints:
                 late_hints = LateHints(hints)
             caption = await self._read_picture(page.picture, plan, page.emit, stats, late_hints)
         finally:
-            hints.cancel()  # a text that is whole needs no hints
-            await asyncio.wait([hints])
+            for coming in hints:
+                coming.cancel()  # a text that is whole needs no hints
+            await asyncio.wait(hints)
         page.emit(caption if regions is None else replace(caption, regions=regions.facts))
 
     async def _read_picture(
