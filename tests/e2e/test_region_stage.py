@@ -129,7 +129,7 @@ async def opened(folder: Path, gateway: Sequence[str], target: Sequence[str] = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def documents(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Documents]:
-    flags = ("--reader-wait-s", str(START_S), "--regions-at-once", "2")
+    flags = ("--reader-wait-s", str(START_S), "--resume-wait-s", str(START_S), "--regions-at-once", "2")
     async with opened(tmp_path_factory.mktemp("documents"), flags) as running:
         yield running
 
@@ -162,7 +162,7 @@ async def test_what_is_said_of_regions_does_not_change_the_text(documents: Docum
     script = {
         1: {"regions": lies + parts_of(documents.plain[2])},
         2: {"regions": [[0.2, 0.2, 3, 0.4, "far"]]},
-        3: {"regions": [[0.3, 0.3, 0.5, 0.4, documents.plain[2]]] * 300},
+        3: {"regions": [[0.3, 0.3, 0.5, 0.4, documents.plain[2]]] * 80},
     }
     with documents.script(script):
         pages = await documents.check(method=method)
