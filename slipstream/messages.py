@@ -1,5 +1,4 @@
-"""What the parts exchange, as plain frozen types: requests, events, results. The wire's messages of the same names are
-made from these by `slipstream.rpc`, and by nothing else."""
+"""What the parts exchange, as plain frozen types: requests, events, results. `slipstream.rpc` puts them on the wire."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.documents.messages import RegionStage
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.sampling.params import GREEDY, NO_DEFAULTS, Proposal, SamplingDefaults, SamplingParams
 from slipstream.speculation.hints.tolerance import Hints
@@ -210,9 +210,8 @@ DraftEvent = DraftReady | DraftTokens
 
 @dataclass(frozen=True)
 class StageChange:
-    """A step of the work began or moved on: "receive", "decode", "queued", "encode", "prefill", "generate"; of the
-    draft "draft_ready", "draft_lost", "draft_missing"; "resume" when target or gateway was lost, "resumed" when the
-    text goes on."""
+    """A step of the work began or moved on, or the draft came or went; gateway.proto has a list of the stages. "resume"
+    when target or gateway was lost, "resumed" when the text goes on."""
 
     stage: str
     done: int = 0
@@ -366,6 +365,7 @@ class Caption:
     speculation: Speculation = field(default_factory=Speculation)
     tokens: tuple[CommittedToken, ...] = ()
     """Of a caption that was streamed; empty for one that comes from the archive."""
+    regions: RegionStage | None = None  # of a page whose regions were read first
 
     @property
     def decoding_rate(self) -> float:

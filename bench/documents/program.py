@@ -16,6 +16,7 @@ from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
 from bench.documents.reading import is_kept, measure_reading
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
+from bench.documents.stages import are_stages_kept, measure_stages
 from bench.output import finish
 from bench.tables import print_rows
 from slipstream.logs import configure_logs
@@ -26,11 +27,13 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "alignment": lambda given: measure_alignment(given.pages),
     "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
     "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
+    "stages": lambda given: run_to_end(measure_stages(given.reader_model, given.stage_pages, given.rounds)),
 }
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
     "reading": is_kept,
+    "stages": are_stages_kept,
     "recaption": lambda found: (
         all(is_whole(row["identical"]) for row in found["rows"])
         and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] == PROMISED)
@@ -42,6 +45,7 @@ def main(argv: Sequence[str]) -> None:
     counts = {"schedules": (10_000, "of hints, in the pure core"), "seed": 1, "pages": (12, "of the traces")}
     counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
     counts |= {"read_pages": (50, "that are read"), "reader_model": (POCKET_READER, "checkpoint that reads pages")}
+    counts |= {"stage_pages": (14, "that are read by regions, too")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
@@ -52,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         started = time.monotonic()
         document[name] = PARTS[name](given)
         say(f"{name}: {time.monotonic() - started:.0f} s")
-        for table in ("rows", "documents", "noise"):
+        for table in ("rows", "documents", "noise", "kinds"):
             if rows := document[name].get(table):
                 print_rows(name if table == "rows" else f"{name}, {table}", [_flat(row) for row in rows])
     broken = [name for name, found in document.items() if not HOLDS[name](found)]

@@ -60,15 +60,8 @@ Drafts = Mapping[str, Sequence[PageDraft]]
 
 async def measure_reading(model: Path, num_pages: int, rounds: int) -> dict[str, Any]:
     """All of it; where there is no checkpoint or no OCR, why nothing is shown."""
-    if not (model / "config.json").is_file():
-        return {
-            "shown": False,
-            "why": f"there is no checkpoint of a reader of pages in {model}; name one by --reader-model",
-        }
-    try:
-        check_packages()
-    except InvalidConfig as missing:
-        return {"shown": False, "why": str(missing)}
+    if why := what_is_missing(model):
+        return {"shown": False, "why": why}
     pages = shown_pages(model, num_pages)
     pool = ReaderPool(DocumentLimits())
     options = StackOptions(target_model=model, draft_model=None, threads=1)
@@ -83,6 +76,17 @@ async def measure_reading(model: Path, num_pages: int, rounds: int) -> dict[str,
     documents = [found_kind["document"] for found_kind in kinds]
     found |= {"rows": rows, "documents": documents, "noise": noise}
     return {"shown": True, "pages": num_pages, "model": str(model)} | found | {"missed": missed(found)}
+
+
+def what_is_missing(model: Path) -> str:
+    """Why no page can be read here; empty where all is there."""
+    if not (model / "config.json").is_file():
+        return f"there is no checkpoint of a reader of pages in {model}; name one by --reader-model"
+    try:
+        check_packages()
+    except InvalidConfig as missing:
+        return str(missing)
+    return ""
 
 
 def missed(found: Mapping[str, Any]) -> list[str]:
@@ -174,7 +178,7 @@ async def _measure_noise(
         row["ocr_s"] = round(mean(draft.seconds for of_kind in drafts.values() for draft in of_kind), 3)
         for method in ("hints", "hsd"):
             read = [await _read(captioner, of_kind, drafts[kind], 1, method) for kind, of_kind in pages.items()]
-            row[method] = _passes([page for of_kind in read for page in of_kind])
+            row[method] = passes_of([page for of_kind in read for page in of_kind])
         row["ratio"] = round(row["hints"]["tokens_a_pass"] / row["hsd"]["tokens_a_pass"], 2)
         say(f"noise: {row}")
         rows.append(row)
@@ -192,7 +196,7 @@ def _cer(pages: Pages, drafts: Drafts) -> float:
     return round(wrong / total, 4)
 
 
-def _passes(read: Sequence[PageReading]) -> dict[str, float]:
+def passes_of(read: Sequence[PageReading]) -> dict[str, float]:
     """The paper's AAL in both of its countings: eq. 14 leaves out the target's own token, the tables count it."""
     captions = [page.caption for page in read]
     passes = sum(caption.speculation.passes for caption in captions)
@@ -237,7 +241,7 @@ def _method_row(
         "method": name,
         "lossy": "tolerance" in METHODS[name],
         "tokens": round(mean(page.caption.num_tokens for page in all_pages), 1),
-        **_passes(all_pages),
+        **passes_of(all_pages),
         "decoding_speedup": round(_decoding_s(plain_read) / _decoding_s(read), 2),
         "identical": f"{sum(same)}/{len(same)}",
     }

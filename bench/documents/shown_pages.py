@@ -23,6 +23,7 @@ from slipstream.captioning.document_captioner import hint_texts
 from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.pool import ReaderPool
 from slipstream.documents.reading import PAGE_OPTIONS, PageReading
+from slipstream.documents.surfaces import SURFACES
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS
 from tests.support.documents import page_video
@@ -182,7 +183,9 @@ class PageReader:
     def _asked(self, draft: PageDraft) -> CaptionOptions:
         """The options with the page's hints, where the method takes any."""
         asked = self.options.over(PAGE_OPTIONS)
-        texts = hint_texts(draft, asked.method, self.surface) if METHODS[asked.method].takes_hints else ()
+        if not METHODS[asked.method].takes_hints:
+            return asked
+        texts = hint_texts(SURFACES[self.surface](draft.regions), asked.method)
         return replace(asked, prediction=(*asked.get("prediction", ()), *texts)) if texts else asked
 
 

@@ -32,9 +32,9 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import DocumentFacts, DocumentLimits, DocumentRequest, PageDraft
+from slipstream.documents.messages import DocumentFacts, DocumentLimits, PageDraft
 from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
-from slipstream.documents.reading import PAGE_OPTIONS
+from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, ModelInfo
@@ -64,11 +64,11 @@ class DocumentSource(Protocol):
     """Reads documents page by page."""
 
     def pages(
-        self, data: bytes, request: DocumentRequest, plan: CaptionPlan
+        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
     ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
         """The facts, then the pages that are asked for, in their order; what could be read before an error comes before
-        it. `plan` is what to ask of every page, to which the source adds the page's hints and a request id. Closed, it
-        ends the work.
+        it. `plan` is what to ask of every page, in place of the options' own `caption`; the source adds the page's
+        hints and a request id. Closed, it ends the work.
 
         Raises:
             ReaderUnavailable: no reader can be had now.
@@ -100,7 +100,7 @@ class _Run:
 
     lease: Lease
     plan: CaptionPlan
-    request: DocumentRequest
+    asked: DocumentOptions
     content: _Content
     target: ModelInfo
     draft: ModelInfo | None
@@ -109,7 +109,7 @@ class _Run:
 
     @property
     def key(self) -> str:
-        return parts_key(self.content.sha256, self.request, self.plan, self.target, self.draft)
+        return parts_key(self.content.sha256, self.asked, self.plan, self.target, self.draft)
 
     @property
     def pages(self) -> list[int]:
@@ -117,15 +117,15 @@ class _Run:
         return [page for part in self.state.layout.split(",") for page in _range(part)]
 
     @property
-    def remaining(self) -> DocumentRequest:
+    def remaining(self) -> DocumentOptions:
         """What to ask for next: all that is left, or as much as a request can name."""
         if not self.state.total:
-            return self.request
+            return self.asked
         pages = self.pages
         left = page_ranges([pages[number] for number in self.state.missing])
         if len(left) > MAX_RANGE_CHARS:
             left = left[: MAX_RANGE_CHARS + 1].rpartition(",")[0]
-        return replace(self.request, pages=left)
+        return replace(self.asked, request=replace(self.asked.request, pages=left))
 
 
 def _range(part: str) -> range:
@@ -154,7 +154,7 @@ class DocumentRunner:
         """Raises what a worker's handler may."""
         if self._source is None:
             raise RetryLater("this gateway reads no documents", counted=False, delay_s=ELSEWHERE_S)
-        request = job.merged_request(batch)
+        asked = job.merged_document(batch)
         options = job.merged_options(batch).over(PAGE_OPTIONS)
         async with self._models.slots:
             plan = await self._models.plan(lease, options)
@@ -164,7 +164,7 @@ class DocumentRunner:
             peers = self._captioner.peers
             assert peers.target.model is not None, "the target has been asked"
             draft = peers.draft.model if peers.draft else None
-            run = _Run(lease, plan, request, content, peers.target.model, draft, progress)
+            run = _Run(lease, plan, asked, content, peers.target.model, draft, progress)
             await self._open_parts(run)
             while run.state.missing or not run.state.total:
                 await self._read_pages(run, self._source)

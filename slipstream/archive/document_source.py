@@ -2,12 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 
 from slipstream.archive.document_runner import PageRead
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import DocumentFacts, DocumentRequest
+from slipstream.documents.messages import DocumentFacts
 from slipstream.documents.reading import DocumentOptions, page_readings
 
 
@@ -18,10 +17,9 @@ class GatewayDocuments:
         self._documents = documents
 
     async def pages(
-        self, data: bytes, request: DocumentRequest, plan: CaptionPlan
+        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
     ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
         """See `DocumentSource`."""
-        asked = DocumentOptions(replace(request, pictures=False))
         async with aclosing(self._documents.events(data, asked, plan, pages_at_once=1)) as events:
             async for facts in events:
                 if isinstance(facts, DocumentFacts):

@@ -14,7 +14,7 @@ from slipstream.archive.messages import (
     JobKind,
     OptionValues,
     Submitted,
-    document_request,
+    document_options,
     kind_of,
 )
 from slipstream.archive.queue import BacklogFull, BatchSpec, JobQueue, JobSpec, Priority, SubmitOutcome
@@ -59,7 +59,7 @@ def check_batch(batch: BatchOptions, config: GatewayConfig) -> None:
         raise InvalidRequest("a key must not look like a batch id")
     _check_metadata(batch.metadata)
     if batch.document:
-        document_request(batch.document)
+        document_options(batch.document)
     _plan(batch.caption, config)
 
 
@@ -109,7 +109,7 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
     job = JobPayload(source, item.caption, item.sha256[:64].lower(), kind, document)
     try:
         if kind is JobKind.DOCUMENT:
-            job.merged_request(batch)
+            job.merged_document(batch)
         cost, rejection = _read_cost(item, batch, config), ""
     except SlipstreamError as error:
         cost, rejection = 1, str(error)

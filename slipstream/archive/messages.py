@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.documents.messages import DocumentRequest, PageDraft
-from slipstream.documents.pages import MAX_RANGE_CHARS, check_request
+from slipstream.documents.pages import MAX_RANGE_CHARS
+from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption
 
@@ -30,8 +31,8 @@ class JobKind(StrEnum):
 
 
 DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
-DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool}
-"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`."""
+DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, "stage": str}
+"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and the stage."""
 
 
 def kind_of(source: str) -> JobKind:
@@ -40,18 +41,17 @@ def kind_of(source: str) -> JobKind:
     return JobKind.DOCUMENT if path.lower().endswith(DOCUMENT_EXTENSIONS) else JobKind.VIDEO
 
 
-def document_request(values: OptionValues) -> DocumentRequest:
-    """What to ask of a reader. Raises `InvalidRequest` for options that there are not, or out of range."""
+def document_options(values: OptionValues) -> DocumentOptions:
+    """How a document is to be read. Raises `InvalidRequest` for options that there are not, or out of range."""
     for name, value in values.items():
         if name not in DOCUMENT_OPTIONS:
             raise InvalidRequest(f"{name!r} is no option of documents; known: {', '.join(DOCUMENT_OPTIONS)}")
         if type(value) is not DOCUMENT_OPTIONS[name]:
             raise InvalidRequest(f"{name} of a document must be of type {DOCUMENT_OPTIONS[name].__name__}")
-    request = DocumentRequest(**values)
+    request = DocumentRequest(**{name: value for name, value in values.items() if name != "stage"})
     if len(request.pages) > MAX_RANGE_CHARS:
         raise InvalidRequest(f"pages: at most {MAX_RANGE_CHARS} characters are read")
-    check_request(request)
-    return request
+    return DocumentOptions(request, stage=values.get("stage", DocumentOptions.stage)).check()
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from slipstream.archive.messages import (
     ModelReceipt,
     OptionValues,
     Receipt,
-    document_request,
+    document_options,
 )
 from slipstream.archive.parts import PartRecord, PartsState
 from slipstream.archive.queue import BatchRecord, JobRecord
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import DocumentRequest
+from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, ModelInfo, Speculation
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
@@ -82,9 +82,9 @@ class JobPayload:
         """The batch's options with the job's own in their place. Raises `InvalidRequest`."""
         return CaptionOptions.from_mapping({**batch.caption, **self.caption})
 
-    def merged_request(self, batch: BatchPayload) -> DocumentRequest:
-        """The same of how a document is read; its pictures are wanted. Raises `InvalidRequest`."""
-        return replace(document_request({**batch.document, **self.document}), pictures=True)
+    def merged_document(self, batch: BatchPayload) -> DocumentOptions:
+        """The same of how a document is read. Raises `InvalidRequest`."""
+        return document_options({**batch.document, **self.document})
 
 
 def write_batch(batch: BatchPayload) -> str:
@@ -321,10 +321,11 @@ def make_receipt(
 
 
 def parts_key(
-    document_sha256: str, request: DocumentRequest, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
+    document_sha256: str, asked: DocumentOptions, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
 ) -> str:
     """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
-    return f"{content_key(document_sha256, plan, target, draft)} {json.dumps(asdict(request), sort_keys=True)}"
+    way = json.dumps(asdict(asked.request) | {"stage": asked.stage}, sort_keys=True)
+    return f"{content_key(document_sha256, plan, target, draft)} {way}"
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

@@ -88,6 +88,12 @@ class DocumentServing:
         "documents read at once; more wait. No more than the reader's --max-documents", default=2, check=between(1, 256)
     )
     pages_at_once: int = option("pages of one document that the target reads at once", default=2, check=between(1, 64))
+    regions_at_once: int = option(
+        "regions of pages, of all documents, that the target reads at once in stage region+page; fewer than its"
+        " --max-sessions",
+        default=8,
+        check=between(1, 256),
+    )
     max_document_bytes: int = option("largest document", default=64 * 1024**2, check=between(1, 2**31))
     max_page_pixels: int = option(
         "most pixels of a page, for models that take frames of many sizes",
@@ -244,5 +250,7 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, 
 
     @property
     def max_held_videos(self) -> int:
-        """Videos whose frames this gateway may hold or want at once: of captions, and of jobs decoded ahead."""
-        return self.max_captions + self.archive_slots + self.archive_ahead
+        """Videos whose frames this gateway may hold or want at once: of captions, of jobs decoded ahead, and of regions
+        of pages."""
+        num_regions = self.regions_at_once if self.reader else 0
+        return self.max_captions + self.archive_slots + self.archive_ahead + num_regions

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import BinaryIO
@@ -11,19 +11,30 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from slipstream.captioning.caption_run import Emit
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_run import DocumentRun, PageRun
 from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import VideoFile
+from slipstream.captioning.page_regions import PageRegions
 from slipstream.captioning.page_source import PageSource
-from slipstream.captioning.plan import MAX_ID_CHARS, CaptionPlan, make_plan
+from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
-from slipstream.documents.messages import PageDraft, PagePicture
+from slipstream.documents.messages import PagePicture
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentEvent, DocumentOptions
-from slipstream.documents.surfaces import SURFACES, page_text
-from slipstream.errors import InvalidConfig, LimitExceeded, Overloaded, ServiceUnavailable, UnreadableDocument
+from slipstream.documents.surfaces import PARAGRAPHS, SURFACES
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    LimitExceeded,
+    Overloaded,
+    ServiceUnavailable,
+    UnreadableDocument,
+)
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
+from slipstream.logs import get_logger
+from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.security import current_rights
@@ -43,6 +54,7 @@ class DocumentCaptioner:
         self._captioner = captioner
         self._reader = reader
         self._turns = asyncio.Semaphore(config.documents_at_once)
+        self._regions = asyncio.Semaphore(config.regions_at_once)
 
     def plan(self, asked: DocumentOptions, *, path: str = "", request_id: str = "", owner: str = "") -> CaptionPlan:
         """What each page's caption is to be.
@@ -53,7 +65,7 @@ class DocumentCaptioner:
         """
         self._check_reader()
         options = asked.check().caption.over(PAGE_OPTIONS)
-        return make_plan(options, self._config, path=path, request_id=request_id, owner=owner)
+        return _checked(asked, make_plan(options, self._config, path=path, request_id=request_id, owner=owner))
 
     async def read_interactively(
         self, asked: DocumentOptions, plan: CaptionPlan, upload: AsyncIterator[bytes]
@@ -84,7 +96,8 @@ class DocumentCaptioner:
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan, *, pages_at_once: int
     ) -> AsyncGenerator[DocumentEvent, None]:
         """What is said of the document, see `DocumentEvent`. Needs a `check` of the captioner's shortly before. Raises
-        what `PageSource.events` and `GatewayCaptioner.caption` raise, and InvalidConfig where there is no reader."""
+        what `PageSource.events` and `GatewayCaptioner.caption` raise, and what `plan` does."""
+        plan = _checked(asked, plan)
         source = PageSource(
             self._check_reader(),
             data,
@@ -95,12 +108,21 @@ class DocumentCaptioner:
         )
 
         async def read(page: PageRun) -> None:
-            await self._read_page(page, plan, asked.surface)
+            await self._read_page(page, plan, asked)
 
         run = DocumentRun(source.events(), read, pages_at_once=pages_at_once, pixels=asked.request.pictures)
         async with aclosing(run.events()) as events:
             async for event in events:
                 yield event
+
+    def regions_of(self, picture: PagePicture, emit: Emit) -> PageRegions:
+        """The region stage of a page, see there. Needs a `check` of the captioner's shortly before."""
+
+        async def read(region: PagePicture, plan: CaptionPlan) -> Caption:
+            stats = CaptionStats(arrived=asyncio.get_running_loop().time())
+            return await self._read_picture(region, plan, lambda event: None, stats)
+
+        return PageRegions(picture, self._frame_size, self._regions, read, emit)
 
     @contextlib.asynccontextmanager
     async def _opened(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
@@ -120,39 +142,63 @@ class DocumentCaptioner:
             )
         return self._reader
 
-    async def _read_page(self, page: PageRun, plan: CaptionPlan, surface: str) -> None:
-        name = f"-p{page.picture.page}"
-        plan = replace(plan, request_id=plan.request_id[: MAX_ID_CHARS - len(name)] + name)
+    async def _read_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
+        plan = plan.named(f"-p{page.picture.page}")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         limit_s = self._config.request_timeout_s
         try:
             with self._captioner.metrics.captioning(plan.method.name):
                 async with asyncio.timeout(limit_s):
-                    await self._caption_page(page, plan, surface)
+                    await self._caption_page(page, plan, asked)
         except TimeoutError:
             raise ServiceUnavailable(
                 f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
             ) from None
 
-    async def _caption_page(self, page: PageRun, plan: CaptionPlan, surface: str) -> None:
-        loop = asyncio.get_running_loop()
-        stats, late_hints = CaptionStats(arrived=loop.time()), None
-        if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock
-            plan = _hinted(plan, hint_texts(await asyncio.shield(page.draft), plan.method.name, surface))
-        elif plan.method.takes_hints:
-            late_hints = LateHints(_texts_of(page.draft, plan.method.name, surface))
-        with await self._frame(page.picture) as video:
-            stats.sampled = loop.time()
-            caption = await self._captioner.caption(
-                plan, video, page.emit, stats, resume_wait_s=self._config.resume_wait_s, late_hints=late_hints
+    async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
+        stats = CaptionStats(arrived=asyncio.get_running_loop().time())
+        regions = self.regions_of(page.picture, page.emit) if asked.reads_regions else None
+        by_stage: Sequence[PageRegions | None] = [regions]
+        if regions is not None and plan.method.name != TOLERANT_METHOD:  # which is paper 003's as it stands
+            by_stage = [None, regions]
+        hints = [asyncio.create_task(_hints_of(page, plan, asked.surface, stage)) for stage in by_stage]
+        try:
+            late_hints = None
+            if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock
+                plan = _hinted(plan, await hints[-1])
+            elif plan.method.takes_hints:
+                late_hints = LateHints(hints)
+            caption = await self._read_picture(page.picture, plan, page.emit, stats, late_hints)
+        finally:
+            for coming in hints:
+                coming.cancel()  # a text that is whole needs no hints
+            await asyncio.wait(hints)
+        page.emit(caption if regions is None else replace(caption, regions=regions.facts))
+
+    async def _read_picture(
+        self,
+        picture: PagePicture,
+        plan: CaptionPlan,
+        emit: Emit,
+        stats: CaptionStats,
+        late_hints: LateHints | None = None,
+    ) -> Caption:
+        with await self._frame(picture) as video:
+            stats.sampled = asyncio.get_running_loop().time()
+            return await self._captioner.caption(
+                plan, video, emit, stats, resume_wait_s=self._config.resume_wait_s, late_hints=late_hints
             )
-        page.emit(caption)
+
+    @property
+    def _frame_size(self) -> FrameSize:
+        """Of pictures, as the target wants them now."""
+        target = self._captioner.peers.target.model
+        return (ANY_SIZE if target is None else target.frame_size).within(self._config.max_page_pixels)
 
     async def _frame(self, picture: PagePicture) -> SampledVideo:
         """The picture as the target wants it, as a video of one frame. Its memory counts in the gateway's budget for
         frames until it is closed. Raises Overloaded, LimitExceeded or InvalidRequest."""
-        target = self._captioner.peers.target.model
-        size = (ANY_SIZE if target is None else target.frame_size).within(self._config.max_page_pixels)
+        size = self._frame_size
         num_pixels = picture.width * picture.height
         if not size.is_known and num_pixels > self._config.max_page_pixels:
             raise LimitExceeded(f"page {picture.page} has {num_pixels} pixels; ask for it at a lower dpi")
@@ -178,17 +224,34 @@ class DocumentCaptioner:
         )
 
 
-def hint_texts(draft: PageDraft, method: str, surface: str) -> tuple[str, ...]:
-    """What a method is given of a page's draft: the page as the target would write it, or, for paper 003's method, the
-    set of its regions, which has no order."""
-    texts = SURFACES[surface](draft.regions) if method == TOLERANT_METHOD else [page_text(draft.regions, surface)]
-    return tuple(filter(None, texts))
+def _checked(asked: DocumentOptions, plan: CaptionPlan) -> CaptionPlan:
+    """The plan. Raises `InvalidRequest` for a stage that it has no use for."""
+    if asked.reads_regions and not plan.method.takes_hints:
+        raise InvalidRequest(
+            f"stage {asked.stage!r} makes hints, and method {plan.method.name!r} drafts from none: leave the stage out,"
+            " or ask for hints or hsd"
+        )
+    return plan
 
 
-def _texts_of(draft: asyncio.Future[PageDraft], method: str, surface: str) -> asyncio.Future[tuple[str, ...]]:
-    texts: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
-    draft.add_done_callback(lambda done: texts.set_result(hint_texts(done.result(), method, surface)))
-    return texts
+def hint_texts(texts: Sequence[str], method: str) -> tuple[str, ...]:
+    """What a method is given of a page whose regions have these texts: the page, or, for paper 003's method, the set of
+    its regions, which has no order."""
+    told = tuple(filter(None, texts))
+    return told if method == TOLERANT_METHOD or not told else (PARAGRAPHS.join(told),)
+
+
+async def _hints_of(page: PageRun, plan: CaptionPlan, surface: str, regions: PageRegions | None) -> tuple[str, ...]:
+    """Of a page, once they are there; none where something is wrong with them."""
+    draft = await asyncio.shield(page.draft)
+    try:
+        texts: Sequence[str] = SURFACES[surface](draft.regions)
+        if regions is not None:
+            texts = await regions.read_all(draft, texts, plan)
+    except Exception:
+        get_logger().exception("hints.failed")
+        return ()
+    return hint_texts(texts, plan.method.name)
 
 
 def _hinted(plan: CaptionPlan, texts: tuple[str, ...]) -> CaptionPlan:

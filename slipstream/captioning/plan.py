@@ -56,6 +56,10 @@ class CaptionPlan:
     delivered: tuple[int, ...] = ()
     """Tokens that the caller has of an earlier call: only what follows is sent."""
 
+    def named(self, ending: str) -> "CaptionPlan":
+        """The same for a part of what was asked: its name ends so."""
+        return replace(self, request_id=self.request_id[: MAX_ID_CHARS - len(ending)] + ending)
+
     @property
     def resumable(self) -> bool:
         """The text is a function of video, options and seed, and each of its tokens the target's own choice. Under the

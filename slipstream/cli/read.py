@@ -35,7 +35,7 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.documents.reading import PageReading, page_readings
+from slipstream.documents.reading import STAGES, DocumentOptions, PageReading, page_readings
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
@@ -48,6 +48,27 @@ Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
 """The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
 POCKET_READER_SURFACE = "lines"
+SurfaceOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How the target writes: {', '.join(SURFACES)}.",
+        show_default=f"markdown; {POCKET_READER_SURFACE} for the pocket reader",
+    ),
+]
+StageOption = Annotated[
+    str,
+    typer.Option(
+        help=f"{' or '.join(STAGES)}: whether the target reads the regions of a page first, for better hints."
+    ),
+]
+ReaderOption = Annotated[
+    str,
+    typer.Option(
+        help="Address of a reader service, with --ocr-only.",
+        show_default="read in processes of one's own",
+        rich_help_panel=READER_PANEL,
+    ),
+]
 
 
 @bundled(stack_options=model_options, options=caption_options, connection=connection_options)
@@ -63,26 +84,14 @@ def read_command(
     text_layer: Annotated[
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
-    surface: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How the target writes: {', '.join(SURFACES)}.",
-            show_default=f"markdown; {POCKET_READER_SURFACE} for the pocket reader",
-        ),
-    ] = None,
+    surface: SurfaceOption = None,
+    stage: StageOption = DocumentOptions.stage,
     options: CaptionOptions,
     stack_options: StackOptions,
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="Address of a reader service, with --ocr-only.",
-            show_default="read in processes of one's own",
-            rich_help_panel=READER_PANEL,
-        ),
-    ] = "",
+    reader: ReaderOption = "",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Documents read at once.", rich_help_panel=READER_PANEL)] = 1,
     connection: ConnectionOptions,
 ) -> None:
@@ -93,12 +102,22 @@ def read_command(
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
     stack_options = _with_a_reader(stack_options)
-    surface = _checked_surface(surface, stack_options.is_pocket_reader and gateway is None)
+    if surface is None:
+        surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
+    for flag, value, known in (("--surface", surface, SURFACES), ("--stage", stage, STAGES)):
+        if value not in known:
+            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
     _make_folder(output)
 
     async def run() -> int:
         call = DocumentCall(
-            pages=pages, dpi=dpi, text_layer=text_layer, surface=surface, pictures=True, options=options
+            pages=pages,
+            dpi=dpi,
+            text_layer=text_layer,
+            surface=surface,
+            stage=stage,
+            pictures=True,
+            options=options,
         )
         opened = (
             _open_reader(reader, connection, jobs, DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer))
@@ -119,15 +138,6 @@ def _make_folder(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--output: cannot write to {str(output)!r}: {error.strerror}") from None
-
-
-def _checked_surface(surface: str | None, is_pocket_reader: bool) -> str:
-    """How the target writes, as asked or as the pocket reader does. Raises `InvalidConfig`."""
-    if surface is None:
-        return POCKET_READER_SURFACE if is_pocket_reader else "markdown"
-    if surface not in SURFACES:
-        raise InvalidConfig(f"unknown --surface {surface!r}; known: {', '.join(SURFACES)}")
-    return surface
 
 
 def _with_a_reader(options: StackOptions) -> StackOptions:
@@ -257,18 +267,23 @@ class _PageFacts:
     seconds: float
     num_tokens: int = 0
     num_hinted: int = 0
+    num_regions: int = 0
+    """That the target read first."""
 
     @classmethod
     def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
         if isinstance(page, PageDraft):
             return cls(page.page, page.warnings, page.seconds)
         hinted = page.caption.speculation.accepted_prediction_tokens
-        return cls(page.draft.page, page.draft.warnings, page.draft.seconds, page.caption.num_tokens, hinted)
+        num_read = page.caption.regions.num_read if page.caption.regions else 0
+        return cls(page.draft.page, page.draft.warnings, page.draft.seconds, page.caption.num_tokens, hinted, num_read)
 
 
 def _told(pages: Sequence[_PageFacts]) -> list[str]:
     num_tokens = sum(page.num_tokens for page in pages)
     told = [f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
+    if num_regions := sum(page.num_regions for page in pages):
+        told.append(f"{num_regions} regions read first")
     return told + ([f"{num_tokens} tokens, {sum(p.num_hinted for p in pages)} from hints"] if num_tokens else [])
 
 

@@ -52,6 +52,8 @@ def caption_dict(caption: Caption) -> dict[str, Any]:
     """All of a caption but its single tokens, for JSON: its options stand beside its text."""
     fields = asdict(replace(caption, tokens=()))
     del fields["tokens"]
+    if caption.regions is None:
+        del fields["regions"]
     fields["finish_reason"] = caption.finish_reason.name.lower() if caption.finish_reason else "unspecified"
     options: dict[str, Any] = fields.pop("options")
     return fields | options

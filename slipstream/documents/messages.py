@@ -150,6 +150,26 @@ class ReaderInfo:
 ReadEvent = DocumentFacts | PagePicture | PageDraft
 """In this order: the facts once, then for each page its picture and its draft."""
 
+# -- what the target did -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RegionStage:
+    """What the target's reading of a page's regions was, whose texts became hints for that of the page."""
+
+    num_regions: int = 0
+    num_read: int = 0
+    """Regions that were given to the target, and those whose texts became hints; of the others the reader's did."""
+    num_tokens: int = 0
+    passes: int = 0
+    """Tokens of those texts, and passes after the prefill, counted by region: the model packs those of several."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    """Of the reader's words, as in `Speculation`."""
+    seconds: float = 0.0
+    """From the moment that the reader's words were there to the last region's text."""
+
+
 # -- request and limits ------------------------------------------------------------------------------------------------
 
 MIN_DPI, MAX_DPI = 20, 600

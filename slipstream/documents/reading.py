@@ -13,6 +13,8 @@ from slipstream.options import CaptionOptions
 
 PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
 """What is asked of a page where nothing else was."""
+STAGES = ("page", "region+page")
+"""How a page is read: by the target at once, or after its regions (paper 003, section 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,21 @@ class DocumentOptions:
     """How the target writes, one of `SURFACES`."""
     caption: CaptionOptions = field(default_factory=CaptionOptions)
     """Of each page."""
+    stage: str = "page"
+    """One of `STAGES`."""
+
+    @property
+    def reads_regions(self) -> bool:
+        """The target reads the regions of a page before the page."""
+        return self.stage == "region+page"
 
     def check(self) -> "DocumentOptions":
         """Itself. Raises `InvalidRequest` for what no gateway takes."""
         check_request(self.request)
         if self.surface not in SURFACES:
             raise InvalidRequest(f"surface {self.surface!r} is unknown; choose one of {', '.join(SURFACES)}")
+        if self.stage not in STAGES:
+            raise InvalidRequest(f"stage {self.stage!r} is unknown; choose one of {', '.join(STAGES)}")
         if self.caption.get("num_frames", 1) != 1:
             raise InvalidRequest("a page is one frame: leave num_frames out")
         return self

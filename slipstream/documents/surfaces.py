@@ -15,6 +15,8 @@ A page is these texts, joined by an empty line."""
 
 SURFACES: dict[str, Surface] = {}
 """By name."""
+PARAGRAPHS = "\n\n"
+"""Between two regions of a page."""
 
 
 def surface(name: str) -> Callable[[Surface], Surface]:
@@ -29,7 +31,7 @@ def surface(name: str) -> Callable[[Surface], Surface]:
 
 def page_text(regions: Sequence[Region], name: str = "markdown") -> str:
     """The page as the target of that surface would write it. Raises KeyError for a name that is not registered."""
-    return "\n\n".join(text for text in SURFACES[name](regions) if text)
+    return PARAGRAPHS.join(text for text in SURFACES[name](regions) if text)
 
 
 # -- plain Markdown ----------------------------------------------------------------------------------------------------

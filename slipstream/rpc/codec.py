@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from slipstream.documents.messages import RegionStage
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import (
     Caption,
@@ -173,6 +174,7 @@ def summary_message(caption: Caption) -> gateway_pb2.Summary:
         video=to_message(caption.video, gateway_pb2.VideoFacts),
         timings=to_message(caption.timings, gateway_pb2.Timings),
         speculation=to_message(caption.speculation, gateway_pb2.Speculation),
+        regions=None if caption.regions is None else to_message(caption.regions, gateway_pb2.RegionStage),
         **{name: caption.options[name] for name in _SUMMARISED if name in caption.options},
     )
 
@@ -189,6 +191,7 @@ def read_summary(message: gateway_pb2.Summary) -> Caption:
         video=from_message(message.video, VideoFacts),
         timings=from_message(message.timings, Timings),
         speculation=from_message(message.speculation, Speculation),
+        regions=from_message(message.regions, RegionStage) if message.HasField("regions") else None,
     )
 
 

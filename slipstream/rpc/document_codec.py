@@ -38,6 +38,7 @@ def document_options_message(
         surface=asked.surface,
         pictures=request.pictures,
         caption=options_message(asked.caption),
+        stage=asked.stage,
     )
     return gateway_pb2.ReadDocumentRequest(options=options)
 
@@ -59,7 +60,7 @@ def read_document_options(message: gateway_pb2.DocumentOptions) -> DocumentOptio
         text_layer=not message.no_text_layer,
     )
     caption, surface = read_options(message.caption), message.surface or DocumentOptions.surface
-    return DocumentOptions(request, surface, caption).check()
+    return DocumentOptions(request, surface, caption, message.stage or DocumentOptions.stage).check()
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.documents import reading
+from bench.documents import reading, stages
 from bench.documents.program import HOLDS
 from bench.documents.reading import METHODS, is_kept, measure_reading, missed
 from bench.documents.shown_pages import FAULTS, document_of, shown_pages
+from bench.documents.stages import WAYS, measure_stages
 from slipstream.documents.messages import DocumentLimits
 from slipstream.documents.render import open_document
 from tests.support.documents import needs_documents
@@ -38,6 +39,23 @@ def test_the_whole_part_at_two_pages(model: Path, monkeypatch: pytest.MonkeyPatc
     plain = [row for row in found["rows"] if row["method"] == "autoregressive"]
     assert all((row["tokens_a_pass"], row["rows_a_pass"], row["decoding_speedup"]) == (1, 0, 1) for row in plain)
     assert [row["ocr_dpi"] for row in found["noise"]] == [75]
+
+
+@needs_documents
+def test_both_stages_and_each_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "STAGE_DPI", (75,))
+    monkeypatch.setattr(stages, "MAX_TOKENS", 40)
+    found = asyncio.run(measure_stages(model, 2, 1))
+    assert found["shown"] and HOLDS["stages"](found)
+    assert [row["way"] for row in found["rows"]] == list(WAYS)
+    told = {row["way"]: row for row in found["rows"]}
+    assert {row["identical"] for row in told.values() if not row["lossy"]} == {"2/2"}
+    assert told["autoregressive"]["tokens_a_pass"] == told["autoregressive"]["end_to_end_speedup"] == 1
+    waiting = told["hsd, tau 0.75, region+page"]
+    assert waiting["read_in_time"] <= waiting["regions"] and waiting["region_s"] <= waiting["page_s"]
+    assert [row["kind"] for row in found["kinds"]] == ["lines", "prose"]
+    rows = [row | {"identical": "1/2"} for row in found["rows"]]
+    assert not HOLDS["stages"](found | {"rows": rows}) and HOLDS["stages"]({"shown": False})
 
 
 @needs_documents

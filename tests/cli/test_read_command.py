@@ -103,6 +103,8 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / name).write_bytes(b"x")
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", "--surface", "latex") == 2
     assert "unknown --surface 'latex'; known: markdown" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--stage", "line") == 2
+    assert "unknown --stage 'line'; known: page, region+page" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2
@@ -141,6 +143,20 @@ def test_a_target_reads_with_hints(reading_stack: Stack, tmp_path: Path, capsys:
     assert all(record["text"] in (tmp_path / "a.md").read_text() for record in records)
     html = (tmp_path / "a.disagreements.html").read_text()
     assert html.count("<h2") == 2 and "data:image/png" in html and html.endswith("</html>\n")
+
+
+@needs_documents
+def test_a_target_reads_regions_first(reading_stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the method that waits for all of them, as its text depends on them."""
+    (tmp_path / "a.pdf").write_bytes(TWO_PAGES)
+    words = ("--output", tmp_path, "--gateway", reading_stack.gateway_address, "--max-new-tokens", 32)
+    tolerant = ("--method", "hsd", "--tolerance", 0.9)
+    assert read(tmp_path / "a.pdf", *words, "--stage", "region+page", *tolerant) == 0
+    assert "2 regions read first" in capsys.readouterr().out
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [record["receipt"]["regions"]["num_read"] for record in records] == [1, 1]
+    assert read(tmp_path / "a.pdf", *words) == 0
+    assert "regions" not in json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])["receipt"]
 
 
 def test_a_gateway_without_a_reader_is_told_of(

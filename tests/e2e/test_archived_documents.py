@@ -22,6 +22,7 @@ from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, PagePicture
 from slipstream.documents.pool import ReaderPool
+from slipstream.errors import InvalidRequest
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
@@ -111,7 +112,7 @@ class Archive:
         """Run and page of every reading that the target has begun for the job."""
         names = [entry["request_id"] or "" for entry in logged(self.target.log_path, "session.opened")]
         words = [name.split("-") for name in names if name.startswith(job_id)]
-        return [(int(run), int(page.removeprefix("p"))) for _, run, page in words]
+        return [(int(run), int(page.removeprefix("p"))) for _, run, page, *region in words if not region]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -201,6 +202,32 @@ async def test_a_killed_gateway_repeats_no_page(archive: Archive, undisturbed: l
     assert set(written.values()) == {1}, "no part was written twice"
     runs = [part.receipt.runs for part in parts if part.receipt]
     assert runs == sorted(runs) and len(set(runs)) > 1, "each page says which run has read it"
+    await archive.kill(gateway)
+
+
+async def test_a_killed_gateway_repeats_no_page_whose_regions_were_read_first(
+    archive: Archive, undisturbed: list[str]
+) -> None:
+    gateway = await archive.start()
+    batch_id = await archive.submit(gateway, "six.pdf", stage="region+page")
+    await eventually(lambda: archive.kept(gateway), START_S)
+    await archive.kill(gateway)
+    kept, gateway = archive.kept(gateway), await archive.start()
+    job, parts = await archive.ended(gateway, batch_id)
+    check_document(job, parts, undisturbed)
+    done = {part.page for part in parts if part.receipt and part.receipt.runs == 1}
+    assert set(kept) <= done and done < set(range(1, NUM_PAGES + 1))
+    assert not done & {page for run, page in archive.opened(job.job_id) if run > 1}
+    for part in parts:
+        assert part.caption is not None and part.caption.regions is not None
+        assert part.draft is not None and part.caption.regions.num_read <= len(part.draft.regions)
+    await archive.kill(gateway)
+
+
+async def test_a_stage_that_there_is_not_is_refused(archive: Archive) -> None:
+    gateway = await archive.start()
+    with pytest.raises(InvalidRequest, match="stage 'line' is unknown; choose one of page"):
+        await archive.submit(gateway, "six.pdf", stage="line")
     await archive.kill(gateway)
 
 

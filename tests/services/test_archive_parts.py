@@ -61,9 +61,9 @@ async def test_what_is_a_document_and_how_it_is_read(served: Served, client: Arc
     jobs = {record.custom_id: read_job(record.payload) for record in records}
     kinds = [JobKind.DOCUMENT, JobKind.DOCUMENT, JobKind.VIDEO, JobKind.DOCUMENT, JobKind.VIDEO, JobKind.DOCUMENT]
     assert [job.kind for job in jobs.values()] == kinds
-    request = jobs["a"].merged_request(batch)
-    assert (request.pages, request.dpi, request.text_layer, request.pictures) == ("2", 90, False, True)
-    assert jobs["b"].merged_request(batch).pages == "1"
+    request = jobs["a"].merged_document(batch).request
+    assert (request.pages, request.dpi, request.text_layer) == ("2", 90, False)
+    assert jobs["b"].merged_document(batch).request.pages == "1"
     assert records[-1].state is JobState.FAILED and "dpi is 9000" in records[-1].error
     assert {job.custom_id: job.kind async for job in client.jobs(submitted.batch_id)} == dict(
         zip("abcdef", kinds, strict=True)

@@ -29,8 +29,9 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import Box, DocumentFacts, DocumentRequest, Origin, PageDraft, Region, RegionKind
+from slipstream.documents.messages import Box, DocumentFacts, Origin, PageDraft, Region, RegionKind
 from slipstream.documents.pages import parse_pages
+from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -103,11 +104,11 @@ class FakeSource:
     """Pages wait for it, if there is one."""
 
     async def pages(
-        self, data: bytes, request: DocumentRequest, plan: CaptionPlan
+        self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
     ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
-        assert data == DATA and request.pictures
-        self.asked.append(request.pages)
-        numbers = parse_pages(request.pages, NUM_PAGES, NUM_PAGES)
+        assert data == DATA and not asked.request.pictures
+        self.asked.append(asked.request.pages)
+        numbers = parse_pages(asked.request.pages, NUM_PAGES, NUM_PAGES)
         yield DocumentFacts(NUM_PAGES, numbers)
         for page in numbers:
             if page == self.fails_at:

@@ -1,9 +1,10 @@
 """A reader service that draws real documents and says of them what a script says.
 
 The script is `script.json` in the folder $READER_SCRIPT_FOLDER, read anew for each page, by page number:
-    text    in place of what the page says, at once
-    beyond  pixels by which that text's region leaves the page
-    hold    name of a file there: the draft is sent once it exists
+    text     in place of what the page says, at once
+    beyond   pixels by which that text's region leaves the page
+    regions  in place of that text, [[left, top, right, bottom, text], ...] in shares of the page
+    hold     name of a file there: the draft is sent once it exists
 """
 
 import asyncio
@@ -40,14 +41,14 @@ class ScriptedPool(ReaderPool):
         async with aclosing(super().read(data, request)) as events:
             async for event in events:
                 if isinstance(event, PageDraft):
-                    if "text" in told:
+                    if told.keys() & {"text", "regions"}:
                         continue
                     await held(told)
                 yield event
                 if isinstance(event, PagePicture):
                     pages = json.loads((FOLDER / "script.json").read_text())
                     told = pages.get(str(event.page), {})
-                    if "text" in told:
+                    if told.keys() & {"text", "regions"}:
                         await held(told)
                         yield scripted(event, told)
 
@@ -58,9 +59,13 @@ async def held(told: dict[str, Any]) -> None:
 
 
 def scripted(picture: PagePicture, told: dict[str, Any]) -> PageDraft:
-    box = Box(0, 0, picture.width + told.get("beyond", 0), picture.height)
-    region = Region(box, RegionKind.TEXT, 0, told["text"], 1.0, Origin.OCR)
-    return PageDraft(picture.page, picture.width, picture.height, (region,))
+    width, height = picture.width, picture.height
+    whole = [0, 0, 1 + told.get("beyond", 0) / width, 1, told.get("text")]
+    regions = []
+    for order, (left, top, right, bottom, text) in enumerate(told.get("regions", [whole])):
+        box = Box(round(left * width), round(top * height), round(right * width), round(bottom * height))
+        regions.append(Region(box, RegionKind.TEXT, order, text, 1.0, Origin.OCR))
+    return PageDraft(picture.page, width, height, tuple(regions))
 
 
 if __name__ == "__main__":

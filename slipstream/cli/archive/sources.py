@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from slipstream.archive.messages import DOCUMENT_EXTENSIONS, DOCUMENT_OPTIONS, BatchItem, JobKind, document_request
+from slipstream.archive.messages import DOCUMENT_EXTENSIONS, DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
 from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
@@ -59,7 +59,7 @@ def parse_line(line: bytes, folder: Path) -> BatchItem:
     _check_texts(options)
     document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
     if document:
-        document_request(document)
+        document_options(document)
     return BatchItem(
         custom_id=_custom_id(fields, sources[0]),
         source=source if is_url(source) else str(folder / source),

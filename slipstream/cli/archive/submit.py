@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, OptionValues, Submitted, document_request
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, OptionValues, Submitted, document_options
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, FormatOption, GatewayOption, RawOption, ask
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, exit_status
@@ -26,6 +26,7 @@ from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.documents.messages import DocumentRequest
+from slipstream.documents.reading import STAGES, DocumentOptions
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS
@@ -94,12 +95,20 @@ def document_flags(
             rich_help_panel=DOCUMENTS_PANEL,
         ),
     ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{' or '.join(STAGES)}: whether the target reads the regions of a page first, for better hints.",
+            show_default=DocumentOptions.stage,
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = None,
 ) -> DocumentFlags:
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
-    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer}
+    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage}
     reading = {name: value for name, value in given.items() if value is not None}
     if reading:
-        document_request(reading)
+        document_options(reading)
     return DocumentFlags(documents, reading)
 
 

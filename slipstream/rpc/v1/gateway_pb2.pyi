@@ -87,7 +87,7 @@ class ReadDocumentRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[DocumentOptions, _Mapping]] = ..., document: _Optional[bytes] = ...) -> None: ...
 
 class DocumentOptions(_message.Message):
-    __slots__ = ("path", "request_id", "pages", "dpi", "ocr_dpi", "no_text_layer", "surface", "pictures", "caption")
+    __slots__ = ("path", "request_id", "pages", "dpi", "ocr_dpi", "no_text_layer", "surface", "pictures", "caption", "stage")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class DocumentOptions(_message.Message):
     SURFACE_FIELD_NUMBER: _ClassVar[int]
     PICTURES_FIELD_NUMBER: _ClassVar[int]
     CAPTION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     pages: str
@@ -106,7 +107,8 @@ class DocumentOptions(_message.Message):
     surface: str
     pictures: bool
     caption: CaptionOptions
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ...) -> None: ...
+    stage: str
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ..., stage: _Optional[str] = ...) -> None: ...
 
 class ReadDocumentEvent(_message.Message):
     __slots__ = ("facts", "page", "pixels", "caption", "draft")
@@ -181,7 +183,7 @@ class CommittedToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., piece: _Optional[str] = ..., from_draft: _Optional[bool] = ...) -> None: ...
 
 class Summary(_message.Message):
-    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep", "tolerance", "tolerance_rule")
+    __slots__ = ("request_id", "text", "num_tokens", "finish_reason", "method", "pruner", "alpha", "policy", "max_window", "video", "timings", "speculation", "stop_string", "lossy", "lossy_keep", "tolerance", "tolerance_rule", "regions")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,7 @@ class Summary(_message.Message):
     LOSSY_KEEP_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_RULE_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     num_tokens: int
@@ -216,7 +219,26 @@ class Summary(_message.Message):
     lossy_keep: float
     tolerance: float
     tolerance_rule: str
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ...) -> None: ...
+    regions: RegionStage
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., num_tokens: _Optional[int] = ..., finish_reason: _Optional[_Union[_target_pb2.FinishReason, str]] = ..., method: _Optional[str] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., video: _Optional[_Union[VideoFacts, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., stop_string: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., regions: _Optional[_Union[RegionStage, _Mapping]] = ...) -> None: ...
+
+class RegionStage(_message.Message):
+    __slots__ = ("num_regions", "num_read", "num_tokens", "passes", "accepted_prediction_tokens", "rejected_prediction_tokens", "seconds")
+    NUM_REGIONS_FIELD_NUMBER: _ClassVar[int]
+    NUM_READ_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_regions: int
+    num_read: int
+    num_tokens: int
+    passes: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+    seconds: float
+    def __init__(self, num_regions: _Optional[int] = ..., num_read: _Optional[int] = ..., num_tokens: _Optional[int] = ..., passes: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class VideoFacts(_message.Message):
     __slots__ = ("num_frames", "width", "height", "duration_s", "timestamps_s", "warnings", "video_tokens", "prompt_tokens", "reused_tokens")
