@@ -10,7 +10,7 @@ from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
-from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
@@ -133,7 +133,7 @@ class GatewayCaptioner:
         target = self.peers.target.model
         assert target is not None, "the target has been asked"
         key = _costs_key(plan, len(video.frames) * target.tokens_per_frame)
-        costs = self._costs.get(key, CostModel()).fork()
+        costs = (self._costs.get(key) or new_costs(plan)).fork()
         costs.plain_token_s = copy.copy(self._plain_token_s.get(key[0], costs.plain_token_s))
         run = CaptionRun(
             plan,
@@ -181,4 +181,4 @@ class GatewayCaptioner:
 def _costs_key(plan: CaptionPlan, num_video_tokens: int) -> tuple[object, ...]:
     """Captions of one kind share their running averages: similar length, similar draft context."""
     size, alpha = round(math.log2(num_video_tokens)), round(plan.options.alpha, 1)
-    return (size, plan.method.name, plan.options.pruner, alpha, plan.options.positions)
+    return (size, plan.method.name, plan.method.shape, plan.options.pruner, alpha, plan.options.positions)

@@ -11,11 +11,14 @@ from torch import Tensor
 from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
 from slipstream.engine.video_lm import PromptPlan
+from slipstream.engine.written_tree import WrittenTree
+from slipstream.errors import InvalidRequest
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
-from slipstream.speculation.pipeline import AdvanceLine, RestartLine
-from slipstream.speculation.protocol import ROOT, TokenTree
+from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.methods import Growth
+from slipstream.speculation.protocol import ROOT, LineAction, TokenTree
 
 # -- trees ------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class DraftSession:
     place: Reservation
     sampler: DraftSampler
     line: DraftLine
-    orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
+    orders: deque[LineAction] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
     chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)
     """What was written; None, or what went wrong, at the end."""
@@ -141,3 +144,23 @@ class DraftSession:
     """When the first pass of the chunk began that is being written."""
     growth: TreeGrowth | None = None
     """The line's tree, where trees are asked for; None until there is room for one."""
+    grows: Growth | None = None
+    """How the line branches, where dynamic trees are asked for."""
+    written: WrittenTree | None = None
+    """The line's dynamic tree."""
+
+    def plant(self) -> None:
+        """The line begins behind its output."""
+        if self.grows is not None:
+            self.written = WrittenTree(self.line.epoch, len(self.line.output), self.grows)
+
+
+def checked_growth(request: DraftStart) -> Growth | None:
+    """How the line of a request branches; None where it is no dynamic tree. Raises `InvalidRequest` for one that no
+    gateway asks for."""
+    if not request.width:
+        return None
+    growth = Growth(request.width, max(request.max_rows, 1))
+    if request.tree or growth.nodes_per_pass > MAX_NODES:
+        raise InvalidRequest(f"a dynamic tree is no static one, and a pass adds at most {MAX_NODES} nodes to it")
+    return growth
