@@ -19,6 +19,7 @@ from slipstream.messages import DraftStart, DraftTokens
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.protocol import JoinPoint, LineAction
+from slipstream.speculation.trees.calibration import Calibration
 
 HEADROOM_TOKENS = 512
 """Room for a line behind the committed tokens, counted when a session is admitted; the draft is not told how long the
@@ -60,6 +61,8 @@ class DraftEngine:
         )
         self.embeddings: ByteLru[bytes, torch.Tensor] = ByteLru(limits.embedding_cache_bytes, "--embedding-cache-mb")
         """Video embeddings by the digest of their frames. Touched on the model's thread only."""
+        self._calibrations = {greedy: Calibration() for greedy in (True, False)}
+        """Candidates of texts that are sampled are others. Touched on the model's thread only."""
         self._writer = LineWriter(model, thread)
 
     async def open(
@@ -93,6 +96,7 @@ class DraftEngine:
             work.free_frames()
             raise
         session = DraftSession(request, plan, work, place, sampler, line, num_sent=len(join.committed), grows=growth)
+        session.calibration = self._calibrations[request.sampling.greedy]
         session.plant()
         return session
 

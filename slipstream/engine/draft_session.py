@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
+from slipstream.engine.branches import Branches
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import InvalidRequest
@@ -17,8 +18,9 @@ from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.methods import Growth
 from slipstream.speculation.protocol import ROOT, LineAction, TokenTree
+from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.growth import Growth
 
 # -- trees ------------------------------------------------------------------------------------------------------------
 
@@ -146,13 +148,32 @@ class DraftSession:
     """The line's tree, where trees are asked for; None until there is room for one."""
     grows: Growth | None = None
     """How the line branches, where dynamic trees are asked for."""
+    calibration: Calibration = field(default_factory=Calibration)
+    """What this process has learnt of its candidates."""
     written: WrittenTree | None = None
     """The line's dynamic tree."""
+    branches: Branches | None = None
+    """Which of its nodes are read, where that is not its main path alone."""
 
     def plant(self) -> None:
         """The line begins behind its output."""
-        if self.grows is not None:
-            self.written = WrittenTree(self.line.epoch, len(self.line.output), self.grows)
+        if self.grows is None:
+            return
+        self.written = WrittenTree(self.line.epoch, self.grows)
+        if self.grows.extends_branches:
+            self.branches = Branches(self.written, self.line.output, self.grows.width, self.calibration)
+
+    @property
+    def num_unsent(self) -> int:
+        """Tokens of the line, or of the tree's main path, that are not sent yet."""
+        if self.branches is not None:
+            return self.branches.tree.main_length
+        return len(self.line.output) - self.num_sent
+
+    @property
+    def has_unsent(self) -> bool:
+        """There is something to send."""
+        return self.written.has_unsent if self.written is not None else self.num_unsent > 0
 
 
 def checked_growth(request: DraftStart) -> Growth | None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import takewhile
 
 import torch
@@ -11,11 +12,12 @@ import torch
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
 from slipstream.engine.thread import Lane, ModelThread
-from slipstream.engine.video_lm import VideoLM, Window
+from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import DraftTokens
 from slipstream.sampling.params import Proposal
+from slipstream.speculation.pacing import WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
 
 FLUSH_S = 0.005
@@ -32,6 +34,8 @@ class LineWriter:
         self._woken: list[DraftSession] = []
         self._is_running = False
         self._writing: dict[DraftSession, None] = {}
+        self._row_costs = WindowCosts()
+        """Seconds of a pass by its rows beyond one a session."""
         self._loop = asyncio.get_running_loop()
 
     def wake(self, session: DraftSession) -> None:
@@ -75,17 +79,30 @@ class LineWriter:
             while session.orders:
                 self._carry_out(session)
             line = session.line
-            if session.num_sent == len(line.output):
+            if not session.has_unsent:
                 session.chunk_started_s = time.perf_counter()
             if session.request.tree:
                 return self._may_grow(session)
-            is_full = session.written is not None and session.written.is_full
-            if len(line.output) < min(line.write_until, self._room(session)) and not is_full:
+            if self._may_go_on(session, min(line.write_until, self._room(session))):
                 return True
             self._send(session)
         except Exception as error:
             self._fail(session, error)
         return False
+
+    def _may_go_on(self, session: DraftSession, write_until: int) -> bool:
+        """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
+        if session.branches is not None:
+            assert session.grows is not None, "what branches knows how"
+            num_sharing = max(len(self._writing), 1)
+            return session.branches.choose(partial(self._share_s, num_sharing), session.grows.rows, write_until)
+        is_full = session.written is not None and session.written.is_full
+        return len(session.line.output) < write_until and not is_full
+
+    def _share_s(self, num_sharing: int, num_rows: int) -> float:
+        """A session's share of a pass in which it has so many rows: each further row is paid in full."""
+        one_s = self._row_costs(0)
+        return one_s / num_sharing + (self._row_costs(num_rows - 1) - one_s)
 
     def _carry_out(self, session: DraftSession) -> None:
         order, line = session.orders.popleft(), session.line
@@ -93,8 +110,16 @@ class LineWriter:
             self._restart(session, order)
         elif order.epoch == line.epoch:
             line.write_until = order.write_until
-            if isinstance(order, MoveLine) and session.written is not None:
-                session.written.move(order.root)
+            if isinstance(order, MoveLine):
+                self._move(session, order.root)
+
+    def _move(self, session: DraftSession, root: int) -> None:
+        if session.branches is not None:
+            state = session.work.state
+            num_text = min(state.num_tokens, state.num_prompt_tokens + len(session.line.output))
+            state.keep_path(num_text, session.branches.move(root))
+        elif session.written is not None:
+            session.written.move(root)
 
     def _restart(self, session: DraftSession, order: RestartLine) -> None:
         line = session.line
@@ -106,14 +131,21 @@ class LineWriter:
         session.line = DraftLine(order.epoch, order.write_until, order.first_chunk, output)
         session.num_sent = len(output)
         session.proposals.clear()
-        state = session.work.state
-        num_kept = order.keep
-        if session.written is not None:  # the line may have foreseen what it is told
-            num_kept = min(num_kept + num_common(line.output[num_kept:], order.suffix), len(output) - 1)
-            session.plant()
-        num_kept = min(state.num_tokens, state.num_prompt_tokens + num_kept)
+        self._keep_rows(session, line.output, order)
+        session.plant()
+
+    @staticmethod
+    def _keep_rows(session: DraftSession, old: Sequence[int], order: RestartLine) -> None:
+        """Of the model's cache what the new line begins with: the old one may have foreseen what it is told."""
+        state, branches, keep = session.work.state, session.branches, order.keep
         growth, session.growth = session.growth, None
-        if growth is None or len(growth.text) != order.keep:
+        if session.written is not None and branches is None:
+            num_foreseen = num_common(old[keep:], order.suffix)
+            keep = min(keep + num_foreseen, keep + len(order.suffix) - 1)
+        num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
+        if branches is not None and len(old) == keep:
+            state.keep_path(num_kept, branches.rows_of(order.suffix))
+        elif growth is None or len(growth.text) != keep:
             state.rollback(num_kept)
         else:
             state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
@@ -172,24 +204,37 @@ class LineWriter:
         """The next token of every session; the first of a caption comes from the prefill's logits."""
         batch = [(session, session.work.state, _unseen(session)) for session in sessions]
         stepping = [(state, unseen) for _, state, unseen in batch if unseen]
+        started = time.perf_counter()
         outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
+        self._learn(stepping, time.perf_counter() - started)
         for session, _, unseen in batch:
             outcome = next(outcomes) if unseen else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):
                 self._fail(session, outcome)
-            elif session.growth is not None:
+            elif session.growth is not None or session.branches is not None:
                 rows = outcome if isinstance(unseen, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
-                self._grow(session, session.growth, rows)
+                self._grow(session, rows)
             else:
                 self._choose(session, outcome[-1] if unseen else outcome)
 
-    def _grow(self, session: DraftSession, growth: TreeGrowth, rows: torch.Tensor) -> None:
+    def _learn(self, batch: Sequence[tuple[DecodeState, Window]], seconds: float) -> None:
+        """What a pass took, by its rows beyond one a session: of passes over nodes alone."""
+        trees = [window for _, window in batch if isinstance(window, TokenTree)]
+        if trees and len(trees) == len(batch):
+            self._row_costs.observe(sum(len(tree.new_token_ids) - 1 for tree in trees), seconds)
+
+    def _grow(self, session: DraftSession, rows: torch.Tensor) -> None:
+        growth, sampler = session.growth, session.sampler
         try:
-            growth.grow(rows, session.sampler.rank)
+            if session.branches is not None:
+                session.branches.grow(rows, sampler.candidates)
+                self._send_in_time(session)
+            elif growth is not None:
+                growth.grow(rows, sampler.rank)
         except Exception as error:
             self._fail(session, error)
             return
-        if growth.is_complete:
+        if growth is not None and growth.is_complete:
             tree, pass_s = growth.tree, (time.perf_counter() - growth.started_s) / growth.num_levels
             chunk = DraftTokens(session.line.epoch, len(growth.text), tree.token_ids, pass_s, parents=tree.parents)
             self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
@@ -220,15 +265,17 @@ class LineWriter:
         line.output += token_ids
         if proposal is not None:
             session.proposals.append(proposal)
-        is_first = 0 < line.first_chunk <= len(line.output) - session.num_sent
+        self._send_in_time(session)
+
+    def _send_in_time(self, session: DraftSession) -> None:
+        is_first = 0 < session.line.first_chunk <= session.num_unsent
         if is_first or time.perf_counter() - session.chunk_started_s > FLUSH_S:
             self._send(session)
 
     def _send(self, session: DraftSession) -> None:
-        line = session.line
-        token_ids = line.output[session.num_sent :]
-        if not token_ids:
+        if not session.has_unsent:
             return
+        line, token_ids = session.line, session.line.output[session.num_sent :]
         seconds = time.perf_counter() - session.chunk_started_s
         if session.written is not None:
             chunk = session.written.take(seconds)
@@ -248,7 +295,9 @@ class LineWriter:
 
 def _unseen(session: DraftSession) -> Window:
     """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come next."""
+    state = session.work.state
+    if session.branches is not None:
+        return session.branches.window(state.num_tokens - state.num_prompt_tokens)
     if session.growth is not None and session.growth.fed is not None:
         return session.growth.fed
-    state = session.work.state
     return session.line.output[state.num_tokens - state.num_prompt_tokens :]

@@ -1,13 +1,13 @@
 """What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.errors import ProtocolViolation
 from slipstream.messages import DraftTokens
 from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.methods import Growth
 from slipstream.speculation.protocol import ROOT
+from slipstream.speculation.trees.growth import Growth
 
 
 @dataclass(slots=True)
@@ -18,17 +18,18 @@ class WrittenNode:
     parent: int
     sure: float
     """The draft's own chance of it, given the node before."""
+    children: list[int] = field(default_factory=list)
 
 
 class WrittenTree:
-    """One epoch's tree behind `num_before` output tokens."""
+    """One epoch's tree."""
 
-    def __init__(self, epoch: int, num_before: int, growth: Growth) -> None:
+    def __init__(self, epoch: int, growth: Growth) -> None:
         self.root = ROOT
-        self.num_before = num_before
-        """Output tokens up to the root's."""
         self.nodes: dict[int, WrittenNode] = {}
         """Those that live: all below the root."""
+        self.roots: list[int] = []
+        """The root's candidates."""
         self.tip = ROOT
         """The last node of a main path that is written one by one."""
         self._epoch = epoch
@@ -49,7 +50,29 @@ class WrittenTree:
             node = self.nodes[self._num_written] = WrittenNode(token_id, parent, each)
             self._unsent.append(node)
             self._num_written += 1
+        self.children(parent).extend(range(first, self._num_written))
         return first
+
+    def children(self, node: int) -> list[int]:
+        """The candidates behind a node, or behind the root."""
+        return self.roots if node == self.root else self.nodes[node].children
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The candidate with that token, if there is one."""
+        return next((child for child in self.children(node) if self.nodes[child].token_id == token_id), None)
+
+    @property
+    def has_unsent(self) -> bool:
+        """There is something to send."""
+        return bool(self._unsent)
+
+    @property
+    def main_length(self) -> int:
+        """Tokens of the main path, from the root down."""
+        length, below = 0, self.roots
+        while below:
+            length, below = length + 1, self.nodes[below[0]].children
+        return length
 
     def passed(self) -> None:
         """The model has run once more for this tree."""
@@ -71,11 +94,12 @@ class WrittenTree:
         if root not in self.nodes:
             raise ProtocolViolation(f"a move to node {root}, which the tree does not have")
         path = self.path(root)
+        self.roots = self.nodes[root].children
         below = {root}
         for number, node in self.nodes.items():  # parents first, as they were written
             if node.parent in below:
                 below.add(number)
-        self.root, self.num_before = root, self.num_before + len(path)
+        self.root = root
         self.nodes = {number: self.nodes[number] for number in sorted(below - {root})}
         return path
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from slipstream.errors import InvalidRequest
+from slipstream.speculation.trees.growth import GROWTHS, Growth
 
 # -- pruners ----------------------------------------------------------------------------------------------------------
 
@@ -165,32 +166,8 @@ class Shape(StrEnum):
     """Static, and drafted and judged in turns."""
     SIBLINGS = "siblings"
     """A chain that is written ahead, and the second best candidates beside its tokens."""
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How a dynamic tree grows while the target judges, and what of it is judged."""
-
-    width: int
-    """Candidates behind every node that the draft has read."""
-    rows: int = 1
-    """Most nodes that a pass of the draft reads; 1: those of the main path, one by one."""
-    siblings: int = 0
-    """Most leaves beside the main path that a window takes."""
-
-    @property
-    def extends_branches(self) -> bool:
-        """The draft goes on behind others than its best candidates."""
-        return self.rows > 1
-
-    @property
-    def nodes_per_pass(self) -> int:
-        """Most nodes that a pass of the draft adds."""
-        return self.width * self.rows
-
-
-GROWTHS = {Shape.SIBLINGS: Growth(width=2, siblings=4)}
-"""Of the shapes that are dynamic trees."""
+    BRANCHES = "branches"
+    """The same where the draft goes on behind whatever is likely."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +239,7 @@ _HINT_TREES: dict[str, Any] = {"shape": Shape.TREE, "gamma": HINT_DEPTH, "max_wi
 _METHODS = (
     Method("slipstream", Drafter.DRAFT, "uv_spread", "self_clocked", gate=True),
     Method("slipstream_siblings", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.SIBLINGS, gate=True),
+    Method("slipstream_branches", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.BRANCHES, gate=True),
     Method("parallelvlm", Drafter.DRAFT, "uv", "fixed"),
     Method("specvlm", Drafter.DRAFT, "specvlm", shape=Shape.TREE),
     Method("sd", Drafter.DRAFT),

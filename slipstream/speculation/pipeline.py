@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.lines import Comparison, DraftLines, DraftPhase, Line, TreeLine
-from slipstream.speculation.methods import GROWTHS, Shape
+from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import CostModel, Gate, Policy, WindowPlan, longest_hold_s
 from slipstream.speculation.passes import Passes, PassKind
 from slipstream.speculation.protocol import (
@@ -27,6 +27,7 @@ from slipstream.speculation.protocol import (
 )
 from slipstream.speculation.trees.confidence import TreeCosts
 from slipstream.speculation.trees.dynamic_line import DynamicLine
+from slipstream.speculation.trees.growth import GROWTHS
 
 # -- passes without a draft -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import pytest
 from slipstream.sampling import noise
 from slipstream.sampling.noise import position_key
 from slipstream.sampling.params import SamplingParams
-from slipstream.speculation.methods import GROWTHS, Shape
+from slipstream.speculation.methods import Shape
+from slipstream.speculation.trees.growth import GROWTHS
 from tests.sampling.statistics import P_FLOOR
 from tests.sampling.toy_world import INTERLEAVINGS as PLANS
 from tests.sampling.toy_world import RULES, Text, p_values, play, toy_drafts, toy_target

@@ -101,3 +101,65 @@ async def test_no_dynamic_tree(model: VideoLM, asked: dict[str, int]) -> None:
     async with running(model) as engine:
         with pytest.raises(InvalidRequest, match="dynamic tree"):
             await opened(engine, 2, **asked)
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+BRANCHES = {"width": 3, "max_rows": 4}
+
+
+async def named_behind(engine: DraftEngine, session: DraftSession, epoch: int, text: list[int]) -> list[int]:
+    """What the model alone names behind some tokens of the answer: the candidates of a line that begins there."""
+    engine.order(session, RestartLine(epoch, 0, tuple(text), len(text) + 1, 1))
+    return (await Heard().listen(engine, session, 3, epoch)).tokens
+
+
+async def check_candidates(engine: DraftEngine, alone: DraftSession, heard: Heard, text: list[int], epoch: int) -> int:
+    """Every node's candidates are those that the model names behind its path; the number of the next epoch."""
+    for node in sorted(set(heard.parents) - {ROOT}):
+        behind = [*text, *heard.path(node)]
+        epoch += 1
+        named = await named_behind(engine, alone, epoch, behind)
+        children = [token for token, parent in zip(heard.tokens, heard.parents, strict=True) if parent == node]
+        assert children == named, f"behind node {node} after {behind}"
+    return epoch
+
+
+async def test_candidates_of_every_branch_are_those_that_the_model_names(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), **BRANCHES)
+        alone = await started(engine, some_frames(), width=3, max_rows=1)
+        heard = await Heard().listen(engine, session, 60, 1)
+        epoch = await check_candidates(engine, alone, heard, [], 1)
+        beside = next(node for node, parent in enumerate(heard.parents) if parent >= 0 and node % 3)
+        engine.order(session, MoveLine(1, beside, NUM_TOKENS + 4))
+        await heard.listen(engine, session, len(heard.tokens) + 30, 1)
+        epoch = await check_candidates(engine, alone, heard, [], epoch)
+        deeper = next(node for node, parent in enumerate(heard.parents) if parent == beside)
+        suffix = [heard.tokens[deeper], 7]
+        text = [*heard.path(beside), *suffix]
+        engine.order(session, RestartLine(2, len(text) - 2, tuple(suffix), NUM_TOKENS + 8, 1))
+        again = await heard.listen(engine, session, 30, 2)
+        assert again.tokens[:3] == await named_behind(engine, alone, epoch + 1, text)
+        await check_candidates(engine, alone, again, text, epoch + 1)
+
+
+async def test_a_move_to_a_node_that_was_not_read_goes_on_there(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), **BRANCHES)
+        alone = await started(engine, some_frames(), width=3, max_rows=1)
+        heard = await Heard().listen(engine, session, 30, 1)
+        leaf = next(node for node in range(30) if node not in heard.parents)
+        engine.order(session, MoveLine(1, leaf, NUM_TOKENS))
+        while leaf not in heard.parents:
+            await heard.listen(engine, session, len(heard.tokens) + 1, 1)
+        await check_candidates(engine, alone, heard, [], 1)
+
+
+async def test_sessions_that_branch_together_do_so_as_if_alone(model: VideoLM) -> None:
+    async with running(model) as engine:
+        sessions = [await started(engine, some_frames(2 + seed, seed), **BRANCHES) for seed in range(3)]
+        alone = [await started(engine, some_frames(2 + seed, seed), width=3, max_rows=1) for seed in range(3)]
+        for session, other in zip(sessions, alone, strict=True):
+            heard = await Heard().listen(engine, session, 40, 1)
+            await check_candidates(engine, other, heard, [], 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.methods import GROWTHS, Shape
+from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Gate, Policy
 from slipstream.speculation.pipeline import DraftPhase, Pipeline
 from slipstream.speculation.protocol import (
@@ -27,6 +27,7 @@ from slipstream.speculation.protocol import (
     judge_window,
 )
 from slipstream.speculation.trees.confidence import TreeCosts
+from slipstream.speculation.trees.growth import GROWTHS
 from tests.speculation.toys import EOS, measured_costs, toy_target
 from tests.support.plain_decoding import NextToken, decode_plain
 

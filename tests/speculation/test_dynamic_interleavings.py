@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from slipstream.errors import DraftFault
-from slipstream.speculation.methods import GROWTHS
 from slipstream.speculation.pacing import SelfClocked
 from slipstream.speculation.trees.confidence import Confident
+from slipstream.speculation.trees.growth import GROWTHS
 from tests.speculation.dynamic_toys import DynamicStage, new_dynamic_stage, tree_costs
 from tests.speculation.toys import Always
 

@@ -8,11 +8,12 @@ import pytest
 
 from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.lines import MAX_NODES
-from slipstream.speculation.methods import GROWTHS, Shape
+from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import Policy, SelfClocked
 from slipstream.speculation.pipeline import Pipeline
 from slipstream.speculation.protocol import Action, Commit, JudgeWindow, MoveLine, RestartLine, Verdict
 from slipstream.speculation.trees.confidence import Confident
+from slipstream.speculation.trees.growth import GROWTHS
 from tests.speculation.dynamic_toys import DynamicStage, new_dynamic_stage, tree_costs
 from tests.speculation.toys import Always, Stage, measured_costs, new_stage
 
@@ -184,6 +185,38 @@ def test_a_correction_that_was_second_best_restarts_behind_it() -> None:
     assert (pipeline.num_accepted, pipeline.num_judged) == (1, 1)
 
 
+def test_a_draft_that_goes_on_behind_siblings_is_waited_for() -> None:
+    pipeline = _writing(shape=Shape.BRANCHES)
+    _says(pipeline, 0, (5, 6, 7, 8), (-1, -1, 0, 0), 0.6, 0.3, 0.6, 0.3)
+    assert pipeline.on_verdict(Verdict(0, 5))[1] == JudgeWindow((7, 8), 1, (-1, -1))
+    actions = pipeline.on_verdict(Verdict(1, 9, path=(1,)))
+    assert actions[0] == Commit((8, 9), 1)
+    assert actions[1] == JudgeWindow((), 1), "nobody has been behind the sibling yet"
+    assert actions[2] == MoveLine(1, 3, 10)
+    restart = _says(pipeline, 4, (1, 2), (3, 3))[0]
+    assert isinstance(restart, RestartLine) and (restart.keep, restart.suffix) == (2, (9,))
+
+
+def test_a_branch_behind_the_targets_own_token_lives_on() -> None:
+    pipeline = _writing(shape=Shape.BRANCHES)
+    _says(pipeline, 0, (5, 6, 7, 8, 9, 10), (-1, -1, 0, 0, 1, 1))
+    actions = pipeline.on_verdict(Verdict(0, 6))
+    assert actions[1] == JudgeWindow((9, 10), 1, (-1, -1))
+    assert actions[2] == MoveLine(1, 1, 9)
+    assert pipeline.num_deaths == 0
+
+
+def test_what_follows_a_dropped_node_crossed_a_verdict_and_is_let_pass() -> None:
+    pipeline = _writing(shape=Shape.BRANCHES)
+    _says(pipeline, 0, (5, 6), (-1, -1))
+    pipeline.on_verdict(Verdict(0, 6))
+    assert _says(pipeline, 2, (7, 8), (0, 0)) == []
+    assert _says(pipeline, 4, (1,), (2,)) == [], "nor does it know its children"
+    assert pipeline.num_pending == 0
+    assert _says(pipeline, 5, (9,), (1,)) == []
+    assert pipeline.num_pending == 1
+
+
 @pytest.mark.parametrize(
     ("first", "tokens", "parents", "chances", "complaint"),
     [
@@ -220,6 +253,22 @@ def test_a_node_has_its_candidates_once() -> None:
     with pytest.raises(DraftFault, match="a second time what follows its node -1") as caught:
         _says(pipeline, 2, (7,), (-1,))
     assert caught.value.kind is FaultKind.ORDER
+
+
+def test_more_nodes_may_come_than_live_at_once() -> None:
+    pipeline = _writing(shape=Shape.BRANCHES)
+    wide = 40
+    first = 0
+    root = -1
+    for _ in range(2 * MAX_NODES // wide):
+        _says(pipeline, first, tuple(range(wide)), (root,) * wide)
+        root, first = first + 7, first + wide
+        assert any(isinstance(action, MoveLine) for action in pipeline.on_verdict(Verdict(0, 7)))
+    _says(pipeline, first, tuple(range(wide)), (root,) * wide)
+    for node in range(1, MAX_NODES // wide):
+        _says(pipeline, first + node * wide, tuple(range(wide)), (first + node,) * wide)
+    with pytest.raises(DraftFault, match="256 may live"):
+        _says(pipeline, first + MAX_NODES // wide * wide, tuple(range(wide)), (first + wide - 1,) * wide)
 
 
 def test_a_message_of_a_line_that_ended_is_let_pass() -> None:

@@ -16,10 +16,10 @@ from typing import ClassVar
 
 from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.lines import MAX_NODES, Comparison, DraftLines, Reach
-from slipstream.speculation.methods import Growth
 from slipstream.speculation.pacing import Moment
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.confidence import TreeCosts, TreeMoment, survival
+from slipstream.speculation.trees.growth import Growth
 from slipstream.speculation.trees.rows import paying_rows
 
 
