@@ -168,6 +168,8 @@ class Shape(StrEnum):
     """A chain that is written ahead, and the second best candidates beside its tokens."""
     BRANCHES = "branches"
     """The same where the draft goes on behind whatever is likely."""
+    DYNAMIC_TREE = "dynamic_tree"
+    """And windows take whatever is likely, too."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,7 @@ _METHODS = (
     Method("slipstream", Drafter.DRAFT, "uv_spread", "self_clocked", gate=True),
     Method("slipstream_siblings", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.SIBLINGS, gate=True),
     Method("slipstream_branches", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.BRANCHES, gate=True),
+    Method("slipstream_tree", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.DYNAMIC_TREE, gate=True),
     Method("parallelvlm", Drafter.DRAFT, "uv", "fixed"),
     Method("specvlm", Drafter.DRAFT, "specvlm", shape=Shape.TREE),
     Method("sd", Drafter.DRAFT),

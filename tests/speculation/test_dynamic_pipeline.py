@@ -217,6 +217,20 @@ def test_what_follows_a_dropped_node_crossed_a_verdict_and_is_let_pass() -> None
     assert pipeline.num_pending == 1
 
 
+def test_a_whole_tree_is_judged_where_rows_are_cheap_the_likeliest_first() -> None:
+    pipeline = _writing(shape=Shape.DYNAMIC_TREE, max_window=5)
+    pipeline.on_draft_tokens(1, 0, (4,), (-1,), chances=(0.9,))
+    _says(pipeline, 1, (5, 6, 7), (0, 0, 0), 0.55, 0.35, 0.05)
+    _says(pipeline, 4, (8, 9), (1, 1), 0.25, 0.15)
+    _says(pipeline, 6, (10, 11), (2, 2), 0.95, 0.01)
+    actions = pipeline.on_verdict(Verdict(0, 4))
+    assert actions[1] == JudgeWindow((5, 6, 10, 8, 9), 1, (-1, -1, 1, 0, 0))
+    actions = pipeline.on_verdict(Verdict(2, 3, path=(1, 2)))
+    assert actions[0] == Commit((6, 10, 3), 2)
+    assert MoveLine(1, 6, pipeline._line.write_until) in actions, "what follows node 6 was not written yet"
+    assert pipeline.num_deaths == 0
+
+
 @pytest.mark.parametrize(
     ("first", "tokens", "parents", "chances", "complaint"),
     [

@@ -69,10 +69,10 @@ def test_the_likeliest_come_first_and_parents_before_their_children(tree: tuple[
     for node, parent in enumerate(parents):
         paths.append(chances[node] * (paths[parent] if parent >= 0 else 1.0))
 
-    def below(node: int) -> list[tuple[float, int]]:
+    def below(node: int, chance: float) -> list[tuple[float, int]]:
         return [(paths[child], child) for child, parent in enumerate(parents) if parent == node]
 
-    found = list(best_first(below(-1), below))
+    found = list(best_first(below(-1, 1.0), below))
     assert sorted(node for _, node in found) == list(range(len(parents)))
     assert [chance for chance, _ in found] == sorted(paths, reverse=True)
     seen = {-1}

@@ -20,7 +20,7 @@ from slipstream.speculation.pacing import Moment
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.confidence import TreeCosts, TreeMoment, survival
 from slipstream.speculation.trees.growth import Growth
-from slipstream.speculation.trees.rows import paying_rows
+from slipstream.speculation.trees.rows import best_first, paying_rows
 
 
 @dataclass(slots=True)
@@ -225,6 +225,8 @@ class DynamicLine(DraftLines):
         if not self._is_confident:
             return main
         pass_s, token_s = self._costs.target_pass_s, self._costs.token_s
+        if self._growth.whole_windows:
+            return paying_rows(best_first(self._below(self._root, 1.0), self._below), pass_s, token_s, self._max_window)
         survives = survival([self._nodes[node].chance for node in main])
         taken = paying_rows(zip(survives[1:], main, strict=True), pass_s, token_s, self._max_window)
         max_rows = min(self._max_window, len(taken) + self._growth.siblings)
@@ -238,3 +240,7 @@ class DynamicLine(DraftLines):
             for sibling in self._nodes[number].children[1:2]:
                 found.append((survived * self._nodes[sibling].chance, sibling))
         return sorted(found, reverse=True)
+
+    def _below(self, node: int, chance: float) -> list[tuple[float, int]]:
+        """The candidates behind a node of that chance, with theirs."""
+        return [(chance * self._nodes[child].chance, child) for child in self._nodes[node].children]

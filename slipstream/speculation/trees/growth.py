@@ -13,6 +13,8 @@ class Growth:
     """Most nodes that a pass of the draft reads; 1: those of the main path, one by one."""
     siblings: int = 0
     """Most leaves beside the main path that a window takes."""
+    whole_windows: bool = False
+    """A window takes whatever is likely, wherever it hangs, and not the main path first."""
 
     @property
     def extends_branches(self) -> bool:
@@ -28,5 +30,6 @@ class Growth:
 GROWTHS = {
     "siblings": Growth(width=2, siblings=4),
     "branches": Growth(width=3, rows=4, siblings=4),
+    "dynamic_tree": Growth(width=3, rows=6, whole_windows=True),
 }
 """Of the shapes that are dynamic trees."""

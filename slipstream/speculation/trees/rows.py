@@ -10,20 +10,20 @@ PassTime = Callable[[int], float]
 
 
 def best_first(
-    roots: Iterable[tuple[float, int]], children: Callable[[int], Iterable[tuple[float, int]]]
+    roots: Iterable[tuple[float, int]], children: Callable[[int, float], Iterable[tuple[float, int]]]
 ) -> Iterator[tuple[float, int]]:
     """The nodes of a tree by their chance to become text, the likeliest first, and every parent before its children.
 
     Args:
         roots: chance and number of each node to begin with.
-        children: of a node by its number: their numbers, which are larger, and their chances, which are at most its.
+        children: of a node by its number and chance: chances, which are at most its, and numbers, which are larger.
     """
     waiting = [(-chance, node) for chance, node in roots]
     heapq.heapify(waiting)
     while waiting:
         negative, node = heapq.heappop(waiting)
         yield -negative, node
-        for chance, child in children(node):
+        for chance, child in children(node, -negative):
             heapq.heappush(waiting, (-chance, child))
 
 
