@@ -33,7 +33,7 @@ CAME_WITH = {
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway"}
 """The same of modules that see messages of the wire."""
-CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 3}
+CHECKS_CAME_WITH = {"checks for a GPU": 1, "hints": 3, "documents": 3, "dynamic trees": 1}
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
 
