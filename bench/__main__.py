@@ -12,6 +12,7 @@ PROGRAMS = {
     "report": ("bench.report.page", "docs/results.md and its pictures again, from a kept document"),
     "models": ("bench.model_memory", "memory that models of full size need, computed"),
     "simulate": ("bench.simulate", "both pacing rules in simulated time, and what bad drafts cost"),
+    "simulate-trees": ("bench.simulate_trees", "dynamic trees in simulated time, beside the study that proposed them"),
     "replay": ("bench.replay.program", "the real stack at the pace of the papers' devices"),
     "gpu": ("bench.gpu.program", "models of full size with random weights on a GPU"),
     "gpu-check": ("bench.gpu.checks", "all checks for one GPU, in order, beside what passes"),

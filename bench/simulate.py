@@ -20,7 +20,17 @@ from bench.output import finish
 from slipstream.speculation.gate import Gate, Opening
 from slipstream.speculation.pacing import CostModel, Fixed, Moment, Policy, WindowPlan, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
-from slipstream.speculation.protocol import Action, AdvanceLine, JudgeWindow, RestartLine, StopRule, judge_window
+from slipstream.speculation.protocol import (
+    Action,
+    AdvanceLine,
+    JudgeWindow,
+    LineAction,
+    MoveLine,
+    RestartLine,
+    StopRule,
+    Verdict,
+    judge_window,
+)
 
 # -- one caption ------------------------------------------------------------------------------------------------------
 
@@ -48,6 +58,8 @@ class SimulationInput:
     """One message's way between the gateway and either peer; a round of the target has two."""
     restart_s: float = 0.0
     """From a restart's arrival at the draft to its first pass: the rollback and the rest of the pass that ran."""
+    interruptible: bool = True
+    """A restart ends the draft's pass that runs; else it waits for its end, as the draft service does."""
     max_window: int = 16
     num_tokens: int = 20_000
     seed: int = 0
@@ -101,6 +113,7 @@ class SimulatedDraft:
         agreement: Sequence[bool],
         pass_ns: int,
         restart_ns: int,
+        interruptible: bool = True,
     ) -> None:
         self._clock = clock
         self._send = send
@@ -111,8 +124,13 @@ class SimulatedDraft:
         self._chunk = 1
         self._unsent: list[int] = []
         self._writing = False
+        self._interruptible = interruptible
+        self._waiting: list[LineAction] = []
 
     def restart(self, line: RestartLine) -> None:
+        if self._writing and not self._interruptible:
+            self._waiting.append(line)
+            return
         self._epoch, self._position = line.epoch, line.keep + len(line.suffix)
         self._write_until, self._chunk = line.write_until, line.first_chunk
         self._unsent.clear()
@@ -120,7 +138,9 @@ class SimulatedDraft:
         self._go_on(self._restart_ns)
 
     def advance(self, line: AdvanceLine) -> None:
-        if line.epoch == self._epoch:
+        if self._waiting:
+            self._waiting.append(line)
+        elif line.epoch == self._epoch:
             self._write_until = line.write_until
             self._go_on()
 
@@ -133,6 +153,11 @@ class SimulatedDraft:
         if epoch != self._epoch:
             return
         self._writing = False
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            for line in waiting:
+                self.restart(line) if isinstance(line, RestartLine) else self.advance(line)
+            return
         self._unsent.append(AGREED if self._agreement[self._position % len(self._agreement)] else DISAGREED)
         self._position += 1
         if len(self._unsent) >= self._chunk or self._position == self._write_until:
@@ -171,6 +196,7 @@ class SimulatedCaption:
             agreement=setup.agreement or draw_agreement(setup),
             pass_ns=round(setup.draft_pass_s * NS),
             restart_ns=round(setup.restart_s * NS),
+            interruptible=setup.interruptible,
         )
         self._rule = StopRule((), setup.num_tokens)
         self._asked_ns = self._held_ns = 0
@@ -192,6 +218,10 @@ class SimulatedCaption:
             self._draft.restart(RestartLine(point.epoch, 0, point.committed, point.write_until, point.first_chunk))
             self._carry_out(self.pipeline.on_draft_ready(len(point.committed)))
         self._carry_out(self.pipeline.on_verdict(judge_window((), (AGREED,), 0, self._rule)))
+        self._play()
+
+    def _play(self) -> None:
+        """To the last token."""
         while self.pipeline.finish_reason is None:
             holding, since_ns = self.pipeline.holding, self._clock.now_ns
             self._clock.step()
@@ -204,12 +234,18 @@ class SimulatedCaption:
                     self._judge(action)
                 case RestartLine():
                     self._restarted_ns = self._clock.now_ns if action.may_write else None
-                    self._clock.after(self._message_ns, partial(self._draft.restart, action))
-                case AdvanceLine():
-                    self._clock.after(self._message_ns, partial(self._draft.advance, action))
+                    self._tell(action)
+                case AdvanceLine() | MoveLine():
+                    self._tell(action)
         if self.pipeline.holding and self._hold is None:
             self._hold = object()
             self._clock.after(round(self.pipeline.longest_hold_s * NS), partial(self._hold_expires, self._hold))
+
+    def _tell(self, action: LineAction) -> None:
+        if isinstance(action, RestartLine):
+            self._clock.after(self._message_ns, partial(self._draft.restart, action))
+        elif isinstance(action, AdvanceLine):
+            self._clock.after(self._message_ns, partial(self._draft.advance, action))
 
     def _hold_expires(self, hold: object) -> None:
         if hold is self._hold:
@@ -219,19 +255,22 @@ class SimulatedCaption:
         self._asked_ns = self._clock.now_ns
         self._hold = None
         delay_ns = 2 * self._message_ns
-        for window in (judge.window, *[()] * (judge.num_passes - 1)):
-            delay_ns += round(self._setup.target_pass_s(len(window)) * NS)
-            self._clock.after(delay_ns, partial(self._verdict_arrives, window), rank=1)
+        for each in (judge, *[JudgeWindow((), 1)] * (judge.num_passes - 1)):
+            delay_ns += round(self._setup.target_pass_s(len(each.window)) * NS)
+            self._clock.after(delay_ns, partial(self._verdict_arrives, each), rank=1)
 
-    def _verdict_arrives(self, window: tuple[int, ...]) -> None:
+    def _verdict_on(self, judge: JudgeWindow) -> Verdict:
+        return judge_window(judge.window, [AGREED] * (len(judge.window) + 1), len(self.pipeline.committed), self._rule)
+
+    def _verdict_arrives(self, judge: JudgeWindow) -> None:
+        window = judge.window
         if self.pipeline.finish_reason is not None:
             return
         round_s, held_s = (self._clock.now_ns - self._asked_ns) / NS, self._held_ns / NS
         self.pipeline.costs.target_pass_s.observe(len(window), round_s)
         self.held_ns += self._held_ns
         self._asked_ns, self._held_ns = self._clock.now_ns, 0
-        choices = [AGREED] * (len(window) + 1)
-        verdict = judge_window(window, choices, len(self.pipeline.committed), self._rule)
+        verdict = self._verdict_on(judge)
         self.passes_by_window[len(window)] += 1
         self._carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
 
@@ -240,11 +279,14 @@ class SimulatedCaption:
 
     def _tokens_arrive(self, epoch: int, position: int, tokens: tuple[int, ...]) -> None:
         pass_s = self._setup.draft_pass_s
+        self._heard(epoch, len(tokens) * pass_s)
+        self._carry_out(self.pipeline.on_draft_tokens(epoch, position, tokens, pass_s=pass_s))
+
+    def _heard(self, epoch: int, writing_s: float) -> None:
+        """A line's first message says what its restart cost beside the writing."""
         if self._restarted_ns is not None and epoch == self.pipeline.epoch:
-            writing_s = len(tokens) * pass_s
             self.pipeline.costs.restart_s.observe((self._clock.now_ns - self._restarted_ns) / NS - writing_s)
             self._restarted_ns = None
-        self._carry_out(self.pipeline.on_draft_tokens(epoch, position, tokens, pass_s=pass_s))
 
 
 # -- what it comes to -------------------------------------------------------------------------------------------------

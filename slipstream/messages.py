@@ -81,14 +81,12 @@ class TargetStart(SessionStart):
     max_new_tokens: int
     with_guidance: bool
     with_attention: bool = False
-    """Record the attention of the text to the video."""
     lossy: Lossy | None = None
     local_drafter: str = ""
     """The method whose drafter drafts at the target, for this session; empty: none does."""
     self_draft_kept: int = 0
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
     hints: Hints | None = None
-    """For a drafter that makes trees of texts."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,6 @@ class Prefilled:
     prefill_after_guidance_s: float = 0.0
     kv_bytes: int = 0
     reused_tokens: int = 0
-    """Prompt tokens whose prefill was at hand."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,10 @@ class DraftStart(SessionStart):
     guidance_address: str
     seed: int
     tree: bool = False
-    """Every line is one tree of candidates."""
+    """Every line is one static tree of candidates."""
+    width: int = 0
+    max_rows: int = 0
+    """Of a dynamic tree, see `Growth`; 0: lines are of another shape."""
     vocab_size: int = 0
     """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
 
@@ -200,7 +200,10 @@ class DraftTokens:
     """Mean seconds of a draft pass."""
     proposals: tuple[Proposal, ...] = ()
     parents: tuple[int, ...] = ()
-    """Of a line that is a tree, see `TokenTree`."""
+    """Of a tree, see `TokenTree`; of a dynamic one they are numbers of nodes, and `position` is that of the first."""
+    chances: tuple[float, ...] = ()
+    num_passes: int = 0
+    """Of a dynamic tree: what the draft thinks of each node, and passes that they took."""
 
 
 DraftEvent = DraftReady | DraftTokens
@@ -253,7 +256,7 @@ class Trace:
     tokens: int = 0
     accepted: int = 0
     stale: bool = False
-    """Of the draft: the tokens belong to a line that was given up before they came."""
+    """Of the draft's tokens: their line was given up before they came."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +359,6 @@ class Caption:
     finish_reason: FinishReason | None
     """STOP: the model or a stop string ended the text; LENGTH: `max_new_tokens` did."""
     stop_string: str = ""
-    """The stop string that ended the text, if one did."""
     request_id: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     """As used, after defaults, by name, as far as the gateway tells; lossy and lossy_keep where the text is such."""

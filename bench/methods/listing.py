@@ -12,7 +12,7 @@ from typing import Any
 
 from slipstream import CaptionOptions
 from slipstream.errors import InvalidRequest
-from slipstream.speculation.methods import LOSSY_METHODS
+from slipstream.speculation.methods import LOSSY_METHODS, METHODS
 
 ENGINE_PLAIN = "autoregressive"
 OUTSIDE_PLAIN = "transformers"
@@ -97,6 +97,11 @@ def methods(side_clips: int) -> tuple[BenchMethod, ...]:
         _on_stack("std", "STD, gamma 9", Family.SELF, devices=1),
         _on_stack(PARALLELVLM, "ParallelVLM", Family.PARALLEL),
         _on_stack(SLIPSTREAM, "Slipstream", Family.PARALLEL),
+        *(
+            _on_stack(name, f"Slipstream, {name.partition('_')[2]}", Family.PARALLEL)
+            for name, method in METHODS.items()
+            if method.growth is not None
+        ),
         _on_stack("slipstream_open", "Slipstream, no gate", Family.PARALLEL, SLIPSTREAM, gate=False, **side),
         _on_stack(
             "parallelvlm_same", "ParallelVLM, target as draft", Family.PARALLEL, PARALLELVLM, place=Place.SAME, **side

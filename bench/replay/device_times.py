@@ -4,11 +4,12 @@ A table is a JSON file, made from a paper's figures or measured on a device; all
 
     {"name": "7B/72B", "source": "where the figures are from",
      "target": {"pass_s": {"1": 0.42, "9": 0.43}, "prefill_s": 44.2, "guidance_s": 11.0, "encode_frame_s": 0.01},
-     "draft": {"pass_s": {"0": 0.078, "0.9": 0.047}, "prefill_s": 7.9}}
+     "draft": {"pass_s": {"0": 0.078, "0.9": 0.047}, "prefill_s": 7.9, "row_share": 0.05}}
 
 `pass_s` is by the number of rows for the target (a window and one), by the pruned share alpha for the draft: straight
-lines between the points, flat outside. `prefill_s` is of a whole prompt, `guidance_s` the part of it up to layer L.
-What is left out lasts what it really takes.
+lines between the points, flat outside. `row_share` is what each row beyond a session's first adds to a draft's pass, as
+a share of it. `prefill_s` is of a whole prompt, `guidance_s` the part of it up to layer L. What is left out lasts what
+it really takes.
 """
 
 import itertools
@@ -35,6 +36,7 @@ class DeviceTimes:
     prefill_s: float | None = None
     guidance_s: float | None = None
     encode_frame_s: float = 0.0
+    row_share: float = 0.0
 
     def pass_s(self, place: float) -> float:
         for (left, low), (right, high) in itertools.pairwise(self.points):
@@ -72,7 +74,7 @@ def load_device_times(path: str, role: str, speed: float) -> DeviceTimes:
 
 def _parsed(table: Mapping[str, Any], role: str, speed: float) -> DeviceTimes:
     part = table[role]
-    unknown = set(part) - {"pass_s", *_SECONDS}
+    unknown = set(part) - {"pass_s", "row_share", *_SECONDS}
     if unknown:
         raise ValueError(f"{role} has unknown times: {', '.join(sorted(unknown))}")
     points = sorted((float(place), _seconds(value) / speed) for place, value in part["pass_s"].items())
@@ -81,7 +83,7 @@ def _parsed(table: Mapping[str, Any], role: str, speed: float) -> DeviceTimes:
     times = {name: _seconds(part[name]) / speed for name in _SECONDS if part.get(name) is not None}
     if times.get("guidance_s", 0.0) > times.get("prefill_s", math.inf):
         raise ValueError("guidance_s is a part of prefill_s, not more")
-    return DeviceTimes(str(table["name"]), tuple(points), **times)
+    return DeviceTimes(str(table["name"]), tuple(points), row_share=_seconds(part.get("row_share", 0.0)), **times)
 
 
 def _seconds(value: object) -> float:

@@ -120,10 +120,12 @@ class ReplayedModel(VideoLM):
             return super()._run_step(batch)
 
     def _step_s(self, batch: Sequence[tuple[DecodeState, Window]]) -> float:
-        """Of a packed pass: by all its rows, or by its fullest cache."""
+        """Of a packed pass: by all its rows, or by its fullest cache and the rows beyond one a session."""
+        num_rows = sum(_num_new(window) for _, window in batch)
         if self._by_alpha:
-            return self._times.pass_s(min(self._alphas.get(state, 0.0) for state, _ in batch))
-        return self._times.pass_s(sum(_num_new(window) for _, window in batch))
+            pass_s = self._times.pass_s(min(self._alphas.get(state, 0.0) for state, _ in batch))
+            return pass_s * (1 + self._times.row_share * (num_rows - len(batch)))
+        return self._times.pass_s(num_rows)
 
 
 def _num_new(window: Window) -> int:

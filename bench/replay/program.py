@@ -6,7 +6,7 @@ divides all of a table's times, which keeps their ratios; what is shown is multi
 
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from bench.output import finish
 from bench.replay.rows import PLAIN, TABLES, Replay, open_replay, replay_rows, replaying
 from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
-from slipstream.speculation.methods import get_method
+from slipstream.errors import InvalidRequest
+from slipstream.speculation.methods import METHODS as ALL_METHODS
+from slipstream.speculation.methods import Method, get_method
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
 METHODS = {
@@ -27,10 +29,11 @@ METHODS = {
     "parallelvlm": get_method("parallelvlm"),
     "parallelvlm, uv_spread": replace(get_method("parallelvlm"), pruner="uv_spread"),
     "slipstream": get_method("slipstream"),
+    **{name: method for name, method in ALL_METHODS.items() if method.growth is not None},
 }
 """The fourth prunes as the fifth does: between these two lies pacing alone."""
 PAPER_TABLES = ("7b-72b", "7b-32b", "0.5b-7b")
-ALPHA, MAX_WINDOW, WARM_UP_TOKENS = 0.9, 24, 16
+ALPHA, MAX_WINDOW, WARM_UP_TOKENS, SEED = 0.9, 24, 16, 1
 NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
 
 
@@ -46,31 +49,42 @@ async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
 async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace) -> dict[str, Any]:
     say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
     samples: list[Sample] = []
+    methods = asked_methods(given.methods, given.pruner)
     options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
     async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
         prompt = (await captioner.info()).default_prompt
         template = CaptionOptions(prompt=prompt, num_frames=given.frames, alpha=ALPHA, max_window=MAX_WINDOW)
-        for method in METHODS:
-            await _caption(captioner, clips[0], method, template, WARM_UP_TOKENS)
-        names = list(METHODS)
+        template = replace(template, temperature=given.temperature, seed=SEED)
+        for name, method in methods.items():
+            await _caption(captioner, clips[0], name, method, template, WARM_UP_TOKENS)
+        names = list(methods)
         for clip_number, clip in enumerate(clips):
             turn = clip_number % len(names)
-            for method in names[turn:] + names[:turn]:
-                say(f"REPLAY of {replay.name}: {method} on {clip.name}")
-                samples.append(await _caption(captioner, clip, method, template, given.tokens))
-    return _document(replay, samples)
+            for name in names[turn:] + names[:turn]:
+                say(f"REPLAY of {replay.name}: {name} on {clip.name}")
+                samples.append(await _caption(captioner, clip, name, methods[name], template, given.tokens))
+    return _document(replay, samples, methods)
+
+
+def asked_methods(names: Sequence[str], pruner: str) -> dict[str, Method]:
+    """Those of these names, and plain decoding to compare with. Raises `InvalidRequest` for another name."""
+    unknown = set(names) - set(METHODS)
+    if unknown:
+        raise InvalidRequest(f"a replay knows no {', '.join(sorted(unknown))}; choose of {', '.join(METHODS)}")
+    found = {name: METHODS[name] for name in dict.fromkeys([PLAIN, *names])}
+    return {name: replace(m, pruner=pruner) if pruner and m.speculative else m for name, m in found.items()}
 
 
 async def _caption(
-    captioner: AsyncCaptioner, clip: Path, method: str, template: CaptionOptions, num_tokens: int
+    captioner: AsyncCaptioner, clip: Path, name: str, method: Method, template: CaptionOptions, num_tokens: int
 ) -> Sample:
-    asked = CaptionOptions(method=METHODS[method].name, pruner=METHODS[method].pruner, max_new_tokens=num_tokens)
-    return stack_sample(method, str(clip), await run_caption(captioner, clip, asked.over(template)))
+    asked = CaptionOptions(method=method.name, pruner=method.pruner, max_new_tokens=num_tokens)
+    return stack_sample(name, str(clip), await run_caption(captioner, clip, asked.over(template)))
 
 
-def _document(replay: Replay, samples: Sequence[Sample]) -> dict[str, Any]:
-    alphas = {name: 0.0 if m.pruner == "none" else ALPHA for name, m in METHODS.items() if m.speculative}
-    predicted = predictions(samples, METHODS, {}, max_window=MAX_WINDOW)
+def _document(replay: Replay, samples: Sequence[Sample], methods: Mapping[str, Method]) -> dict[str, Any]:
+    alphas = {name: 0.0 if m.pruner == "none" else ALPHA for name, m in methods.items() if m.speculative}
+    predicted = predictions(samples, methods, {}, max_window=MAX_WINDOW)
     return {
         "table": replay.name,
         "speed": replay.speed,
@@ -95,6 +109,9 @@ def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
     flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
     flags["tables"] = (flags["tables"], "files of tables, and folders of such")
+    flags["methods"] = (list(METHODS), "of them")
+    flags["temperature"] = (0.0, "of all captions")
+    flags["pruner"] = ("", "of every draft; empty: the method's own")
     flags["speed"] = (2.0, "divides a table's times, or less, so that its passes stay long enough")
     given = make_parser("replay", "REPLAY: the stack at the pace of other devices.", **flags).parse_args(argv)
     given.tables = [path for asked in given.tables for path in (sorted(asked.glob("*.json")) or [asked])]

@@ -34,7 +34,7 @@ class Replay:
         """The same from a copy in `folder`, in which prefills and frames last what they really take."""
         table = json.loads(self.path.read_text())
         for role in ("target", "draft"):
-            table[role] = {"pass_s": table[role]["pass_s"]}
+            table[role] = {key: table[role][key] for key in ("pass_s", "row_share") if key in table[role]}
         path = folder / self.path.name
         path.write_text(json.dumps(table))
         target, draft = (replace(times, prefill_s=None, guidance_s=None) for times in (self.target, self.draft))

@@ -24,7 +24,6 @@ from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.speculation.methods import Score
-from slipstream.speculation.protocol import AdvanceLine, RestartLine
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
@@ -212,13 +211,10 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         """Hands restarts and advances to the engine until `end` or the end of the stream."""
         try:
             async for message in requests:
-                match session_codec.read_line(message):
-                    case RestartLine() as action:
-                        self.engine.restart(session, action)
-                    case AdvanceLine() as action:
-                        self.engine.advance(session, action)
-                    case None:
-                        return
+                action = session_codec.read_line(message)
+                if action is None:
+                    return
+                self.engine.order(session, action)
         finally:
             self.engine.close(session)
 

@@ -27,7 +27,16 @@ from slipstream.messages import (
 from slipstream.rpc.peers import Peers, TargetCall
 from slipstream.speculation.gate import Opening, Start
 from slipstream.speculation.pipeline import DraftPhase
-from slipstream.speculation.protocol import Action, AdvanceLine, Commit, Finish, JoinPoint, JudgeWindow, RestartLine
+from slipstream.speculation.protocol import (
+    Action,
+    AdvanceLine,
+    Commit,
+    Finish,
+    JoinPoint,
+    JudgeWindow,
+    MoveLine,
+    RestartLine,
+)
 from slipstream.video.messages import SampledVideo
 
 Emit = Callable[[CaptionEvent], None]
@@ -217,14 +226,14 @@ class CaptionRun:
         self._proposals.check(tokens)
         is_stale = tokens.epoch != pipeline.epoch
         actions = pipeline.on_draft_tokens(
-            tokens.epoch, tokens.position, tokens.token_ids, tokens.parents, tokens.pass_s
+            tokens.epoch, tokens.position, tokens.token_ids, tokens.parents, tokens.pass_s, tokens.chances
         )
         self._trace.drafted(now, tokens, stale=is_stale)
         if is_stale:
             return
-        self._stats.drafted(tokens)
+        num_passes = self._stats.drafted(tokens)
         if self._restarted_at is not None:
-            writing_s = len(tokens.token_ids) * tokens.pass_s
+            writing_s = num_passes * tokens.pass_s
             pipeline.costs.restart_s.observe(max(now - self._restarted_at - writing_s, 0.0))
             self._restarted_at = None
         if pipeline.draft_phase is DraftPhase.WRITING and tokens.epoch == pipeline.epoch:
@@ -289,7 +298,7 @@ class CaptionRun:
                     proposals = self._proposals.take(len(self._pipeline.committed), action.window)
                     self._call.judge(action, proposals)
                     self._window, self._pass_started = action.window, self._loop.time()
-                case RestartLine() | AdvanceLine():
+                case RestartLine() | AdvanceLine() | MoveLine():
                     assert self._draft_link is not None
                     self._draft_link.send(action)
                     if isinstance(action, RestartLine):

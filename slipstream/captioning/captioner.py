@@ -9,7 +9,7 @@ from slipstream.captioning.caption_run import CaptionRun, Emit
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import Media, VideoFile
-from slipstream.captioning.plan import CaptionPlan
+from slipstream.captioning.plan import CaptionPlan, new_costs
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
@@ -20,7 +20,6 @@ from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.gate import CaptionBook, Kind, Opening
-from slipstream.speculation.pacing import CostModel
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -171,7 +170,7 @@ class GatewayCaptioner:
             load=self._num_running.bit_length(),
             prompt=self._book.prompt_class(plan.options.prompt),
         )
-        return self._book.begin(kind, CostModel(), gated=plan.gated, max_window=plan.options.max_window)
+        return self._book.begin(kind, new_costs(plan), gated=plan.gated, max_window=plan.options.max_window)
 
     async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())

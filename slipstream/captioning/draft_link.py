@@ -15,7 +15,7 @@ from slipstream.logs import get_logger
 from slipstream.messages import DraftReady, DraftStart, DraftTokens
 from slipstream.rpc.peers import DraftCall, Peers
 from slipstream.sampling.params import Proposal
-from slipstream.speculation.protocol import AdvanceLine, JoinPoint, RestartLine
+from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.video.messages import SampledVideo
 
 # -- proposals --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class DraftLink:
         self._timeout_s = timeout_s
         self._call: DraftCall | None = None
 
-    def send(self, action: RestartLine | AdvanceLine) -> None:
+    def send(self, action: LineAction) -> None:
         """Tells the draft about its line."""
         assert self._call is not None, "only a draft that has joined is told"
         self._call.send(action)

@@ -26,8 +26,9 @@ from slipstream.speculation.methods import (
     Shape,
     get_method,
 )
-from slipstream.speculation.pacing import get_policy
+from slipstream.speculation.pacing import CostModel, get_policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
+from slipstream.speculation.trees.confidence import Confident, TreeCosts
 from slipstream.video.messages import SampledVideo
 
 MAX_ID_CHARS = 128
@@ -288,6 +289,7 @@ def draft_start(
     plan: CaptionPlan, key: SessionKey, video: SampledVideo, guidance_address: str, vocab_size: int
 ) -> DraftStart:
     """To the draft, which pulls guidance at that address, of a target with so wide a vocabulary."""
+    growth = plan.method.growth
     return DraftStart(
         session_id=key.session_id,
         guidance_capability=key.guidance_capability,
@@ -298,8 +300,15 @@ def draft_start(
         times_s=video.timestamps_s,
         tree=plan.method.shape is Shape.TREE,
         vocab_size=vocab_size,
+        width=growth.width if growth else 0,
+        max_rows=growth.rows if growth else 0,
         **plan.options.sent_to("draft"),
     )
+
+
+def new_costs(plan: CaptionPlan) -> CostModel:
+    """What a process knows of such captions before their first."""
+    return CostModel() if plan.method.growth is None else TreeCosts()
 
 
 def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipeline:
@@ -307,7 +316,7 @@ def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipel
     method, options, costs = plan.method, plan.options, opening.costs
     has_own_gate = method.gate and plan.speculative
     return Pipeline(
-        get_policy(method.policy, method.gamma),
+        get_policy(method.policy, method.gamma) if method.growth is None else Confident(),
         costs,
         max_window=options.max_window,
         vocab_size=vocab_size,

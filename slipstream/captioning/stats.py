@@ -121,11 +121,12 @@ class CaptionStats:
         tally.pass_s += pass_s
         tally.round_s += round_s
 
-    def drafted(self, tokens: DraftTokens) -> None:
-        """The draft wrote tokens."""
-        num_passes = _depth(tokens.parents) or len(tokens.token_ids)
+    def drafted(self, tokens: DraftTokens) -> int:
+        """The draft wrote tokens; the result is how many passes they took, as far as it can be believed."""
+        num_passes = min(tokens.num_passes or _depth(tokens.parents) or len(tokens.token_ids), len(tokens.token_ids))
         self.draft_tokens += num_passes
         self.draft_pass_s += tokens.pass_s * num_passes
+        return num_passes
 
     def self_drafted(self, facts: PassFacts) -> None:
         """The target drafted a window itself."""

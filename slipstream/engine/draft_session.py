@@ -10,12 +10,17 @@ from torch import Tensor
 
 from slipstream.budget import Reservation
 from slipstream.engine.batcher import SessionWork
+from slipstream.engine.branches import Branches
 from slipstream.engine.video_lm import PromptPlan
+from slipstream.engine.written_tree import WrittenTree
+from slipstream.errors import InvalidRequest
 from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
-from slipstream.speculation.pipeline import AdvanceLine, RestartLine
-from slipstream.speculation.protocol import ROOT, TokenTree
+from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.protocol import ROOT, LineAction, TokenTree
+from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.growth import Growth
 
 # -- trees ------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class DraftSession:
     place: Reservation
     sampler: DraftSampler
     line: DraftLine
-    orders: deque[RestartLine | AdvanceLine] = field(default_factory=deque)
+    orders: deque[LineAction] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
     chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)
     """What was written; None, or what went wrong, at the end."""
@@ -141,3 +146,42 @@ class DraftSession:
     """When the first pass of the chunk began that is being written."""
     growth: TreeGrowth | None = None
     """The line's tree, where trees are asked for; None until there is room for one."""
+    grows: Growth | None = None
+    """How the line branches, where dynamic trees are asked for."""
+    calibration: Calibration = field(default_factory=Calibration)
+    """What this process has learnt of its candidates."""
+    written: WrittenTree | None = None
+    """The line's dynamic tree."""
+    branches: Branches | None = None
+    """Which of its nodes are read, where that is not its main path alone."""
+
+    def plant(self) -> None:
+        """The line begins behind its output."""
+        if self.grows is None:
+            return
+        self.written = WrittenTree(self.line.epoch, self.grows)
+        if self.grows.extends_branches:
+            self.branches = Branches(self.written, self.line.output, self.grows.width, self.calibration)
+
+    @property
+    def num_unsent(self) -> int:
+        """Tokens of the line, or of the tree's main path, that are not sent yet."""
+        if self.branches is not None:
+            return self.branches.tree.main_length
+        return len(self.line.output) - self.num_sent
+
+    @property
+    def has_unsent(self) -> bool:
+        """There is something to send."""
+        return self.written.has_unsent if self.written is not None else self.num_unsent > 0
+
+
+def checked_growth(request: DraftStart) -> Growth | None:
+    """How the line of a request branches; None where it is no dynamic tree. Raises `InvalidRequest` for one that no
+    gateway asks for."""
+    if not request.width:
+        return None
+    growth = Growth(request.width, max(request.max_rows, 1))
+    if request.tree or growth.nodes_per_pass > MAX_NODES:
+        raise InvalidRequest(f"a dynamic tree is no static one, and a pass adds at most {MAX_NODES} nodes to it")
+    return growth

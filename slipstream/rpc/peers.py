@@ -31,7 +31,7 @@ from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
 from slipstream.speculation.lines import Standing
-from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine
+from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction
 
 ASK_TIMEOUT_S = 2.0
 RETRY_S = 0.2
@@ -246,7 +246,7 @@ class TargetCall(_Call[target_pb2.TargetRequest]):
 class DraftCall(_Call[draft_pb2.DraftRequest]):
     """One session at the draft."""
 
-    def send(self, action: RestartLine | AdvanceLine) -> None:
+    def send(self, action: LineAction) -> None:
         """Tells the draft about its line."""
         self._outbox.put_nowait(session_codec.line_message(action))
 

@@ -38,7 +38,16 @@ from slipstream.sampling.params import Proposal
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import GuidanceKind, Lossy
-from slipstream.speculation.protocol import AdvanceLine, JoinPoint, JudgeWindow, RestartLine, TokenTree, Verdict
+from slipstream.speculation.protocol import (
+    AdvanceLine,
+    JoinPoint,
+    JudgeWindow,
+    LineAction,
+    MoveLine,
+    RestartLine,
+    TokenTree,
+    Verdict,
+)
 
 MAX_FRAMES_BYTES = 2 * 1024**3
 """Most pixels that one video may have: they are held in memory."""
@@ -326,25 +335,31 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftStart, JoinPoi
     return start, JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
 
 
-def line_message(action: RestartLine | AdvanceLine) -> draft_pb2.DraftRequest:
+def line_message(action: LineAction) -> draft_pb2.DraftRequest:
     """Starts a new line, or lets the line go on."""
-    if isinstance(action, AdvanceLine):
-        return draft_pb2.DraftRequest(advance=to_message(action, draft_pb2.Advance))
-    return draft_pb2.DraftRequest(restart=to_message(action, draft_pb2.Restart))
+    match action:
+        case AdvanceLine():
+            return draft_pb2.DraftRequest(advance=to_message(action, draft_pb2.Advance))
+        case MoveLine():
+            return draft_pb2.DraftRequest(move=to_message(action, draft_pb2.Move))
+        case RestartLine():
+            return draft_pb2.DraftRequest(restart=to_message(action, draft_pb2.Restart))
 
 
-def read_line(message: draft_pb2.DraftRequest) -> RestartLine | AdvanceLine | None:
+def read_line(message: draft_pb2.DraftRequest) -> LineAction | None:
     """What the line is to do; None: it has ended. Raises `ProtocolViolation`."""
     kind = message.WhichOneof("message")
     if kind == "advance":
         return from_message(message.advance, AdvanceLine)
+    if kind == "move":
+        return from_message(message.move, MoveLine)
     if kind == "restart":
         if not message.restart.suffix:
             raise ProtocolViolation("a restart needs at least one token to go on from")
         return from_message(message.restart, RestartLine)
     if kind == "end":
         return None
-    raise ProtocolViolation("a line takes `restart`, `advance` or `end`")
+    raise ProtocolViolation("a line takes `restart`, `advance`, `move` or `end`")
 
 
 def draft_events(event: DraftEvent) -> Iterator[draft_pb2.DraftEvent]:
@@ -370,15 +385,8 @@ def _part(tokens: DraftTokens, first: int, end: int) -> DraftTokens:
 
 
 def _tokens_event(event: DraftTokens) -> draft_pb2.DraftEvent:
-    tokens = draft_pb2.DraftTokens(
-        epoch=event.epoch,
-        position=event.position,
-        token_ids=event.token_ids,
-        pass_s=event.pass_s,
-        proposals=proposal_messages(event.proposals),
-        parents=event.parents,
-    )
-    return draft_pb2.DraftEvent(tokens=tokens)
+    proposals = proposal_messages(event.proposals)
+    return draft_pb2.DraftEvent(tokens=to_message(event, draft_pb2.DraftTokens, proposals=proposals))
 
 
 def read_draft_event(message: draft_pb2.DraftEvent) -> DraftEvent:
@@ -388,12 +396,4 @@ def read_draft_event(message: draft_pb2.DraftEvent) -> DraftEvent:
         return from_message(message.ready, DraftReady)
     if kind != "tokens":
         raise DraftFault("the draft sent an empty message")
-    tokens = message.tokens
-    return DraftTokens(
-        tokens.epoch,
-        tokens.position,
-        tuple(tokens.token_ids),
-        tokens.pass_s,
-        read_proposals(tokens.proposals),
-        tuple(tokens.parents),
-    )
+    return from_message(message.tokens, DraftTokens, proposals=read_proposals(message.tokens.proposals))

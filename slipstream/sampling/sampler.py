@@ -29,6 +29,7 @@ decides how its position is judged. A proposal that cannot be what a token was d
 position is judged by the target's own choice: a broken draft costs speed, not correctness.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -300,6 +301,26 @@ class DraftSampler:
         self._warp.likeliest(rows, output)
         best: list[int] = self._warp.penalised(rows, output)[0].topk(min(count, rows.shape[-1])).indices.tolist()
         return best
+
+    def candidates(self, logits: Tensor, output: Sequence[int], count: int) -> tuple[list[int], list[float]]:
+        """`rank`, without tokens that cannot follow, and how sure the draft is of each of them.
+
+        That is its own probability of the token. Under rule "rejection" it is the largest q, the second largest, and so
+        on: never that of the token drawn, since how a position is judged must not depend on what was drawn there.
+
+        Args and raises: as of `rank`.
+        """
+        rows = logits[None, : self.vocab_size]
+        count = min(count, rows.shape[-1])
+        if self.params.greedy:
+            best, token_ids = self._warp.penalised(rows, output)[0].softmax(dim=-1).topk(count)
+            sure = best.tolist()
+            _check_finite(all(map(math.isfinite, sure)))
+            return token_ids.tolist(), sure
+        draft = self._warp.probabilities(rows, output)[0]
+        ranked = self._races.ranked(draft, len(output), min(count, int((draft > 0).sum())))
+        held = draft.topk(len(ranked)).values if self.params.sends_proposals else draft[ranked]
+        return ranked, held.tolist()
 
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:

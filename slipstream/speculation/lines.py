@@ -14,8 +14,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slipstream.errors import DraftFault, FaultKind
+from slipstream.speculation.pacing import Moment
 from slipstream.speculation.protocol import TokenTree
 
 # -- line -------------------------------------------------------------------------------------------------------------
@@ -49,13 +51,18 @@ class Reach:
     write_until: int = 0
 
 
-class _Lines(ABC):
+class DraftLines(ABC):
     """What chains and trees share: how far each line may write, and how far it was heard.
 
     A draft says everything in order, so each of its messages has one place where it may stand: behind what was heard of
     its line, and before any message of a later one. That holds for lines that ended, too, whose tokens may be on their
     way. So all that a draft can ever say is bounded by what it was asked for.
     """
+
+    _place: ClassVar[str] = "output position"
+    """What a message's position counts, in the words of a fault."""
+    counts_tokens: ClassVar[bool] = False
+    """It tells its costs itself which tokens were right; else whoever drives it does."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -79,13 +86,26 @@ class _Lines(ABC):
         """The line's limit: an output position, exclusive."""
         return self._reach.write_until
 
+    @property
+    def owes(self) -> bool:
+        """More is to come of the line without another word."""
+        return self.next_position < self.write_until
+
     def advance(self, write_until: int) -> None:
         """Moves the line's limit."""
         self._reach = Reach(self.next_position, write_until)
 
+    def moment(self, max_window: int) -> Moment:
+        """What a policy is to know."""
+        return Moment(self.num_pending, self.fresh, max_window)
+
+    def take_move(self) -> int | None:
+        """The node at which the line has begun anew, if the draft is still to be told."""
+        return None
+
     def begin(self, write_until: int, num_committed: int) -> None:
         """A new line behind the committed text, all of whose predecessors' tokens and debts are settled."""
-        if self.next_position < self.write_until:
+        if self._reach.next_position < self._reach.write_until:
             self._ended[self.epoch] = self._reach
         self.epoch += 1
         self.fresh = True
@@ -98,7 +118,13 @@ class _Lines(ABC):
         self.num_in_flight = 0
 
     def hear(
-        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int], vocab_size: int
+        self,
+        epoch: int,
+        position: int,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        vocab_size: int,
+        chances: Sequence[float] = (),
     ) -> bool:
         """The draft says something: True when it is of the living line, which is to `write` it; False when it is of one
         that has ended. Raises `DraftFault` for what none of the draft's lines can have sent."""
@@ -109,14 +135,45 @@ class _Lines(ABC):
             raise DraftFault(f"the draft wrote for line {epoch}, of which nothing was to come", FaultKind.ORDER)
         length = self._check(token_ids, parents, reach)
         if position != reach.next_position:
-            message = f"the draft wrote at output position {position}; {reach.next_position} was next"
+            message = f"the draft wrote at {self._place} {position}; {reach.next_position} was next"
             raise DraftFault(message, FaultKind.ORDER)
         if position + length > reach.write_until:
-            raise DraftFault(f"the draft wrote past output position {reach.write_until}", FaultKind.ORDER)
+            raise DraftFault(f"the draft wrote past {self._place} {reach.write_until}", FaultKind.ORDER)
         if any(not 0 <= token < vocab_size for token in token_ids):
             raise DraftFault(f"the draft wrote a token id outside the vocabulary of {vocab_size}")
         self._note(epoch, self._rest(reach, length))
         return epoch == self.epoch
+
+    @property
+    @abstractmethod
+    def num_pending(self) -> int:
+        """Positions that wait to be judged."""
+
+    @property
+    @abstractmethod
+    def debt(self) -> tuple[int, ...]:
+        """Committed tokens that the line must still write to live on."""
+
+    @property
+    def untold(self) -> tuple[int, ...]:
+        """Committed tokens that a restart must tell."""
+        return self.debt
+
+    @abstractmethod
+    def owe(self, tokens: Iterable[int]) -> None:
+        """Tokens were committed that the draft does not know."""
+
+    @abstractmethod
+    def take(self, window_len: int) -> tuple[int, ...]:
+        """The next window, in flight from now on."""
+
+    @abstractmethod
+    def write(self, token_ids: Sequence[int], parents: Sequence[int] = (), chances: Sequence[float] = ()) -> Comparison:
+        """The living line's next tokens, which were heard."""
+
+    @abstractmethod
+    def commit(self, tokens: Sequence[int], num_accepted: int) -> Comparison:
+        """What newly committed tokens, of which the target accepted so many in the window, mean for the line."""
 
     @abstractmethod
     def _check(self, token_ids: Sequence[int], parents: Sequence[int], reach: Reach) -> int:
@@ -135,7 +192,7 @@ class _Lines(ABC):
             self._ended = {epoch: reach, **self._ended}
 
 
-class Line(_Lines):
+class Line(DraftLines):
     """Bookkeeping of one chain after the other. Positions count output tokens from 0."""
 
     def __init__(self) -> None:
@@ -168,7 +225,7 @@ class Line(_Lines):
         self.num_in_flight = window_len
         return tuple(self._pending.popleft() for _ in range(window_len))
 
-    def write(self, token_ids: Sequence[int], parents: Sequence[int] = ()) -> Comparison:
+    def write(self, token_ids: Sequence[int], parents: Sequence[int] = (), chances: Sequence[float] = ()) -> Comparison:
         """The draft wrote: first what it owed, then what will be judged."""
         for index, token in enumerate(token_ids):
             if not self._debt:
@@ -218,7 +275,7 @@ class Line(_Lines):
 MAX_NODES = 256
 
 
-class TreeLine(_Lines):
+class TreeLine(DraftLines):
     """Bookkeeping of one tree after the other. Positions count output tokens from 0."""
 
     def __init__(self) -> None:
@@ -258,7 +315,7 @@ class TreeLine(_Lines):
         self._tree = None
         return tree.token_ids
 
-    def write(self, token_ids: Sequence[int], parents: Sequence[int] = ()) -> Comparison:
+    def write(self, token_ids: Sequence[int], parents: Sequence[int] = (), chances: Sequence[float] = ()) -> Comparison:
         """The draft wrote its tree."""
         self._tree = TokenTree(tuple(token_ids), tuple(parents))
         return Comparison()

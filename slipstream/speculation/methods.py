@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from slipstream.errors import InvalidRequest
+from slipstream.speculation.trees.growth import GROWTHS, Growth
 
 # -- pruners ----------------------------------------------------------------------------------------------------------
 
@@ -162,6 +163,13 @@ class Shape(StrEnum):
 
     CHAIN = "chain"
     TREE = "tree"
+    """Static, and drafted and judged in turns."""
+    SIBLINGS = "siblings"
+    """A chain that is written ahead, and the second best candidates beside its tokens."""
+    BRANCHES = "branches"
+    """The same where the draft goes on behind whatever is likely."""
+    DYNAMIC_TREE = "dynamic_tree"
+    """And windows take whatever is likely, too."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,11 @@ class Method:
         """The target hangs trees of hints beside the draft's windows."""
         return self.speculative and bool(self.local_drafter)
 
+    @property
+    def growth(self) -> Growth | None:
+        """Of a dynamic tree; None where windows have another shape."""
+        return GROWTHS.get(self.shape)
+
     def changed(
         self, pruner: str | None, policy: str | None, shape: str | None, gate: bool | None, gamma: int | None
     ) -> "Method":
@@ -212,7 +225,11 @@ class Method:
         method = replace(self, **changes)  # type: ignore[arg-type]
         if method.shape is Shape.TREE and (method.policy != "sequential" or method.gate):
             raise InvalidRequest("a tree is drafted and verified in turns: ask for policy 'sequential' without a gate")
-        if method.shape is Shape.TREE and method.is_hybrid:
+        if method.growth is not None and method.policy != "self_clocked":
+            raise InvalidRequest(
+                f"shape {method.shape.value!r} grows while the target judges: ask for policy 'self_clocked' with it"
+            )
+        if method.shape is not Shape.CHAIN and method.is_hybrid:
             raise InvalidRequest(
                 f"method {self.name!r} makes trees of hints, and the draft's windows are chains in them"
             )
@@ -223,6 +240,9 @@ _HINTS = "slipstream.engine.hint_drafter"
 _HINT_TREES: dict[str, Any] = {"shape": Shape.TREE, "gamma": HINT_DEPTH, "max_window": HINT_ROWS}
 _METHODS = (
     Method("slipstream", Drafter.DRAFT, "uv_spread", "self_clocked", gate=True),
+    Method("slipstream_siblings", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.SIBLINGS, gate=True),
+    Method("slipstream_branches", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.BRANCHES, gate=True),
+    Method("slipstream_tree", Drafter.DRAFT, "uv_spread", "self_clocked", Shape.DYNAMIC_TREE, gate=True),
     Method("parallelvlm", Drafter.DRAFT, "uv", "fixed"),
     Method("specvlm", Drafter.DRAFT, "specvlm", shape=Shape.TREE),
     Method("sd", Drafter.DRAFT),

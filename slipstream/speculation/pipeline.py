@@ -5,15 +5,15 @@ tokens, and whatever comes back is committed. k = 0 is pre-verify, k > 0 post-ve
 slow, lying, dead or told to rest is simply a run of k = 0 passes, which is plain decoding.
 """
 
-import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from slipstream.errors import DraftFault, FaultKind, ProtocolViolation
+from slipstream.errors import DraftFault, FaultKind
 from slipstream.speculation.gate import Gate
-from slipstream.speculation.lines import Comparison, DraftPhase, Line, TreeLine
+from slipstream.speculation.lines import Comparison, DraftLines, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
-from slipstream.speculation.pacing import CostModel, Moment, Policy, WindowPlan, longest_hold_s
+from slipstream.speculation.pacing import CostModel, Policy, WindowPlan, longest_hold_s
+from slipstream.speculation.passes import Passes, PassKind
 from slipstream.speculation.protocol import (
     Action,
     AdvanceLine,
@@ -22,71 +22,13 @@ from slipstream.speculation.protocol import (
     FinishReason,
     JoinPoint,
     JudgeWindow,
+    MoveLine,
     RestartLine,
     Verdict,
 )
-
-# -- passes -----------------------------------------------------------------------------------------------------------
-
-# What the target has been asked for: the window in flight and the plain passes behind it. Pure bookkeeping.
-
-
-class PassKind(enum.Enum):
-    """Why passes were asked for, which decides what their seconds say."""
-
-    PREFILL = enum.auto()
-    SPECULATIVE = enum.auto()
-    PLAIN = enum.auto()
-    SELF = enum.auto()
-    """The target drafts every window itself."""
-
-
-class Passes:
-    """The passes of one request to the target. At first that is the prefill, which answers like a plain pass."""
-
-    def __init__(self) -> None:
-        self.window: tuple[int, ...] | None = ()
-        """The window that the next verdict is about; None while nothing runs."""
-        self.depth = 0
-        """Tokens that the window can commit: its length, or the depth of a tree."""
-        self.kind = PassKind.PREFILL
-        self.num_asked = self.num_left = 1
-
-    @property
-    def running(self) -> bool:
-        """A verdict is still to come."""
-        return self.window is not None
-
-    @property
-    def follows_another(self) -> bool:
-        """The pass whose verdict comes next was not the first of its request: no round trip is in its seconds."""
-        return self.num_left < self.num_asked
-
-    @property
-    def most_tokens(self) -> int:
-        """How many tokens the passes that run (or else the next one) can commit beside what is pending."""
-        num_windows = max(self.num_left, 1) if self.kind is PassKind.SELF else 1
-        return self.depth * num_windows + max(self.num_left, 1)
-
-    def ask(self, window: tuple[int, ...], depth: int, kind: PassKind, num_passes: int) -> None:
-        """A new request: the first pass over `window`, the others over nothing."""
-        self.window, self.depth, self.kind = window, depth, kind
-        self.num_asked = self.num_left = num_passes
-
-    def answer(self, verdict: Verdict) -> tuple[tuple[int, ...], int]:
-        """Takes the verdict over the window in flight, which is returned with its depth. Raises `ProtocolViolation` for
-        a verdict that answers nothing."""
-        window, depth = self.window, self.depth
-        nodes = verdict.path or range(0 if verdict.drafted else verdict.num_accepted)
-        if window is None or verdict.num_accepted > depth or any(node >= len(window) for node in nodes):
-            raise ProtocolViolation("the target sent a verdict that no window was waiting for")
-        if verdict.own_token is None and verdict.finish_reason is None:
-            raise ProtocolViolation("the target sent a verdict without its own token, and the text goes on")
-        self.num_left = 0 if verdict.finish_reason is not None else self.num_left - 1
-        self.window = () if self.num_left else None
-        self.depth = depth if self.kind is PassKind.SELF else 0
-        return window, depth
-
+from slipstream.speculation.trees.confidence import TreeCosts
+from slipstream.speculation.trees.dynamic_line import DynamicLine
+from slipstream.speculation.trees.growth import GROWTHS
 
 # -- passes without a draft -------------------------------------------------------------------------------------------
 
@@ -160,7 +102,7 @@ class Pipeline:
     ) -> None:
         """`self_draft`: no draft takes part, and the target drafts so many tokens for each pass. `hint_depth`: it hangs
         so many levels of hints beside the draft's windows. `committed`: what the first verdict follows."""
-        assert shape is Shape.CHAIN or not policy.writes_ahead, "trees are drafted and judged in turns"
+        assert shape is not Shape.TREE or not policy.writes_ahead, "static trees are drafted and judged in turns"
         self.policy = policy
         self.costs = costs
         self.gate = gate
@@ -172,7 +114,7 @@ class Pipeline:
         self.num_deaths = 0
         self.num_judged = 0
         self.num_accepted = 0
-        self._line: Line | TreeLine = Line() if shape is Shape.CHAIN else TreeLine()
+        self._line = _new_line(shape, costs, max_window)
         self._passes = Passes()
         self._undrafted = UndraftedPasses(costs, gate, undrafted_passes, self_draft or hint_depth)
         self._hint_depth = hint_depth
@@ -207,7 +149,7 @@ class Pipeline:
     @property
     def draft_owes(self) -> bool:
         """The draft has not written as far as it may. If nothing comes for long, it is frozen."""
-        return self.draft_phase is DraftPhase.WRITING and self._line.next_position < self._line.write_until
+        return self.draft_phase is DraftPhase.WRITING and self._line.owes
 
     @property
     def num_pending(self) -> int:
@@ -243,21 +185,27 @@ class Pipeline:
         return self._next_pass()
 
     def on_draft_tokens(
-        self, epoch: int, position: int, token_ids: Sequence[int], parents: Sequence[int] = (), pass_s: float = 0.0
+        self,
+        epoch: int,
+        position: int,
+        token_ids: Sequence[int],
+        parents: Sequence[int] = (),
+        pass_s: float = 0.0,
+        chances: Sequence[float] = (),
     ) -> list[Action]:
-        """The draft wrote, at `pass_s` seconds a pass (0: not known). Tokens of a line that has ended are let pass, and
-        nothing is learned from them. Raises `DraftFault` when it broke the protocol; the driver then calls
-        `on_draft_lost`."""
+        """The draft wrote, at `pass_s` seconds a pass (0: not known). Of a dynamic tree `position` is the first node's
+        number, and `chances` are what the draft says of each. Tokens of a line that has ended are let pass, and nothing
+        is learned from them. Raises `DraftFault` when it broke the protocol; the driver then calls `on_draft_lost`."""
         if self.finish_reason is not None or self.draft_phase is DraftPhase.ABSENT:
             return []
         if self.draft_phase is DraftPhase.JOINING:
             raise DraftFault("the draft wrote before it was ready", FaultKind.ORDER)
-        if not self._line.hear(epoch, position, token_ids, parents, self.vocab_size):
+        if not self._line.hear(epoch, position, token_ids, parents, self.vocab_size, chances):
             return []
+        comparison = self._line.write(token_ids, parents, chances)
         if pass_s:
             self.costs.draft_pass_s.observe(pass_s)
         self._silent = False
-        comparison = self._line.write(token_ids, parents)
         self._count(comparison)
         return [*([self._restart()] if comparison.died else []), *self._next_pass()]
 
@@ -300,10 +248,12 @@ class Pipeline:
             self._hints_lead = verdict.num_accepted > num_accepted
         elif num_drafted is not None and kind is PassKind.SELF:
             depth = min(depth, num_drafted)
-        if depth:
+        if depth and not self._line.counts_tokens:
             self.costs.observe_window(num_accepted, depth)
             self.num_accepted += num_accepted
             self.num_judged += min(num_accepted + 1, depth)
+        if kind is PassKind.SPECULATIVE and isinstance(self.costs, TreeCosts):
+            self.costs.observe_round(len(tokens), round_s + held_s)
         if self.gate is not None and kind is PassKind.SPECULATIVE:
             self.gate.on_round(len(tokens), round_s, held_s)
         elif kind is PassKind.PLAIN or (self._hint_depth and kind is PassKind.SELF):
@@ -311,6 +261,8 @@ class Pipeline:
         commit = Commit(tokens, verdict.num_accepted)
         if verdict.finish_reason is not None:
             self.finish_reason = verdict.finish_reason
+            if self._line.counts_tokens and self.draft_phase is DraftPhase.WRITING:
+                self._count(replace(self._line.commit(tokens, num_accepted), died=False))
             return [commit, Finish(verdict.finish_reason)]
         return [commit, *self._continue_line(tokens, num_accepted), *self._next_pass()]
 
@@ -336,14 +288,15 @@ class Pipeline:
 
     def _count(self, comparison: Comparison) -> None:
         for matched in (*[True] * comparison.num_matched, *[False] * comparison.mismatched):
-            self.costs.observe_match(matched)
+            if not self._line.counts_tokens:
+                self.costs.observe_match(matched)
             self.num_judged += 1
             self.num_accepted += matched
         self.num_deaths += comparison.died
 
     def _restart(self) -> RestartLine:
         """Ends the line and starts the next one after the committed tokens; the debt is what the draft lacks."""
-        suffix = self._line.debt
+        suffix = self._line.untold
         self._line.begin(self._reach(), len(self.committed))
         plan = self._plan()
         keep = len(self.committed) - len(suffix)
@@ -351,7 +304,7 @@ class Pipeline:
 
     def _rest(self) -> RestartLine:
         """Ends the line and starts one that may not write."""
-        suffix = self._line.debt or tuple(self.committed[-1:])
+        suffix = self._line.untold or tuple(self.committed[-1:])
         self._line.begin(len(self.committed), len(self.committed))
         return RestartLine(self.epoch, len(self.committed) - len(suffix), suffix, self._line.write_until, 1)
 
@@ -363,12 +316,14 @@ class Pipeline:
     # -- the target's next pass -----------------------------------------------------------------------------------
 
     def _plan(self) -> WindowPlan:
-        return self.policy.plan(Moment(self._line.num_pending, self._line.fresh, self.max_window), self.costs)
+        return self.policy.plan(self._line.moment(self.max_window), self.costs)
 
     def _next_pass(self) -> list[Action]:
         """Starts the next pass if the target is free and the policy does not wait; tells a living line its limit."""
-        if self._passes.running or self.finish_reason is not None:
+        if self.finish_reason is not None:
             return []
+        if self._passes.running:
+            return self._advance(self._line.write_until)
         if self.draft_phase is not DraftPhase.WRITING:
             num_passes = self._undrafted.ask(self._passes, self.draft_phase)
             return [JudgeWindow((), num_passes, self_draft=self._undrafted.self_draft)]
@@ -393,7 +348,20 @@ class Pipeline:
         return self.max_window if self.policy.writes_ahead else self._plan().cap
 
     def _advance(self, write_until: int) -> list[Action]:
+        """Tells the draft how far it may write now, and below which node."""
+        root = self._line.take_move()
+        if root is not None:
+            self._line.advance(max(write_until, self._line.write_until))
+            return [MoveLine(self.epoch, root, self._line.write_until)]
         if write_until <= self._line.write_until:
             return []
         self._line.advance(write_until)
         return [AdvanceLine(self.epoch, write_until)]
+
+
+def _new_line(shape: Shape, costs: CostModel, max_window: int) -> DraftLines:
+    growth = GROWTHS.get(shape)
+    if growth is None:
+        return Line() if shape is Shape.CHAIN else TreeLine()
+    assert isinstance(costs, TreeCosts), "a dynamic tree learns what its candidates are worth"
+    return DynamicLine(growth, costs, max_window)

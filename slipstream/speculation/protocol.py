@@ -269,6 +269,16 @@ class AdvanceLine:
 
 
 @dataclass(frozen=True)
+class MoveLine:
+    """The dynamic tree lives on below `root`, the node of the last committed token: all else of it is dropped. The
+    draft may write until `write_until` (exclusive)."""
+
+    epoch: int
+    root: int
+    write_until: int
+
+
+@dataclass(frozen=True)
 class Commit:
     """These tokens are text from now on; the first `num_from_draft` were the draft's."""
 
@@ -283,7 +293,9 @@ class Finish:
     reason: FinishReason
 
 
-Action = JudgeWindow | RestartLine | AdvanceLine | Commit | Finish
+LineAction = RestartLine | AdvanceLine | MoveLine
+"""What the draft is told."""
+Action = JudgeWindow | LineAction | Commit | Finish
 
 
 @dataclass(frozen=True)

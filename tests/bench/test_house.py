@@ -31,6 +31,7 @@ CAME_WITH = {
     "a gate that remembers": 1,
     "the HTTP front": 28,
     "regions of pages that are read first": 2,
+    "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway"}
@@ -42,6 +43,7 @@ CHECKS_CAME_WITH = {
     "a gate that remembers": 1,
     "the HTTP front": 1,
     "rounds": 1,
+    "dynamic trees": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

@@ -59,8 +59,11 @@ async def test_windows_of_a_given_length(gateway: grpc.aio.Channel, world: World
     assert max(windows) <= (25 if method == "sd_tree" else gamma)
 
 
+DYNAMIC = [name for name, method in METHODS.items() if method.growth is not None]
+
+
 @pytest.mark.parametrize(
-    "method", ["sd_tree", "std", "sd", "parallelvlm", "hints", "hsd", "hints_draft", "prompt_lookup"]
+    "method", ["sd_tree", "std", "sd", "parallelvlm", "hints", "hsd", "hints_draft", "prompt_lookup", *DYNAMIC]
 )
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 async def test_sampled_text(gateway: grpc.aio.Channel, world: World, method: str, rule: str) -> None:

@@ -5,11 +5,13 @@ import signal
 
 import pytest
 
+from slipstream.speculation.methods import METHODS
 from tests.faults.conftest import FragileStack, Strike
 from tests.support.gateway_client import Captioned, has_draft, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+DYNAMIC = [name for name, method in METHODS.items() if method.growth is not None]
 MORE = 40
 """Tokens to see after a draft came back."""
 
@@ -24,7 +26,8 @@ def came_back(captioned: Captioned) -> bool:
     return len(since) >= MORE and any(token.from_draft for token in since)
 
 
-async def test_killed_and_started_again(fragile: FragileStack) -> None:
+@pytest.mark.parametrize("method", ["slipstream", *DYNAMIC])
+async def test_killed_and_started_again(fragile: FragileStack, method: str) -> None:
     """Once, as `python -m bench draft-faults` kills many drafts at random moments."""
     strike_at, draft = 30, fragile.process("draft")
     starts = draft.starts
@@ -37,7 +40,7 @@ async def test_killed_and_started_again(fragile: FragileStack) -> None:
         kill(captioned)
         return came_back(captioned)
 
-    captioned = await fragile.caption(on_event)
+    captioned = await fragile.caption(on_event, method=method)
     assert draft.starts == starts + 1
     assert captioned.stage_names.count("draft_lost") >= 1
     await fragile.check(captioned)
@@ -62,7 +65,8 @@ async def test_killed_while_it_joins(fragile: FragileStack) -> None:
 
 
 @pytest.mark.parametrize("strike_at", [3, 17, 41])
-async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int) -> None:
+@pytest.mark.parametrize("method", ["slipstream", *DYNAMIC])
+async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int, method: str) -> None:
     draft = fragile.process("draft")
     freeze = Strike(
         lambda c: len(c.token_ids) >= strike_at and has_draft(c),
@@ -76,7 +80,7 @@ async def test_frozen_and_thawed(fragile: FragileStack, strike_at: int) -> None:
         return came_back(captioned)
 
     try:
-        captioned = await fragile.caption(on_event)
+        captioned = await fragile.caption(on_event, method=method)
     finally:
         os.kill(draft.pid, signal.SIGCONT)
     await fragile.check(captioned)

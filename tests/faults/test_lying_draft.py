@@ -3,7 +3,7 @@
 import asyncio
 import math
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.rpc.calls import open_channel
-from slipstream.rpc.v1 import common_pb2, draft_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream.speculation.methods import METHODS
 from slipstream.speculation.protocol import FinishReason
 from slipstream.stack.local import Stack
 from tests.faults.fake_draft import (
@@ -25,6 +26,7 @@ from tests.faults.fake_draft import (
     Behaviour,
     Event,
     FakeDraft,
+    Orders,
     boasts,
     floods,
     ready,
@@ -188,6 +190,49 @@ async def test_a_draft_that_fails(liar: Liar) -> None:
 
     captioned = await liar.until(lambda one: one.summary.speculation.drafts_lost, behave)
     assert captioned.summary.speculation.drafts_lost >= 1
+
+
+# -- lies of a draft that branches -------------------------------------------------------------------------------------
+
+DYNAMIC = [name for name, method in METHODS.items() if method.growth is not None]
+
+
+def nodes(at: Orders, first: int, token_ids: Sequence[int], parents: Sequence[int], *chances: float) -> Event:
+    """Of a dynamic tree; surer than it should be."""
+    says_of_each = chances or (1.0,) * len(token_ids)
+    written = {"epoch": at.epoch, "position": first, "token_ids": token_ids, "parents": parents, "pass_s": 0.001}
+    return Event(tokens=draft_pb2.DraftTokens(**written, chances=says_of_each, num_passes=2**32 - 1))
+
+
+@pytest.mark.parametrize("method", DYNAMIC)
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (says(lambda at: nodes(at, 7, [5], [-1])), "node 7; 0 was next"),
+        (says(lambda at: nodes(at, 0, [5, 6], [-1, 1])), "no tree"),
+        (says(lambda at: nodes(at, 0, [5], [-(2**31)])), "no tree"),
+        (says(lambda at: nodes(at, 0, [5, 6], [-1])), "no tree"),
+        (says(lambda at: tokens(at.epoch, at.known, [5])), "no tree"),
+        (says(lambda at: nodes(at, 0, [5] * 257, [-1] * 257)), "past node 256"),
+        (says(lambda at: nodes(at, 0, [5], [-1], math.nan)), "chances that are none"),
+        (says(lambda at: nodes(at, 0, [5], [-1], 1.5)), "chances that are none"),
+        (says(lambda at: nodes(at, 0, [5, 6], [-1, -1], 0.5)), "chances that are none"),
+        (says(lambda at: nodes(at, 0, [320], [-1])), "outside the vocabulary of 320"),
+        (says(lambda at: nodes(at, 0, [5] * 250, range(-1, 249))), "past output position"),
+        (says(lambda at: nodes(at, 0, [5], [-1]), lambda at: nodes(at, 1, [6], [-1])), "a second time what follows"),
+    ],
+)
+async def test_lies_of_a_tree_that_are_noticed(liar: Liar, behaviour: Behaviour, reason: str, method: str) -> None:
+    captioned = await liar.until(
+        lambda one: reason in reasons(one), behaviour, method=method, num_tokens=NOTICED, gate=False
+    )
+    assert reason in reasons(captioned)
+
+
+@pytest.mark.parametrize("method", DYNAMIC)
+async def test_a_tree_of_nonsense_costs_speed_only(liar: Liar, method: str) -> None:
+    behaviour = says(lambda at: nodes(at, 0, [7, 8, 9, 10], [-1, -1, 0, 1]))
+    await liar.check(behaviour, method=method, num_tokens=24)
 
 
 # -- lies that cost nothing but speed ---------------------------------------------------------------------------------

@@ -191,8 +191,8 @@ async def test_guidance_of_no_kind(draft: draft_pb2_grpc.DraftStub) -> None:
         (restart(2, 9, [1], 20), "keeps 9 tokens, but the line has 8"),
         (restart(2, 4, [], 20), "at least one token to go on from"),
         (restart(2, 4, [320], 20), "outside the vocabulary"),
-        (draft_start("second")[0], "takes `restart`, `advance` or `end`"),
-        (draft_pb2.DraftRequest(), "takes `restart`, `advance` or `end`"),
+        (draft_start("second")[0], "takes `restart`, `advance`, `move` or `end`"),
+        (draft_pb2.DraftRequest(), "takes `restart`, `advance`, `move` or `end`"),
     ],
 )
 async def test_impossible_orders_end_the_session(

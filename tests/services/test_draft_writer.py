@@ -5,11 +5,12 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from slipstream.engine import VideoLM, load_model
-from slipstream.engine import draft_engine as writer_module
+from slipstream.engine import line_writer as writer_module
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.static.step import MAX_AHEAD
@@ -44,7 +45,7 @@ async def running(model: VideoLM, **limits: int) -> AsyncIterator[DraftEngine]:
         await asyncio.to_thread(thread.close)
 
 
-async def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START) -> DraftSession:
+async def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_THE_START, **asked: Any) -> DraftSession:
     request = DraftStart(
         session_id="s",
         prompt="Describe the video.",
@@ -54,12 +55,13 @@ async def opened(engine: DraftEngine, num_frames: int, join: JoinPoint = FROM_TH
         guidance="scores",
         guidance_address="",
         seed=0,
+        **asked,
     )
     return await engine.open(request, join, num_frames)
 
 
-async def started(engine: DraftEngine, frames: Frames) -> DraftSession:
-    return await prepared(engine, await opened(engine, len(frames)), frames)
+async def started(engine: DraftEngine, frames: Frames, **asked: Any) -> DraftSession:
+    return await prepared(engine, await opened(engine, len(frames), **asked), frames)
 
 
 async def prepared(engine: DraftEngine, session: DraftSession, frames: Frames) -> DraftSession:
@@ -88,7 +90,7 @@ async def test_a_session_that_has_ended_is_gone_without_a_collection(model: Vide
             if how == "writing":
                 await line(engine, session, 2)
             if how == "in error":
-                engine.restart(session, RestartLine(2, 99, (1,), NUM_TOKENS, 1))
+                engine.order(session, RestartLine(2, 99, (1,), NUM_TOKENS, 1))
                 with contextlib.suppress(ProtocolViolation):
                     await line(engine, session, NUM_TOKENS, epoch=2)
             await engine.close(session)
@@ -123,7 +125,7 @@ async def test_lines_written_together_are_those_written_alone(model: VideoLM) ->
         together = await asyncio.gather(*(line(engine, session, NUM_TOKENS) for session in sessions))
         assert together == alone
         for number, session in enumerate(sessions):
-            engine.restart(session, RestartLine(2, number, (7, 9), NUM_TOKENS, 1))
+            engine.order(session, RestartLine(2, number, (7, 9), NUM_TOKENS, 1))
         lengths = [NUM_TOKENS - number - 2 for number in range(6)]
         again = await asyncio.gather(
             *(line(engine, session, length, epoch=2) for session, length in zip(sessions, lengths, strict=True))
@@ -136,11 +138,11 @@ async def test_orders_are_carried_out_in_turn(model: VideoLM) -> None:
     async with running(model) as engine:
         session = await started(engine, some_frames())
         first = await line(engine, session, NUM_TOKENS)
-        engine.restart(session, RestartLine(2, 4, (7,), 6, 1))
-        engine.advance(session, AdvanceLine(2, 9))  # comes while the restart may still be waiting
-        engine.advance(session, AdvanceLine(1, 100))  # of a line that is dead
+        engine.order(session, RestartLine(2, 4, (7,), 6, 1))
+        engine.order(session, AdvanceLine(2, 9))  # comes while the restart may still be waiting
+        engine.order(session, AdvanceLine(1, 100))  # of a line that is dead
         assert len(await line(engine, session, 4, epoch=2)) == 4
-        engine.restart(session, RestartLine(3, 5, (8,), 12, 1))
+        engine.order(session, RestartLine(3, 5, (8,), 12, 1))
         assert len(await line(engine, session, 6, epoch=3)) == 6
         assert session.line.output[:6] == [*first[:4], 7, 8] and len(session.line.output) == 12
 
@@ -149,7 +151,7 @@ async def test_an_impossible_order_ends_its_own_line_only(model: VideoLM) -> Non
     async with running(model) as engine:
         bad, good = [await started(engine, some_frames(seed=seed)) for seed in range(2)]
         await line(engine, bad, NUM_TOKENS)
-        engine.restart(bad, RestartLine(2, 99, (7,), 200, 1))
+        engine.order(bad, RestartLine(2, 99, (7,), 200, 1))
         with pytest.raises(ProtocolViolation, match="keeps 99 tokens, but the line has 20"):
             await line(engine, bad, 1, epoch=2)
         assert len(await line(engine, good, NUM_TOKENS)) == NUM_TOKENS

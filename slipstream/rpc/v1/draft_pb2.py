@@ -26,7 +26,7 @@ from slipstream.rpc.v1 import common_pb2 as slipstream_dot_rpc_dot_v1_dot_common
 from slipstream.rpc.v1 import target_pb2 as slipstream_dot_rpc_dot_v1_dot_target__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslipstream/rpc/v1/draft.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\x1a\x1eslipstream/rpc/v1/target.proto\"\xff\x01\n\x0c\x44raftRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.DraftStartH\x00\x12/\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x1d.slipstream.rpc.v1.FrameChunkH\x00\x12-\n\x07restart\x18\x03 \x01(\x0b\x32\x1a.slipstream.rpc.v1.RestartH\x00\x12-\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x1a.slipstream.rpc.v1.AdvanceH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.slipstream.rpc.v1.EndH\x00\x42\t\n\x07message\"\xac\x03\n\nDraftStart\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1f.slipstream.rpc.v1.FramesHeader\x12\x0e\n\x06pruner\x18\x04 \x01(\t\x12\r\n\x05\x61lpha\x18\x05 \x01(\x01\x12\x11\n\tpositions\x18\x06 \x01(\t\x12\x31\n\x08guidance\x18\x07 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\x18\n\x10guidance_address\x18\x08 \x01(\t\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x15\n\tcommitted\x18\n \x03(\rB\x02\x10\x01\x12\x13\n\x0bwrite_until\x18\x0b \x01(\r\x12\x13\n\x0b\x66irst_chunk\x18\x0c \x01(\r\x12\r\n\x05\x65poch\x18\r \x01(\r\x12-\n\x08sampling\x18\x0e \x01(\x0b\x32\x1b.slipstream.rpc.v1.Sampling\x12\x0c\n\x04tree\x18\x0f \x01(\x08\x12\x1b\n\x13guidance_capability\x18\x10 \x01(\x0c\x12\x12\n\nvocab_size\x18\x11 \x01(\r\"d\n\x07Restart\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x12\n\x06suffix\x18\x03 \x03(\rB\x02\x10\x01\x12\x13\n\x0bwrite_until\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_chunk\x18\x05 \x01(\r\"-\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bwrite_until\x18\x02 \x01(\r\"y\n\nDraftEvent\x12.\n\x05ready\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.DraftReadyH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.slipstream.rpc.v1.DraftTokensH\x00\x42\t\n\x07message\"\xae\x01\n\nDraftReady\x12\x13\n\x0bkept_tokens\x18\x01 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12\x12\n\nguidance_s\x18\x04 \x01(\x01\x12\x0f\n\x07prune_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x16\n\x0eguidance_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bkept_digest\x18\x08 \x01(\t\"\x96\x01\n\x0b\x44raftTokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0e\n\x06pass_s\x18\x04 \x01(\x01\x12.\n\tproposals\x18\x05 \x03(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x0f\n\x07parents\x18\x06 \x03(\x11\x32\xa4\x01\n\x05\x44raft\x12L\n\x08GetModel\x12\".slipstream.rpc.v1.GetModelRequest\x1a\x1c.slipstream.rpc.v1.ModelInfo\x12M\n\x07Session\x12\x1f.slipstream.rpc.v1.DraftRequest\x1a\x1d.slipstream.rpc.v1.DraftEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dslipstream/rpc/v1/draft.proto\x12\x11slipstream.rpc.v1\x1a\x1eslipstream/rpc/v1/common.proto\x1a\x1eslipstream/rpc/v1/target.proto\"\xa8\x02\n\x0c\x44raftRequest\x12.\n\x05start\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.DraftStartH\x00\x12/\n\x06\x66rames\x18\x02 \x01(\x0b\x32\x1d.slipstream.rpc.v1.FrameChunkH\x00\x12-\n\x07restart\x18\x03 \x01(\x0b\x32\x1a.slipstream.rpc.v1.RestartH\x00\x12-\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x1a.slipstream.rpc.v1.AdvanceH\x00\x12%\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x16.slipstream.rpc.v1.EndH\x00\x12\'\n\x04move\x18\x06 \x01(\x0b\x32\x17.slipstream.rpc.v1.MoveH\x00\x42\t\n\x07message\"\xcd\x03\n\nDraftStart\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12/\n\x06\x66rames\x18\x03 \x01(\x0b\x32\x1f.slipstream.rpc.v1.FramesHeader\x12\x0e\n\x06pruner\x18\x04 \x01(\t\x12\r\n\x05\x61lpha\x18\x05 \x01(\x01\x12\x11\n\tpositions\x18\x06 \x01(\t\x12\x31\n\x08guidance\x18\x07 \x01(\x0e\x32\x1f.slipstream.rpc.v1.GuidanceKind\x12\x18\n\x10guidance_address\x18\x08 \x01(\t\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x15\n\tcommitted\x18\n \x03(\rB\x02\x10\x01\x12\x13\n\x0bwrite_until\x18\x0b \x01(\r\x12\x13\n\x0b\x66irst_chunk\x18\x0c \x01(\r\x12\r\n\x05\x65poch\x18\r \x01(\r\x12-\n\x08sampling\x18\x0e \x01(\x0b\x32\x1b.slipstream.rpc.v1.Sampling\x12\x0c\n\x04tree\x18\x0f \x01(\x08\x12\x1b\n\x13guidance_capability\x18\x10 \x01(\x0c\x12\x12\n\nvocab_size\x18\x11 \x01(\r\x12\r\n\x05width\x18\x12 \x01(\r\x12\x10\n\x08max_rows\x18\x13 \x01(\r\"d\n\x07Restart\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04keep\x18\x02 \x01(\r\x12\x12\n\x06suffix\x18\x03 \x03(\rB\x02\x10\x01\x12\x13\n\x0bwrite_until\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_chunk\x18\x05 \x01(\r\"-\n\x07\x41\x64vance\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x13\n\x0bwrite_until\x18\x02 \x01(\r\"8\n\x04Move\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04root\x18\x02 \x01(\r\x12\x13\n\x0bwrite_until\x18\x03 \x01(\r\"y\n\nDraftEvent\x12.\n\x05ready\x18\x01 \x01(\x0b\x32\x1d.slipstream.rpc.v1.DraftReadyH\x00\x12\x30\n\x06tokens\x18\x02 \x01(\x0b\x32\x1e.slipstream.rpc.v1.DraftTokensH\x00\x42\t\n\x07message\"\xae\x01\n\nDraftReady\x12\x13\n\x0bkept_tokens\x18\x01 \x01(\r\x12\x14\n\x0cvideo_tokens\x18\x02 \x01(\r\x12\x10\n\x08\x65ncode_s\x18\x03 \x01(\x01\x12\x12\n\nguidance_s\x18\x04 \x01(\x01\x12\x0f\n\x07prune_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x16\n\x0eguidance_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bkept_digest\x18\x08 \x01(\t\"\xbf\x01\n\x0b\x44raftTokens\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0e\n\x06pass_s\x18\x04 \x01(\x01\x12.\n\tproposals\x18\x05 \x03(\x0b\x32\x1b.slipstream.rpc.v1.Proposal\x12\x0f\n\x07parents\x18\x06 \x03(\x11\x12\x13\n\x07\x63hances\x18\x07 \x03(\x02\x42\x02\x10\x01\x12\x12\n\nnum_passes\x18\x08 \x01(\r2\xa4\x01\n\x05\x44raft\x12L\n\x08GetModel\x12\".slipstream.rpc.v1.GetModelRequest\x1a\x1c.slipstream.rpc.v1.ModelInfo\x12M\n\x07Session\x12\x1f.slipstream.rpc.v1.DraftRequest\x1a\x1d.slipstream.rpc.v1.DraftEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,20 +39,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESTART'].fields_by_name['suffix']._serialized_options = b'\020\001'
   _globals['_DRAFTTOKENS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_DRAFTTOKENS'].fields_by_name['token_ids']._serialized_options = b'\020\001'
+  _globals['_DRAFTTOKENS'].fields_by_name['chances']._loaded_options = None
+  _globals['_DRAFTTOKENS'].fields_by_name['chances']._serialized_options = b'\020\001'
   _globals['_DRAFTREQUEST']._serialized_start=117
-  _globals['_DRAFTREQUEST']._serialized_end=372
-  _globals['_DRAFTSTART']._serialized_start=375
-  _globals['_DRAFTSTART']._serialized_end=803
-  _globals['_RESTART']._serialized_start=805
-  _globals['_RESTART']._serialized_end=905
-  _globals['_ADVANCE']._serialized_start=907
-  _globals['_ADVANCE']._serialized_end=952
-  _globals['_DRAFTEVENT']._serialized_start=954
-  _globals['_DRAFTEVENT']._serialized_end=1075
-  _globals['_DRAFTREADY']._serialized_start=1078
-  _globals['_DRAFTREADY']._serialized_end=1252
-  _globals['_DRAFTTOKENS']._serialized_start=1255
-  _globals['_DRAFTTOKENS']._serialized_end=1405
-  _globals['_DRAFT']._serialized_start=1408
-  _globals['_DRAFT']._serialized_end=1572
+  _globals['_DRAFTREQUEST']._serialized_end=413
+  _globals['_DRAFTSTART']._serialized_start=416
+  _globals['_DRAFTSTART']._serialized_end=877
+  _globals['_RESTART']._serialized_start=879
+  _globals['_RESTART']._serialized_end=979
+  _globals['_ADVANCE']._serialized_start=981
+  _globals['_ADVANCE']._serialized_end=1026
+  _globals['_MOVE']._serialized_start=1028
+  _globals['_MOVE']._serialized_end=1084
+  _globals['_DRAFTEVENT']._serialized_start=1086
+  _globals['_DRAFTEVENT']._serialized_end=1207
+  _globals['_DRAFTREADY']._serialized_start=1210
+  _globals['_DRAFTREADY']._serialized_end=1384
+  _globals['_DRAFTTOKENS']._serialized_start=1387
+  _globals['_DRAFTTOKENS']._serialized_end=1578
+  _globals['_DRAFT']._serialized_start=1581
+  _globals['_DRAFT']._serialized_end=1745
 # @@protoc_insertion_point(module_scope)

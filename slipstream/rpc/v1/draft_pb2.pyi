@@ -9,21 +9,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DraftRequest(_message.Message):
-    __slots__ = ("start", "frames", "restart", "advance", "end")
+    __slots__ = ("start", "frames", "restart", "advance", "end", "move")
     START_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     start: DraftStart
     frames: _common_pb2.FrameChunk
     restart: Restart
     advance: Advance
     end: _common_pb2.End
-    def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ...) -> None: ...
+    move: Move
+    def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ...) -> None: ...
 
 class DraftStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size")
+    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size", "width", "max_rows")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +43,8 @@ class DraftStart(_message.Message):
     TREE_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_CAPABILITY_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -58,7 +62,9 @@ class DraftStart(_message.Message):
     tree: bool
     guidance_capability: bytes
     vocab_size: int
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    width: int
+    max_rows: int
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
 
 class Restart(_message.Message):
     __slots__ = ("epoch", "keep", "suffix", "write_until", "first_chunk")
@@ -81,6 +87,16 @@ class Advance(_message.Message):
     epoch: int
     write_until: int
     def __init__(self, epoch: _Optional[int] = ..., write_until: _Optional[int] = ...) -> None: ...
+
+class Move(_message.Message):
+    __slots__ = ("epoch", "root", "write_until")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    root: int
+    write_until: int
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[int] = ..., write_until: _Optional[int] = ...) -> None: ...
 
 class DraftEvent(_message.Message):
     __slots__ = ("ready", "tokens")
@@ -111,17 +127,21 @@ class DraftReady(_message.Message):
     def __init__(self, kept_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., guidance_s: _Optional[float] = ..., prune_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ...) -> None: ...
 
 class DraftTokens(_message.Message):
-    __slots__ = ("epoch", "position", "token_ids", "pass_s", "proposals", "parents")
+    __slots__ = ("epoch", "position", "token_ids", "pass_s", "proposals", "parents", "chances", "num_passes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PASS_S_FIELD_NUMBER: _ClassVar[int]
     PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
+    CHANCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     pass_s: float
     proposals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Proposal]
     parents: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., pass_s: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
+    chances: _containers.RepeatedScalarFieldContainer[float]
+    num_passes: int
+    def __init__(self, epoch: _Optional[int] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., pass_s: _Optional[float] = ..., proposals: _Optional[_Iterable[_Union[_common_pb2.Proposal, _Mapping]]] = ..., parents: _Optional[_Iterable[int]] = ..., chances: _Optional[_Iterable[float]] = ..., num_passes: _Optional[int] = ...) -> None: ...

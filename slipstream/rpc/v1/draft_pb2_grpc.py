@@ -58,7 +58,7 @@ class DraftServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One caption. Order: `start`, `frames`..., then any number of `restart` and `advance`, and `end`.
+        """One caption. Order: `start`, `frames`..., then any number of `restart`, `advance` and `move`, and `end`.
         The service answers `ready` once and then writes its line without being asked again. It says everything in order,
         nothing twice, and no line past its limit; no message is larger than 64 KiB.
         """

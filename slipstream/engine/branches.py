@@ -1,0 +1,123 @@
+"""The nodes of a dynamic tree that the draft's model reads: which are next, and which rows of its cache they are."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from slipstream.engine.video_lm import Window
+from slipstream.engine.written_tree import WrittenTree
+from slipstream.speculation.protocol import ROOT, TokenTree
+from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.rows import PassTime, num_draft_rows
+
+Candidates = Callable[[Tensor, Sequence[int], int], tuple[list[int], list[float]]]
+"""Logits [vocab], the text before, how many: the best tokens, and how sure the draft is of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A node that the model has not read yet."""
+
+    log: float
+    """Natural logarithm of its chance, as of when the epoch began."""
+    end: int
+    """Output position of what follows it."""
+
+
+class Branches:
+    """Grows one epoch's tree behind `text`, which follows its root. The rows behind those of the text in the model's
+    cache are the nodes `read`, in their order."""
+
+    def __init__(self, tree: WrittenTree, text: list[int], width: int, calibration: Calibration) -> None:
+        self.tree = tree
+        self.text = text
+        self._width = width
+        self._calibration = calibration
+        self._read: list[int] = []
+        self._reading: list[int] = []
+        self._unread = {tree.root: Unread(0.0, len(text))}
+
+    def choose(self, pass_s: PassTime, max_rows: int, write_until: int) -> bool:
+        """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing is left before
+        `write_until`, or the tree is full.
+
+        Args:
+            pass_s: seconds of a pass by the nodes that it reads.
+        """
+        open_nodes = [(each.log, -node) for node, each in self._unread.items() if each.end < write_until]
+        if not open_nodes or self.tree.is_full:
+            self._reading = []
+            return False
+        likeliest = heapq.nlargest(max_rows, open_nodes)
+        best = likeliest[0][0]
+        num_rows = num_draft_rows([math.exp(log - best) for log, _ in likeliest], pass_s, max_rows)
+        self._reading = sorted(-node for _, node in likeliest[:num_rows])
+        return True
+
+    def window(self, num_known: int) -> Window:
+        """What the next pass takes in: nodes, or behind a root that was not read the text after `num_known` tokens."""
+        if self._reading == [self.tree.root]:
+            return self.text[num_known:]
+        nodes = [*self._read, *self._reading]
+        places = {self.tree.root: ROOT} | {node: place for place, node in enumerate(nodes)}
+        of = self.tree.nodes
+        tokens, parents = (of[node].token_id for node in nodes), (places[of[node].parent] for node in nodes)
+        return TokenTree(tuple(tokens), tuple(parents), num_cached=len(self._read))
+
+    def grow(self, rows: Tensor, candidates: Candidates) -> None:
+        """Takes the logits [n, vocab] behind what was read."""
+        root = self.tree.root
+        for node, logits in zip(self._reading, rows, strict=True):
+            above = [self.tree.nodes[each].token_id for each in self.tree.path(node)]
+            token_ids, sure = candidates(logits, [*self.text, *above], self._width)
+            place = self._unread.pop(node)
+            first = self.tree.add(node, token_ids, sure)
+            for rank, each in enumerate(sure):
+                log = place.log + math.log(self._calibration.chance(rank, each))
+                self._unread[first + rank] = Unread(log, place.end + 1)
+        self._read += [node for node in self._reading if node != root]
+        self._reading = []
+        self.tree.passed()
+
+    def move(self, root: int) -> list[int]:
+        """The text goes on down to `root`, and what is not below it is gone. The result: which of the rows behind the
+        text stay in the cache, ascending; the first of them are text from now on."""
+        above = self.tree.path(root) if root in self.tree.nodes else []
+        tokens = [self.tree.nodes[node].token_id for node in above]
+        self._learn(tokens)
+        lives = {*self.tree.move(root), *self.tree.nodes}
+        self.text += tokens
+        rows = [row for row, node in enumerate(self._read) if node in lives]
+        self._read = [node for node in self._read if node in self.tree.nodes]
+        self._unread = {node: each for node, each in self._unread.items() if node in self.tree.nodes or node == root}
+        return rows
+
+    def rows_of(self, suffix: Sequence[int]) -> list[int]:
+        """Of the rows behind the text those of the beginning of `suffix`, which becomes text. The last token of it is
+        never among them."""
+        self._learn(suffix)
+        rows: list[int] = []
+        node: int | None = self.tree.root
+        for token in suffix[:-1]:
+            node = self.tree.child(node, token) if node is not None else None
+            if node is None or node not in self._read:
+                break
+            rows.append(self._read.index(node))
+        return rows
+
+    def _learn(self, tokens: Sequence[int]) -> None:
+        """These follow the root: which candidates were right."""
+        node = self.tree.root
+        for token in tokens:
+            below = self.tree.children(node)
+            if not below:
+                return
+            hit = self.tree.child(node, token)
+            sure = [self.tree.nodes[child].sure for child in below]
+            self._calibration.observe(sure, None if hit is None else below.index(hit))
+            if hit is None:
+                return
+            node = hit

@@ -1,0 +1,303 @@
+"""Writes the draft's lines: the rounds of passes on the model's thread, and what leaves of each line. Knows no wire."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import takewhile
+
+import torch
+
+from slipstream.engine.batcher import step_each
+from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
+from slipstream.engine.thread import Lane, ModelThread
+from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.engine.written_tree import WrittenTree
+from slipstream.errors import ProtocolViolation
+from slipstream.messages import DraftTokens
+from slipstream.sampling.params import Proposal
+from slipstream.speculation.pacing import WindowCosts
+from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
+
+FLUSH_S = 0.005
+"""A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
+
+
+class LineWriter:
+    """The rounds of passes on the model's thread. `wake` is called on the event loop, all else happens there."""
+
+    def __init__(self, model: VideoLM, thread: ModelThread) -> None:
+        self._model = model
+        self._thread = thread
+        self._lock = threading.Lock()
+        self._woken: list[DraftSession] = []
+        self._is_running = False
+        self._writing: dict[DraftSession, None] = {}
+        self._row_costs = WindowCosts()
+        """Seconds of a pass by its rows beyond one a session."""
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self, session: DraftSession) -> None:
+        """The session may have something to do: it is ready, has new orders, or has ended."""
+        with self._lock:
+            self._woken.append(session)
+            if not self._is_running:
+                self._is_running = True
+                self._thread.submit(self._round, Lane.DECODE)
+
+    def _round(self) -> None:
+        """Passes until nobody may write, or for `FLUSH_S`: then its cost is charged, and whoever is next goes on."""
+        started = time.perf_counter()
+        while self._gather():
+            self._pass(list(self._writing))
+            if time.perf_counter() - started > FLUSH_S:
+                if self._thread.is_contended:
+                    for session in self._writing:
+                        self._send(session)
+                self._thread.submit(self._round, Lane.DECODE)
+                return
+
+    def _gather(self) -> bool:
+        """Who writes in the next pass. False, and the round is over, when nobody does."""
+        with self._lock:
+            woken, self._woken = self._woken, []
+        for session in woken:
+            self._writing.setdefault(session)
+        for session in list(self._writing):
+            if not self._may_write(session):
+                self._writing.pop(session, None)
+        with self._lock:
+            self._is_running = bool(self._writing or self._woken)
+            return self._is_running
+
+    def _may_write(self, session: DraftSession) -> bool:
+        """Carries out the session's orders, and says whether its line may go on."""
+        if session.work.closed:
+            return False
+        try:
+            while session.orders:
+                self._carry_out(session)
+            line = session.line
+            if not session.has_unsent:
+                session.chunk_started_s = time.perf_counter()
+            if session.request.tree:
+                return self._may_grow(session)
+            if self._may_go_on(session, min(line.write_until, self._room(session))):
+                return True
+            self._send(session)
+        except Exception as error:
+            self._fail(session, error)
+        return False
+
+    def _may_go_on(self, session: DraftSession, write_until: int) -> bool:
+        """Whether a chain or a dynamic tree has room; of what branches it is then known what the next pass reads."""
+        if session.branches is not None:
+            assert session.grows is not None, "what branches knows how"
+            num_sharing = max(len(self._writing), 1)
+            return session.branches.choose(partial(self._share_s, num_sharing), session.grows.rows, write_until)
+        is_full = session.written is not None and session.written.is_full
+        return len(session.line.output) < write_until and not is_full
+
+    def _share_s(self, num_sharing: int, num_rows: int) -> float:
+        """A session's share of a pass in which it has so many rows: each further row is paid in full."""
+        one_s = self._row_costs(0)
+        return one_s / num_sharing + (self._row_costs(num_rows - 1) - one_s)
+
+    def _carry_out(self, session: DraftSession) -> None:
+        order, line = session.orders.popleft(), session.line
+        if isinstance(order, RestartLine):
+            self._restart(session, order)
+        elif order.epoch == line.epoch:
+            line.write_until = order.write_until
+            if isinstance(order, MoveLine):
+                self._move(session, order.root)
+
+    def _move(self, session: DraftSession, root: int) -> None:
+        if session.branches is not None:
+            state = session.work.state
+            num_text = min(state.num_tokens, state.num_prompt_tokens + len(session.line.output))
+            state.keep_path(num_text, session.branches.move(root))
+        elif session.written is not None:
+            session.written.move(root)
+
+    def _restart(self, session: DraftSession, order: RestartLine) -> None:
+        line = session.line
+        if order.keep > len(line.output):
+            raise ProtocolViolation(f"a restart keeps {order.keep} tokens, but the line has {len(line.output)}")
+        if any(token >= self._model.info.vocab_size for token in order.suffix):
+            raise ProtocolViolation("a restart has a token outside the vocabulary")
+        output = [*line.output[: order.keep], *order.suffix]
+        session.line = DraftLine(order.epoch, order.write_until, order.first_chunk, output)
+        session.num_sent = len(output)
+        session.proposals.clear()
+        self._keep_rows(session, line.output, order)
+        session.plant()
+
+    @staticmethod
+    def _keep_rows(session: DraftSession, old: Sequence[int], order: RestartLine) -> None:
+        """Of the model's cache what the new line begins with: the old one may have foreseen what it is told."""
+        state, branches, keep = session.work.state, session.branches, order.keep
+        growth, session.growth = session.growth, None
+        if session.written is not None and branches is None:
+            num_foreseen = num_common(old[keep:], order.suffix)
+            keep = min(keep + num_foreseen, keep + len(order.suffix) - 1)
+        num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
+        if branches is not None and len(old) == keep:
+            state.keep_path(num_kept, branches.rows_of(order.suffix))
+        elif growth is None or len(growth.text) != keep:
+            state.rollback(num_kept)
+        else:
+            state.keep_path(num_kept, growth.cached_path(order.suffix, state.num_tokens - num_kept))
+
+    def _room(self, session: DraftSession) -> int:
+        """Output tokens that the context allows; the last one is written and never read."""
+        state = session.work.state
+        num_read = state.num_tokens - state.num_prompt_tokens
+        return self._model.info.max_context - (state.next_position - num_read) + 1
+
+    def _may_grow(self, session: DraftSession) -> bool:
+        """A line is one tree, and ends when it is complete."""
+        line = session.line
+        if session.growth is None:
+            depth = min(line.write_until, self._room(session)) - len(line.output)
+            if depth <= 0:
+                return False
+            session.growth = TreeGrowth(tuple(line.output), depth, started_s=time.perf_counter())
+        return not session.growth.is_complete
+
+    def _pass(self, sessions: Sequence[DraftSession]) -> None:
+        """The next token of every session, or the next few where that takes no wait between them."""
+        num_tokens = min(map(self._room_ahead, sessions), default=0)
+        batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens > 1 else []
+        try:
+            written = self._model.write_ahead(batch, num_tokens) if batch else None
+        except Exception:
+            written = None  # a step of one token finds out whose fault it is
+        if written is None:
+            self._step(sessions)
+            return
+        for session, token_ids in zip(sessions, written, strict=True):
+            self._take(session, token_ids)
+
+    def _room_ahead(self, session: DraftSession) -> int:
+        """Tokens that the session may write without a look at their logits."""
+        line, state = session.line, session.work.state
+        num_unseen = len(line.output) - (state.num_tokens - state.num_prompt_tokens)
+        if session.growth is not None or session.written is not None or self._model.static is None:
+            return 0
+        if num_unseen != 1 or not session.sampler.takes_largest:
+            return 0
+        return min(line.write_until, self._room(session)) - len(line.output)
+
+    def _take(self, session: DraftSession, written: Sequence[int]) -> None:
+        """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
+        taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
+        state = session.work.state
+        state.rollback(state.num_tokens - len(written) + len(taken))
+        if taken:
+            self._append(session, taken)
+        else:
+            self._step([session])
+
+    def _step(self, sessions: Sequence[DraftSession]) -> None:
+        """The next token of every session; the first of a caption comes from the prefill's logits."""
+        batch = [(session, session.work.state, _unseen(session)) for session in sessions]
+        stepping = [(state, unseen) for _, state, unseen in batch if unseen]
+        started = time.perf_counter()
+        outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
+        self._learn(stepping, time.perf_counter() - started)
+        for session, _, unseen in batch:
+            outcome = next(outcomes) if unseen else session.prompt_logits
+            if not isinstance(outcome, torch.Tensor):
+                self._fail(session, outcome)
+            elif session.growth is not None or session.branches is not None:
+                rows = outcome if isinstance(unseen, TokenTree) else outcome.view(-1, outcome.shape[-1])[-1:]
+                self._grow(session, rows)
+            else:
+                self._choose(session, outcome[-1] if unseen else outcome)
+
+    def _learn(self, batch: Sequence[tuple[DecodeState, Window]], seconds: float) -> None:
+        """What a pass took, by its rows beyond one a session: of passes over nodes alone."""
+        trees = [window for _, window in batch if isinstance(window, TokenTree)]
+        if trees and len(trees) == len(batch):
+            self._row_costs.observe(sum(len(tree.new_token_ids) - 1 for tree in trees), seconds)
+
+    def _grow(self, session: DraftSession, rows: torch.Tensor) -> None:
+        growth, sampler = session.growth, session.sampler
+        try:
+            if session.branches is not None:
+                session.branches.grow(rows, sampler.candidates)
+                self._send_in_time(session)
+            elif growth is not None:
+                growth.grow(rows, sampler.rank)
+        except Exception as error:
+            self._fail(session, error)
+            return
+        if growth is not None and growth.is_complete:
+            tree, pass_s = growth.tree, (time.perf_counter() - growth.started_s) / growth.num_levels
+            chunk = DraftTokens(session.line.epoch, len(growth.text), tree.token_ids, pass_s, parents=tree.parents)
+            self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
+
+    def _choose(self, session: DraftSession, logits: torch.Tensor) -> None:
+        token, proposal = 0, None
+        try:
+            if session.written is not None:
+                token = self._branch(session, session.written, logits)
+            else:
+                token, proposal = session.sampler.choose(logits, session.line.output)
+        except Exception as error:
+            self._fail(session, error)
+        else:
+            self._append(session, [token], proposal)
+
+    @staticmethod
+    def _branch(session: DraftSession, tree: WrittenTree, logits: torch.Tensor) -> int:
+        """Notes the candidates behind the main path's end; the best of them goes on."""
+        assert session.grows is not None, "only a line that branches has a tree"
+        token_ids, sure = session.sampler.candidates(logits, session.line.output, session.grows.width)
+        tree.tip = tree.add(tree.tip, token_ids, sure)
+        tree.passed()
+        return token_ids[0]
+
+    def _append(self, session: DraftSession, token_ids: Sequence[int], proposal: Proposal | None = None) -> None:
+        line = session.line
+        line.output += token_ids
+        if proposal is not None:
+            session.proposals.append(proposal)
+        self._send_in_time(session)
+
+    def _send_in_time(self, session: DraftSession) -> None:
+        is_first = 0 < session.line.first_chunk <= session.num_unsent
+        if is_first or time.perf_counter() - session.chunk_started_s > FLUSH_S:
+            self._send(session)
+
+    def _send(self, session: DraftSession) -> None:
+        if not session.has_unsent:
+            return
+        line, token_ids = session.line, session.line.output[session.num_sent :]
+        seconds = time.perf_counter() - session.chunk_started_s
+        if session.written is not None:
+            chunk = session.written.take(seconds)
+        else:
+            pass_s = seconds / len(token_ids)
+            chunk = DraftTokens(line.epoch, session.num_sent, tuple(token_ids), pass_s, tuple(session.proposals))
+        session.proposals.clear()
+        session.num_sent, line.first_chunk = len(line.output), 0
+        self._loop.call_soon_threadsafe(session.chunks.put_nowait, chunk)
+
+    def _fail(self, session: DraftSession, error: Exception | None) -> None:
+        """The session's writing ends here; the others' goes on."""
+        assert error is not None, "a line starts from the logits of the prompt"
+        self._writing.pop(session, None)
+        self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
+
+
+def _unseen(session: DraftSession) -> Window:
+    """What the model has not taken in of the line, or of its tree; nothing where the prompt's own logits come next."""
+    state = session.work.state
+    if session.branches is not None:
+        return session.branches.window(state.num_tokens - state.num_prompt_tokens)
+    if session.growth is not None and session.growth.fed is not None:
+        return session.growth.fed
+    return session.line.output[state.num_tokens - state.num_prompt_tokens :]

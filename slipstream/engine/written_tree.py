@@ -1,0 +1,119 @@
+"""What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.errors import ProtocolViolation
+from slipstream.messages import DraftTokens
+from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.protocol import ROOT
+from slipstream.speculation.trees.growth import Growth
+
+
+@dataclass(slots=True)
+class WrittenNode:
+    """A candidate token behind another node."""
+
+    token_id: int
+    parent: int
+    sure: float
+    """The draft's own chance of it, given the node before."""
+    children: list[int] = field(default_factory=list)
+
+
+class WrittenTree:
+    """One epoch's tree."""
+
+    def __init__(self, epoch: int, growth: Growth) -> None:
+        self.root = ROOT
+        self.nodes: dict[int, WrittenNode] = {}
+        """Those that live: all below the root."""
+        self.roots: list[int] = []
+        """The root's candidates."""
+        self.tip = ROOT
+        """The last node of a main path that is written one by one."""
+        self._epoch = epoch
+        self._growth = growth
+        self._num_written = self._num_sent = 0
+        self._unsent: list[WrittenNode] = []
+        self._num_passes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Another pass might add more nodes than may live."""
+        return len(self.nodes) + self._growth.nodes_per_pass > MAX_NODES
+
+    def add(self, parent: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
+        """The candidates behind a node, the best first, whose number is the result."""
+        first = self._num_written
+        for token_id, each in zip(token_ids, sure, strict=True):
+            node = self.nodes[self._num_written] = WrittenNode(token_id, parent, each)
+            self._unsent.append(node)
+            self._num_written += 1
+        self.children(parent).extend(range(first, self._num_written))
+        return first
+
+    def children(self, node: int) -> list[int]:
+        """The candidates behind a node, or behind the root."""
+        return self.roots if node == self.root else self.nodes[node].children
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The candidate with that token, if there is one."""
+        return next((child for child in self.children(node) if self.nodes[child].token_id == token_id), None)
+
+    @property
+    def has_unsent(self) -> bool:
+        """There is something to send."""
+        return bool(self._unsent)
+
+    @property
+    def main_length(self) -> int:
+        """Tokens of the main path, from the root down."""
+        length, below = 0, self.roots
+        while below:
+            length, below = length + 1, self.nodes[below[0]].children
+        return length
+
+    def passed(self) -> None:
+        """The model has run once more for this tree."""
+        self._num_passes += 1
+
+    def path(self, node: int) -> list[int]:
+        """The nodes below the root, down to and with `node`."""
+        found: list[int] = []
+        while node != self.root:
+            found.append(node)
+            node = self.nodes[node].parent
+        return found[::-1]
+
+    def move(self, root: int) -> list[int]:
+        """The root moves to a node below it: its path from the old one. Nodes that are not below it are gone. Raises
+        `ProtocolViolation` for a node that does not live."""
+        if root == self.root:
+            return []
+        if root not in self.nodes:
+            raise ProtocolViolation(f"a move to node {root}, which the tree does not have")
+        path = self.path(root)
+        self.roots = self.nodes[root].children
+        below = {root}
+        for number, node in self.nodes.items():  # parents first, as they were written
+            if node.parent in below:
+                below.add(number)
+        self.root = root
+        self.nodes = {number: self.nodes[number] for number in sorted(below - {root})}
+        return path
+
+    def take(self, pass_s: float) -> DraftTokens:
+        """What was written since this was asked last, for the wire. `pass_s`: seconds since then."""
+        nodes, self._unsent = self._unsent, []
+        first, self._num_sent = self._num_sent, self._num_written
+        num_passes, self._num_passes = max(self._num_passes, 1), 0
+        return DraftTokens(
+            self._epoch,
+            first,
+            tuple(node.token_id for node in nodes),
+            pass_s / num_passes,
+            parents=tuple(node.parent for node in nodes),
+            chances=tuple(node.sure for node in nodes),
+            num_passes=num_passes,
+        )

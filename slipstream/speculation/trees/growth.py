@@ -1,0 +1,35 @@
+"""How a dynamic tree grows while the target judges, and what of it is judged, by the shape's name."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a dynamic tree grows while the target judges, and what of it is judged."""
+
+    width: int
+    """Candidates behind every node that the draft has read."""
+    rows: int = 1
+    """Most nodes that a pass of the draft reads; 1: those of the main path, one by one."""
+    siblings: int = 0
+    """Most leaves beside the main path that a window takes."""
+    whole_windows: bool = False
+    """A window takes whatever is likely, wherever it hangs, and not the main path first."""
+
+    @property
+    def extends_branches(self) -> bool:
+        """The draft goes on behind others than its best candidates."""
+        return self.rows > 1
+
+    @property
+    def nodes_per_pass(self) -> int:
+        """Most nodes that a pass of the draft adds."""
+        return self.width * self.rows
+
+
+GROWTHS = {
+    "siblings": Growth(width=2, siblings=4),
+    "branches": Growth(width=3, rows=4, siblings=4),
+    "dynamic_tree": Growth(width=3, rows=6, whole_windows=True),
+}
+"""Of the shapes that are dynamic trees."""

@@ -1,0 +1,165 @@
+"""Dynamic trees that the draft writes on a tiny model: every candidate is the one that the model alone would name."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from slipstream.engine import VideoLM, load_model
+from slipstream.engine.draft_engine import DraftEngine
+from slipstream.engine.draft_session import DraftSession
+from slipstream.errors import InvalidRequest, ProtocolViolation
+from slipstream.speculation.lines import MAX_NODES
+from slipstream.speculation.protocol import ROOT, AdvanceLine, JoinPoint, MoveLine, RestartLine
+from tests.services.model_sessions import some_frames
+from tests.services.test_draft_writer import line, opened, prepared, running, started
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+NUM_TOKENS = 20
+SIBLINGS = {"width": 2, "max_rows": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+
+
+@dataclass
+class Heard:
+    """The nodes of the epoch that was heard last, by their numbers."""
+
+    epoch: int = 0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+    async def listen(self, engine: DraftEngine, session: DraftSession, num_nodes: int, epoch: int) -> "Heard":
+        """Until the epoch has so many nodes."""
+        return await self.hear(engine.write(session), num_nodes, epoch)
+
+    async def hear(self, events: AsyncIterator, num_nodes: int, epoch: int) -> "Heard":  # type: ignore[type-arg]
+        async for chunk in events:
+            if chunk.epoch > self.epoch:
+                self.epoch, self.tokens, self.parents, self.chances = chunk.epoch, [], [], []
+            assert chunk.position == len(self.tokens), "nodes are numbered as they are written"
+            assert 0 < chunk.num_passes <= len(chunk.token_ids) and chunk.pass_s > 0
+            self.tokens += chunk.token_ids
+            self.parents += chunk.parents
+            self.chances += chunk.chances
+            if self.epoch == epoch and len(self.tokens) >= num_nodes:
+                return self
+        raise AssertionError("the line ended")
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the epoch's root down to a node."""
+        return [*self.path(self.parents[node]), self.tokens[node]] if node != ROOT else []
+
+
+async def test_the_main_path_is_the_chain_that_it_would_write(model: VideoLM) -> None:
+    async with running(model) as engine:
+        chain = await line(engine, await started(engine, some_frames()), NUM_TOKENS)
+        session = await started(engine, some_frames(), **SIBLINGS)
+        heard = await Heard().listen(engine, session, 2 * NUM_TOKENS, 1)
+    assert heard.tokens[::2] == chain
+    assert heard.parents == [ROOT, ROOT, *(node for node in range(0, 2 * NUM_TOKENS - 2, 2) for _ in range(2))]
+    assert all(best != second for best, second in zip(heard.tokens[::2], heard.tokens[1::2], strict=True))
+    assert all(1 > best >= second > 0 for best, second in zip(heard.chances[::2], heard.chances[1::2], strict=True))
+
+
+async def test_orders_of_a_tree(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session, other = [await started(engine, some_frames(), **asked) for asked in (SIBLINGS, {})]
+        heard = await Heard().listen(engine, session, 2 * NUM_TOKENS, 1)
+        engine.order(session, MoveLine(1, 6, NUM_TOKENS + 1))
+        assert len((await heard.listen(engine, session, 2 * NUM_TOKENS + 2, 1)).tokens) == 2 * NUM_TOKENS + 2
+        engine.order(session, AdvanceLine(1, NUM_TOKENS + 2))
+        await heard.listen(engine, session, 2 * NUM_TOKENS + 4, 1)
+        known = heard.path(6)
+        suffix = (heard.tokens[8], heard.tokens[11], 7)
+        engine.order(session, RestartLine(2, len(known), suffix, 12, 1))
+        again = await heard.listen(engine, session, 10, 2)
+        engine.order(other, RestartLine(2, 0, (*known, *suffix), 12, 1))
+        assert await line(engine, other, 5, epoch=2) == again.tokens[::2]
+        engine.order(session, MoveLine(2, 99, 14))
+        with pytest.raises(ProtocolViolation, match="move to node 99"):
+            await heard.listen(engine, session, 99, 2)
+
+
+async def test_a_tree_never_has_more_nodes_than_may_live(model: VideoLM) -> None:
+    async with running(model) as engine:
+        join = JoinPoint(1, (), MAX_NODES, first_chunk=1)
+        session = await prepared(engine, await opened(engine, 2, join, **SIBLINGS), some_frames())
+        written = engine.write(session)
+        heard = await Heard().hear(written, MAX_NODES, 1)
+        assert len(heard.tokens) == MAX_NODES
+        engine.order(session, MoveLine(1, 4, MAX_NODES))
+        assert len((await heard.hear(written, MAX_NODES + 6, 1)).tokens) == MAX_NODES + 6
+
+
+@pytest.mark.parametrize("asked", [{"width": 257}, {"width": 4, "max_rows": 65}, {"width": 2, "tree": True}])
+async def test_no_dynamic_tree(model: VideoLM, asked: dict[str, int]) -> None:
+    async with running(model) as engine:
+        with pytest.raises(InvalidRequest, match="dynamic tree"):
+            await opened(engine, 2, **asked)
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+BRANCHES = {"width": 3, "max_rows": 4}
+
+
+async def named_behind(engine: DraftEngine, session: DraftSession, epoch: int, text: list[int]) -> list[int]:
+    """What the model alone names behind some tokens of the answer: the candidates of a line that begins there."""
+    engine.order(session, RestartLine(epoch, 0, tuple(text), len(text) + 1, 1))
+    return (await Heard().listen(engine, session, 3, epoch)).tokens
+
+
+async def check_candidates(engine: DraftEngine, alone: DraftSession, heard: Heard, text: list[int], epoch: int) -> int:
+    """Every node's candidates are those that the model names behind its path; the number of the next epoch."""
+    for node in sorted(set(heard.parents) - {ROOT}):
+        behind = [*text, *heard.path(node)]
+        epoch += 1
+        named = await named_behind(engine, alone, epoch, behind)
+        children = [token for token, parent in zip(heard.tokens, heard.parents, strict=True) if parent == node]
+        assert children == named, f"behind node {node} after {behind}"
+    return epoch
+
+
+async def test_candidates_of_every_branch_are_those_that_the_model_names(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), **BRANCHES)
+        alone = await started(engine, some_frames(), width=3, max_rows=1)
+        heard = await Heard().listen(engine, session, 60, 1)
+        epoch = await check_candidates(engine, alone, heard, [], 1)
+        beside = next(node for node, parent in enumerate(heard.parents) if parent >= 0 and node % 3)
+        engine.order(session, MoveLine(1, beside, NUM_TOKENS + 4))
+        await heard.listen(engine, session, len(heard.tokens) + 30, 1)
+        epoch = await check_candidates(engine, alone, heard, [], epoch)
+        deeper = next(node for node, parent in enumerate(heard.parents) if parent == beside)
+        suffix = [heard.tokens[deeper], 7]
+        text = [*heard.path(beside), *suffix]
+        engine.order(session, RestartLine(2, len(text) - 2, tuple(suffix), NUM_TOKENS + 8, 1))
+        again = await heard.listen(engine, session, 30, 2)
+        assert again.tokens[:3] == await named_behind(engine, alone, epoch + 1, text)
+        await check_candidates(engine, alone, again, text, epoch + 1)
+
+
+async def test_a_move_to_a_node_that_was_not_read_goes_on_there(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), **BRANCHES)
+        alone = await started(engine, some_frames(), width=3, max_rows=1)
+        heard = await Heard().listen(engine, session, 30, 1)
+        leaf = next(node for node in range(30) if node not in heard.parents)
+        engine.order(session, MoveLine(1, leaf, NUM_TOKENS))
+        while leaf not in heard.parents:
+            await heard.listen(engine, session, len(heard.tokens) + 1, 1)
+        await check_candidates(engine, alone, heard, [], 1)
+
+
+async def test_sessions_that_branch_together_do_so_as_if_alone(model: VideoLM) -> None:
+    async with running(model) as engine:
+        sessions = [await started(engine, some_frames(2 + seed, seed), **BRANCHES) for seed in range(3)]
+        alone = [await started(engine, some_frames(2 + seed, seed), width=3, max_rows=1) for seed in range(3)]
+        for session, other in zip(sessions, alone, strict=True):
+            heard = await Heard().listen(engine, session, 40, 1)
+            await check_candidates(engine, other, heard, [], 1)
