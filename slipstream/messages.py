@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from slipstream.documents.messages import RegionStage
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.sampling.params import GREEDY, NO_DEFAULTS, Proposal, SamplingDefaults, SamplingParams
-from slipstream.speculation.hints.tolerance import Hints
-from slipstream.speculation.methods import GuidanceKind, Lossy
-from slipstream.speculation.protocol import FinishReason, TokenTree, Verdict
+from slipstream.sampling.params import NO_DEFAULTS, SamplingDefaults
+from slipstream.speculation.protocol import FinishReason
 
 Frames = np.ndarray[tuple[int, int, int, int], np.dtype[np.uint8]]
 """RGB frames [n, height, width, 3]."""
@@ -52,163 +49,6 @@ class ModelInfo:
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION
-
-
-# -- gateway and models -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SessionStart:
-    """What a caption asks of either model before any token."""
-
-    session_id: str
-    """Random: who knows a request's id knows no session's. The same at both."""
-    prompt: str
-    sampling: SamplingParams = field(default=GREEDY, kw_only=True)
-    seconds_per_frame: float | None = field(default=None, kw_only=True)
-    times_s: tuple[float, ...] = field(default=(), kw_only=True)
-    """When each frame is shown. None and none: not known."""
-    guidance_capability: bytes = field(default=b"", kw_only=True, repr=False)
-    """Who shows it may pull the target's guidance."""
-    request_id: str = field(default="", kw_only=True)
-    """Names the caption in the logs; travels as metadata."""
-
-
-@dataclass(frozen=True)
-class TargetStart(SessionStart):
-    """What a caption asks of the target."""
-
-    max_new_tokens: int
-    with_guidance: bool
-    with_attention: bool = False
-    lossy: Lossy | None = None
-    local_drafter: str = ""
-    """The method whose drafter drafts at the target, for this session; empty: none does."""
-    self_draft_kept: int = 0
-    """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
-    hints: Hints | None = None
-
-
-@dataclass(frozen=True)
-class JudgeRequest:
-    """Passes to run: the first over the window, the others over nothing; and each over tokens drafted for it here."""
-
-    window: tuple[int, ...] = ()
-    num_passes: int = 1
-    proposals: tuple[Proposal, ...] = ()
-    """What each token of the window was drawn from, where the sampling rule needs it."""
-    tree: TokenTree | None = None
-    """The window, where it branches."""
-    self_draft: int = 0
-
-
-class PrefillStage(StrEnum):
-    """Where a session at the target stands before its first token; `Stage` in target.proto."""
-
-    QUEUED = "queued"
-    ENCODE = "encode"
-    PREFILL = "prefill"
-
-
-@dataclass(frozen=True)
-class StageProgress:
-    """A step of the target's work before the text: `done` of `total` units; of "queued", `total` wait ahead."""
-
-    stage: PrefillStage
-    done: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Prefilled:
-    """What the target's prefill was and took, in tokens, seconds and bytes."""
-
-    prompt_tokens: int = 0
-    video_tokens: int = 0
-    encode_s: float = 0.0
-    prefill_until_guidance_s: float = 0.0
-    """Layers 1 to L; those after L are in `prefill_after_guidance_s`."""
-    prefill_after_guidance_s: float = 0.0
-    kv_bytes: int = 0
-    reused_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class PassFacts:
-    """What a pass was: its seconds, and the tokens that were drafted for it here, with the seconds of that."""
-
-    pass_s: float
-    num_drafted: int = 0
-    draft_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict, the text of its tokens, and what its pass was."""
-
-    verdict: Verdict
-    pieces: tuple[str, ...]
-    """One a committed token; "" while a character is incomplete."""
-    facts: PassFacts
-
-
-TargetEvent = StageProgress | Prefilled | Judgement
-
-
-@dataclass(frozen=True)
-class DraftStart(SessionStart):
-    """What a caption asks of the draft."""
-
-    pruner: str
-    alpha: float
-    positions: str
-    guidance: GuidanceKind
-    guidance_address: str
-    seed: int
-    tree: bool = False
-    """Every line is one static tree of candidates."""
-    width: int = 0
-    max_rows: int = 0
-    """Of a dynamic tree, see `Growth`; 0: lines are of another shape."""
-    vocab_size: int = 0
-    """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
-
-
-@dataclass(frozen=True)
-class DraftReady:
-    """The draft is prefilled: what it kept of the video, and what that took, in seconds and bytes."""
-
-    kept_tokens: int = 0
-    video_tokens: int = 0
-    encode_s: float = 0.0
-    guidance_s: float = 0.0
-    prune_s: float = 0.0
-    prefill_s: float = 0.0
-    guidance_bytes: int = 0
-    kept_digest: str = ""
-    """SHA-256 over the indices of the kept video tokens."""
-
-
-@dataclass(frozen=True)
-class DraftTokens:
-    """The next tokens of the draft's line `epoch`, from output position `position` on."""
-
-    epoch: int
-    position: int
-    token_ids: tuple[int, ...]
-    pass_s: float
-    """Mean seconds of a draft pass."""
-    proposals: tuple[Proposal, ...] = ()
-    parents: tuple[int, ...] = ()
-    """Of a tree, see `TokenTree`; of a dynamic one they are numbers of nodes, and `position` is that of the first."""
-    chances: tuple[float, ...] = ()
-    num_passes: int = 0
-    """Of a dynamic tree: what the draft thinks of each node, and passes that they took."""
-
-
-DraftEvent = DraftReady | DraftTokens
-
-# -- gateway and its callers ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -256,7 +96,7 @@ class Trace:
     tokens: int = 0
     accepted: int = 0
     stale: bool = False
-    """Of the draft's tokens: their line was given up before they came."""
+    """Of the draft: the tokens belong to a line that was given up before they came."""
 
 
 @dataclass(frozen=True)

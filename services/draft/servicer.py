@@ -15,7 +15,6 @@ from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
 from slipstream.logs import bound_request_id, get_logger, heard
-from slipstream.messages import DraftReady, DraftStart
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
@@ -23,6 +22,7 @@ from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.session_messages import DraftReady, DraftStart
 from slipstream.speculation.methods import Score
 
 # -- targets ----------------------------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from slipstream.engine.target_engine import TargetEngine
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import ProtocolViolation
 from slipstream.logs import get_logger
-from slipstream.messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.pruning import Guidance
 from slipstream.rpc import session_codec
 from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.grpc_options import ADVERTISED_KEY, QUEUED_KEY
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
+from slipstream.session_messages import JudgeRequest, PrefillStage, StageProgress, TargetEvent
 from slipstream.speculation.methods import Score
 
 

@@ -10,21 +10,17 @@ from slipstream.captioning.resumption import MAX_RESUMPTIONS, Replay, Resumption
 from slipstream.captioning.stats import CaptionStats, Tracer
 from slipstream.errors import Overloaded, ProtocolViolation, ResumeMismatch, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import (
-    Caption,
-    CaptionEvent,
-    CommittedText,
-    CommittedToken,
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
+from slipstream.rpc.peers import Peers, TargetCall
+from slipstream.session_messages import (
     DraftReady,
     DraftStart,
     DraftTokens,
     Judgement,
     Prefilled,
-    StageChange,
     StageProgress,
     TargetEvent,
 )
-from slipstream.rpc.peers import Peers, TargetCall
 from slipstream.speculation.gate import Opening, Start
 from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import (

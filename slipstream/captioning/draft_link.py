@@ -12,9 +12,9 @@ import numpy as np
 
 from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import DraftReady, DraftStart, DraftTokens
 from slipstream.rpc.peers import DraftCall, Peers
 from slipstream.sampling.params import Proposal
+from slipstream.session_messages import DraftReady, DraftStart, DraftTokens
 from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.video.messages import SampledVideo
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import TargetStart
 from slipstream.rpc.peers import RemoteTarget, TargetCall
+from slipstream.session_messages import TargetStart
 
 TIMEOUT_S = 60.0
 """For a target that tokenizes them while it runs its passes."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
-from slipstream.messages import DraftStart, TargetStart
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
+from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.gate import Gate, Opening
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.methods import (

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from slipstream.errors import ProtocolViolation, ResumeMismatch
-from slipstream.messages import CommittedToken, Judgement
+from slipstream.messages import CommittedToken
+from slipstream.session_messages import Judgement
 from slipstream.speculation.protocol import JudgeWindow, Verdict
 
 MAX_RESUMPTIONS = 5

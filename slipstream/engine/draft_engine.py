@@ -15,9 +15,9 @@ from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import VideoLM, check_positions
 from slipstream.errors import ProtocolViolation, SlipstreamError
-from slipstream.messages import DraftStart, DraftTokens
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.sampling.sampler import DraftSampler
+from slipstream.session_messages import DraftStart, DraftTokens
 from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.speculation.trees.calibration import Calibration
 

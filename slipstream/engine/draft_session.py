@@ -14,9 +14,9 @@ from slipstream.engine.branches import Branches
 from slipstream.engine.video_lm import PromptPlan
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import InvalidRequest
-from slipstream.messages import DraftStart, DraftTokens
 from slipstream.sampling.params import Proposal
 from slipstream.sampling.sampler import DraftSampler
+from slipstream.session_messages import DraftStart, DraftTokens
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT, LineAction, TokenTree
 from slipstream.speculation.trees.calibration import Calibration

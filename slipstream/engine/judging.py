@@ -14,7 +14,7 @@ from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Judgement, JudgeRequest, PassFacts
+from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.hints.tolerance import EXACT, Rating, Tolerance, accept_tolerantly
 from slipstream.speculation.lines import MAX_NODES as MAX_ROWS
 from slipstream.speculation.methods import METHODS

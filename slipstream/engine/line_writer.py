@@ -15,8 +15,8 @@ from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
-from slipstream.messages import DraftTokens
 from slipstream.sampling.params import Proposal
+from slipstream.session_messages import DraftTokens
 from slipstream.speculation.pacing import WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
 

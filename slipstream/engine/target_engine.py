@@ -21,10 +21,10 @@ from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, SessionExists, SessionGone, SlipstreamError
 from slipstream.families.adapter import StoppingText
-from slipstream.messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, Score
 from slipstream.pruning.guided import scores_of
 from slipstream.sampling.sampler import TargetSampler
+from slipstream.session_messages import Judgement, JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.methods import METHODS, TOLERANT_METHOD, GuidanceKind
 from slipstream.speculation.protocol import StopRule
 

@@ -21,12 +21,12 @@ from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.errors import InvalidRequest
 from slipstream.families.adapter import StoppingText
-from slipstream.messages import Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.pruning import Guidance, VideoTokens
 from slipstream.pruning.guided import make_guidance, top_k
 from slipstream.pruning.lossy import Schedule, make_schedule, text_raters
 from slipstream.pruning.unguided import keep_changed_tokens
 from slipstream.sampling.sampler import TargetSampler
+from slipstream.session_messages import Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.methods import GuidanceKind, Rank
 from slipstream.speculation.protocol import StopRule
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slipstream.errors import ProtocolViolation
-from slipstream.messages import DraftTokens
+from slipstream.session_messages import DraftTokens
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.growth import Growth

@@ -8,21 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.errors import DraftFault, InvalidRequest, LimitExceeded, ProtocolViolation, VersionMismatch
-from slipstream.messages import (
-    DraftEvent,
-    DraftReady,
-    DraftStart,
-    DraftTokens,
-    Frames,
-    Judgement,
-    JudgeRequest,
-    PassFacts,
-    Prefilled,
-    PrefillStage,
-    StageProgress,
-    TargetEvent,
-    TargetStart,
-)
+from slipstream.messages import Frames
 from slipstream.rpc.codec import (
     finish_reason_number,
     from_message,
@@ -35,6 +21,20 @@ from slipstream.rpc.codec import (
 from slipstream.rpc.grpc_options import CHUNK_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.sampling.params import Proposal
+from slipstream.session_messages import (
+    DraftEvent,
+    DraftReady,
+    DraftStart,
+    DraftTokens,
+    Judgement,
+    JudgeRequest,
+    PassFacts,
+    Prefilled,
+    PrefillStage,
+    StageProgress,
+    TargetEvent,
+    TargetStart,
+)
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import GuidanceKind, Lossy

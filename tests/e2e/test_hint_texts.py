@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 
 from slipstream.errors import InvalidRequest, LimitExceeded, VideoNotFound
-from slipstream.messages import TargetStart
 from slipstream.options import MAX_PREDICTION_BYTES
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.peers import RemoteTarget
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from slipstream.session_messages import TargetStart
 from slipstream.speculation.hints.tolerance import Hints
 from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
 from tests.e2e.test_archive_command import OPTIONS, run

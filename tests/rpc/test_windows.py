@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import ProtocolViolation
-from slipstream.messages import Judgement, JudgeRequest, PassFacts
 from slipstream.rpc.codec import finish_reason_number
 from slipstream.rpc.session_codec import MAX_PASSES, judge_message, read_judge, read_target_event, target_event
 from slipstream.rpc.v1 import target_pb2
 from slipstream.sampling.params import Proposal
+from slipstream.session_messages import Judgement, JudgeRequest, PassFacts
 from slipstream.speculation.protocol import FinishReason, JudgeWindow, TokenTree, Verdict
 
 uint32 = st.integers(0, 2**32 - 1)

@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 import numpy as np
 
-from slipstream.messages import DraftStart, TargetStart
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import request_metadata
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.pipeline import JoinPoint
 
 TIMEOUT_S = 120.0

@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from slipstream.errors import InvalidRequest, ServiceUnavailable
-from slipstream.messages import DraftStart
 from slipstream.services.draft import servicer
 from slipstream.services.draft.servicer import MAX_IDLE_CHANNELS, Targets
+from slipstream.session_messages import DraftStart
 from slipstream.speculation.methods import GuidanceKind
 
 

@@ -16,7 +16,8 @@ from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.thread import FairQueue, Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded, ProtocolViolation
-from slipstream.messages import DraftStart, Frames
+from slipstream.messages import Frames
+from slipstream.session_messages import DraftStart
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine
 from tests.services.model_sessions import some_frames
 from tests.support.held_memory import no_collection

@@ -10,10 +10,10 @@ from slipstream.engine.local_drafter import MAX_HINT_TOKENS, PIECE_TOKENS, HintR
 from slipstream.engine.target_engine import MAX_PULLS, TargetEngine
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.errors import InvalidRequest, LimitExceeded, SessionGone
-from slipstream.messages import Judgement, JudgeRequest
 from slipstream.rpc import session_codec
 from slipstream.rpc.v1 import target_pb2
 from slipstream.sampling.params import SamplingParams
+from slipstream.session_messages import Judgement, JudgeRequest
 from slipstream.speculation.hints.tolerance import Hints, Tolerance, ToleranceRule
 from slipstream.speculation.lines import MAX_NODES
 from tests.services.model_sessions import CAPABILITY

@@ -7,8 +7,8 @@ import pytest
 from slipstream.engine import VideoLM
 from slipstream.engine.local_drafter import Drafting, DraftingSession, LocalDrafter, find_local_drafter
 from slipstream.errors import InvalidRequest
-from slipstream.messages import JudgeRequest
 from slipstream.sampling.params import SamplingParams
+from slipstream.session_messages import JudgeRequest
 from slipstream.speculation.methods import METHODS, Drafter, Method
 from tests.services.test_target_methods import NUM_TOKENS, judged, model, plain_text, running, started
 

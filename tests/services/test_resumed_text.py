@@ -8,8 +8,8 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import make_plan
 from slipstream.captioning.resumption import MAX_IN_VAIN, MAX_RESUMPTIONS, REPLAY_WINDOW, Replay, Resumptions
 from slipstream.errors import InvalidRequest, ProtocolViolation, ResumeMismatch
-from slipstream.messages import Judgement, PassFacts
 from slipstream.options import CaptionOptions
+from slipstream.session_messages import Judgement, PassFacts
 from slipstream.speculation.protocol import FinishReason, StopRule, Verdict, judge_window
 
 EOS = 0

@@ -11,7 +11,7 @@ import pytest
 from slipstream.engine import target_engine as engine_module
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
-from slipstream.messages import PrefillStage, StageProgress, TargetStart
+from slipstream.session_messages import PrefillStage, StageProgress, TargetStart
 
 
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:

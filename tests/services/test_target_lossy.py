@@ -15,7 +15,7 @@ from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest, SlipstreamError
-from slipstream.messages import JudgeRequest, Prefilled, TargetStart
+from slipstream.session_messages import JudgeRequest, Prefilled, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, Lossy
 from tests.engine.conftest import load_pair
 from tests.engine.test_dropped_video import masked_logits

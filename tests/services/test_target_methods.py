@@ -16,9 +16,9 @@ from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Judgement, JudgeRequest, TargetStart
 from slipstream.pruning import Score
 from slipstream.sampling.params import SamplingParams
+from slipstream.session_messages import Judgement, JudgeRequest, TargetStart
 from slipstream.speculation.protocol import FinishReason, TokenTree
 from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava

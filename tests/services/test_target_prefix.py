@@ -17,7 +17,8 @@ from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.errors import LimitExceeded, Overloaded
-from slipstream.messages import Frames, JudgeRequest, Prefilled, StageProgress, TargetStart
+from slipstream.messages import Frames
+from slipstream.session_messages import JudgeRequest, Prefilled, StageProgress, TargetStart
 from tests.services.model_sessions import some_frames
 from tests.support.held_memory import no_collection
 from tests.support.processes import eventually

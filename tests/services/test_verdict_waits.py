@@ -15,8 +15,8 @@ from slipstream.engine import VideoLM, load_model, video_lm
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
-from slipstream.messages import JudgeRequest, TargetStart
 from slipstream.sampling.params import SamplingParams
+from slipstream.session_messages import JudgeRequest, TargetStart
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_llava

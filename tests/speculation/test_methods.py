@@ -6,10 +6,10 @@ import pytest
 
 from slipstream.engine.local_drafter import LocalDrafter, find_local_drafter
 from slipstream.errors import InvalidRequest
-from slipstream.messages import PrefillStage
 from slipstream.pruning import get_pruner
 from slipstream.pruning.lossy import make_schedule
 from slipstream.rpc.v1 import target_pb2
+from slipstream.session_messages import PrefillStage
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,
     LOSSY_METHODS,

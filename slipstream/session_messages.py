@@ -1,0 +1,167 @@
+"""What a gateway and its models exchange about one caption, as plain frozen types. `slipstream.rpc` puts them on the
+wire."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
+from slipstream.speculation.hints.tolerance import Hints
+from slipstream.speculation.methods import GuidanceKind, Lossy
+from slipstream.speculation.protocol import TokenTree, Verdict
+
+
+@dataclass(frozen=True)
+class SessionStart:
+    """What a caption asks of either model before any token."""
+
+    session_id: str
+    """Random: who knows a request's id knows no session's. The same at both."""
+    prompt: str
+    sampling: SamplingParams = field(default=GREEDY, kw_only=True)
+    seconds_per_frame: float | None = field(default=None, kw_only=True)
+    times_s: tuple[float, ...] = field(default=(), kw_only=True)
+    """When each frame is shown. None and none: not known."""
+    guidance_capability: bytes = field(default=b"", kw_only=True, repr=False)
+    """Who shows it may pull the target's guidance."""
+    request_id: str = field(default="", kw_only=True)
+    """Names the caption in the logs; travels as metadata."""
+
+
+@dataclass(frozen=True)
+class TargetStart(SessionStart):
+    """What a caption asks of the target."""
+
+    max_new_tokens: int
+    with_guidance: bool
+    with_attention: bool = False
+    """Record the attention of the text to the video."""
+    lossy: Lossy | None = None
+    local_drafter: str = ""
+    """The method whose drafter drafts at the target, for this session; empty: none does."""
+    self_draft_kept: int = 0
+    """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
+    hints: Hints | None = None
+    """For a drafter that makes trees of texts."""
+
+
+@dataclass(frozen=True)
+class JudgeRequest:
+    """Passes to run: the first over the window, the others over nothing; and each over tokens drafted for it here."""
+
+    window: tuple[int, ...] = ()
+    num_passes: int = 1
+    proposals: tuple[Proposal, ...] = ()
+    """What each token of the window was drawn from, where the sampling rule needs it."""
+    tree: TokenTree | None = None
+    """The window, where it branches."""
+    self_draft: int = 0
+
+
+class PrefillStage(StrEnum):
+    """Where a session at the target stands before its first token; `Stage` in target.proto."""
+
+    QUEUED = "queued"
+    ENCODE = "encode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True)
+class StageProgress:
+    """A step of the target's work before the text: `done` of `total` units; of "queued", `total` wait ahead."""
+
+    stage: PrefillStage
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """What the target's prefill was and took, in tokens, seconds and bytes."""
+
+    prompt_tokens: int = 0
+    video_tokens: int = 0
+    encode_s: float = 0.0
+    prefill_until_guidance_s: float = 0.0
+    """Layers 1 to L; those after L are in `prefill_after_guidance_s`."""
+    prefill_after_guidance_s: float = 0.0
+    kv_bytes: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens whose prefill was at hand."""
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """What a pass was: its seconds, and the tokens that were drafted for it here, with the seconds of that."""
+
+    pass_s: float
+    num_drafted: int = 0
+    draft_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, the text of its tokens, and what its pass was."""
+
+    verdict: Verdict
+    pieces: tuple[str, ...]
+    """One a committed token; "" while a character is incomplete."""
+    facts: PassFacts
+
+
+TargetEvent = StageProgress | Prefilled | Judgement
+
+
+@dataclass(frozen=True)
+class DraftStart(SessionStart):
+    """What a caption asks of the draft."""
+
+    pruner: str
+    alpha: float
+    positions: str
+    guidance: GuidanceKind
+    guidance_address: str
+    seed: int
+    tree: bool = False
+    """Every line is one static tree of candidates."""
+    width: int = 0
+    """Candidates behind every node of a dynamic tree, see `Growth`; 0: lines are of another shape."""
+    max_rows: int = 0
+    """Most nodes of it that one pass reads."""
+    vocab_size: int = 0
+    """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
+
+
+@dataclass(frozen=True)
+class DraftReady:
+    """The draft is prefilled: what it kept of the video, and what that took, in seconds and bytes."""
+
+    kept_tokens: int = 0
+    video_tokens: int = 0
+    encode_s: float = 0.0
+    guidance_s: float = 0.0
+    prune_s: float = 0.0
+    prefill_s: float = 0.0
+    guidance_bytes: int = 0
+    kept_digest: str = ""
+    """SHA-256 over the indices of the kept video tokens."""
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """The next tokens of the draft's line `epoch`, from output position `position` on."""
+
+    epoch: int
+    position: int
+    token_ids: tuple[int, ...]
+    pass_s: float
+    """Mean seconds of a draft pass."""
+    proposals: tuple[Proposal, ...] = ()
+    parents: tuple[int, ...] = ()
+    """Of a tree, see `TokenTree`; of a dynamic one they are numbers of nodes, and `position` is that of the first."""
+    chances: tuple[float, ...] = ()
+    """Of a dynamic tree: how sure the draft is of each node, given the one before it."""
+    num_passes: int = 0
+    """Of a dynamic tree: passes that these nodes took."""
+
+
+DraftEvent = DraftReady | DraftTokens
