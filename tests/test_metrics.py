@@ -16,6 +16,8 @@ from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
 from slipstream.messages import CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
 from slipstream.rpc.v1 import gateway_pb2
+from slipstream.speculation.gate import CaptionBook, Kind
+from slipstream.speculation.pacing import CostModel
 from slipstream.video.messages import DecodeLimits
 from slipstream.video.pool import DecodePool
 from tests.support.memory_queue import MemoryQueue
@@ -66,6 +68,25 @@ def test_captions_are_counted_by_method_and_outcome() -> None:
     assert value(registry, "slipstream_caption_seconds_sum", stage="total") == 2.0
     refused = value(registry, "slipstream_caption_ended_seconds_count", outcome="RESOURCE_EXHAUSTED")
     assert refused == 2, "a caption without a result took its time too"
+
+
+def test_what_the_gate_decided_is_counted_and_what_it_knows_is_shown() -> None:
+    registry, book = CollectorRegistry(), CaptionBook()
+    metrics = GatewayMetrics(registry)
+    metrics.watch_gate(book)
+    for start in ("rest", "rest", "trial", "", "a start of tomorrow"):
+        summary = gateway_pb2.Summary()
+        summary.speculation.gate_start = start
+        finish_caption(metrics, "slipstream", summary)
+    assert value(registry, "slipstream_gate_captions_total", start="rest") == 2
+    assert value(registry, "slipstream_gate_captions_total", start="trial") == 1
+    assert value(registry, "slipstream_gate_captions_total", start="a start of tomorrow") is None
+    assert value(registry, "slipstream_gate_kinds") == 0
+    kind = Kind(size=0, settings=0, load=1, prompt="")
+    opening = book.begin(kind, CostModel(), gated=True, max_window=4)
+    assert opening.record is not None
+    opening.record.resting = True
+    assert value(registry, "slipstream_gate_kinds") == value(registry, "slipstream_gate_kinds_resting") == 1
 
 
 def test_the_time_between_texts_is_shared_out_among_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
