@@ -40,9 +40,28 @@ from slipstream.stack.local import (
 ARCHIVE_PANEL = "Archive"
 
 
-@bundled(stack_options=model_options)
+def http_options(
+    http: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65_535, help="Port of the HTTP front, on this machine alone.", show_default="a free port"
+        ),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Serve no HTTP.")] = False,
+) -> int | None:
+    """The front's port; None: there is none, because nobody wants it or because what it needs is not installed."""
+    is_installed = importlib.util.find_spec("uvicorn") and importlib.util.find_spec("starlette")
+    if http is not None and no_http:
+        raise InvalidConfig("--http and --no-http contradict each other")
+    if http is not None and not is_installed:
+        raise InvalidConfig("--http needs packages that are not installed: install slipstream[front]")
+    return None if no_http or not is_installed else http or 0
+
+
+@bundled(stack_options=model_options, http_port=http_options)
 def up_command(
     stack_options: StackOptions,
+    http_port: int | None,
     listen: Annotated[
         str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
     ] = None,
@@ -52,13 +71,6 @@ def up_command(
     reader: Annotated[
         bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
     ] = False,
-    http: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=65_535, help="Port of the HTTP front, on this machine alone.", show_default="a free port"
-        ),
-    ] = None,
-    no_http: Annotated[bool, typer.Option("--no-http", help="Serve no HTTP.")] = False,
     archive: Annotated[
         bool,
         typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.", rich_help_panel=ARCHIVE_PANEL),
@@ -97,7 +109,7 @@ def up_command(
     options = replace(
         stack_options,
         reader=reader,
-        http=http_port(http, no_http),
+        http=http_port,
         stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
@@ -109,16 +121,6 @@ def up_command(
         pin=pin,
     )
     run_async(_serve(options))
-
-
-def http_port(asked: int | None, is_off: bool) -> int | None:
-    """The front's; None: there is none, because nobody wants it or because what it needs is not installed."""
-    is_installed = importlib.util.find_spec("uvicorn") and importlib.util.find_spec("starlette")
-    if asked is not None and is_off:
-        raise InvalidConfig("--http and --no-http contradict each other")
-    if asked is not None and not is_installed:
-        raise InvalidConfig("--http needs packages that are not installed: install slipstream[front]")
-    return None if is_off or not is_installed else asked or 0
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:
