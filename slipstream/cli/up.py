@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -58,19 +58,7 @@ def http_options(
     return None if no_http or not is_installed else http or 0
 
 
-@bundled(stack_options=model_options, http_port=http_options)
-def up_command(
-    stack_options: StackOptions,
-    http_port: int | None,
-    listen: Annotated[
-        str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
-    ] = None,
-    video_root: Annotated[
-        list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
-    ] = None,
-    reader: Annotated[
-        bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
-    ] = False,
+def queue_options(
     archive: Annotated[
         bool,
         typer.Option("--archive/--no-archive", help="Serve `slipstream archive`.", rich_help_panel=ARCHIVE_PANEL),
@@ -96,6 +84,30 @@ def up_command(
             rich_help_panel=ARCHIVE_PANEL,
         ),
     ] = None,
+) -> dict[str, Any]:
+    """What `StackOptions` has of the archive and its queue."""
+    return {
+        "archive": archive,
+        "redis": redis,
+        "archive_slots": archive_slots if archive else None,
+        "data": data or data_folder(os.environ),
+    }
+
+
+@bundled(stack_options=model_options, http_port=http_options, queue=queue_options)
+def up_command(
+    stack_options: StackOptions,
+    http_port: int | None,
+    queue: dict[str, Any],
+    listen: Annotated[
+        str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
+    ] = None,
+    video_root: Annotated[
+        list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
+    ] = None,
+    reader: Annotated[
+        bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads of each model.", rich_help_panel=MODELS_PANEL)
     ] = None,
@@ -113,12 +125,9 @@ def up_command(
         stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
-        archive=archive,
-        redis=redis,
-        archive_slots=archive_slots if archive else None,
-        data=data or data_folder(os.environ),
         threads=threads,
         pin=pin,
+        **queue,
     )
     run_async(_serve(options))
 
