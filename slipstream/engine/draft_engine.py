@@ -95,8 +95,8 @@ class DraftEngine:
         except SlipstreamError:
             work.free_frames()
             raise
-        session = DraftSession(request, plan, work, place, sampler, line, num_sent=len(join.committed), grows=growth)
-        session.calibration = self._calibrations[request.sampling.greedy]
+        learnt, num_sent = self._calibrations[request.sampling.greedy], len(join.committed)
+        session = DraftSession(request, plan, work, place, sampler, line, learnt, num_sent=num_sent, grows=growth)
         session.plant()
         return session
 

@@ -132,6 +132,8 @@ class DraftSession:
     place: Reservation
     sampler: DraftSampler
     line: DraftLine
+    calibration: Calibration
+    """What this process has learnt of its candidates."""
     orders: deque[LineAction] = field(default_factory=deque)
     """What the thread has not carried out. All is, in order: each restart builds on the one before."""
     chunks: asyncio.Queue[DraftTokens | Exception | None] = field(default_factory=asyncio.Queue)
@@ -148,8 +150,6 @@ class DraftSession:
     """The line's tree, where trees are asked for; None until there is room for one."""
     grows: Growth | None = None
     """How the line branches, where dynamic trees are asked for."""
-    calibration: Calibration = field(default_factory=Calibration)
-    """What this process has learnt of its candidates."""
     written: WrittenTree | None = None
     """The line's dynamic tree."""
     branches: Branches | None = None
