@@ -116,8 +116,6 @@ def up_command(
     ] = False,
 ) -> None:
     """Run target, draft, gateway and the archive's queue on this machine until Ctrl-C."""
-    if reader:
-        check_packages()
     options = replace(
         stack_options,
         reader=reader,
@@ -139,6 +137,8 @@ def data_folder(environ: Mapping[str, str]) -> Path:
 
 
 async def _serve(options: StackOptions) -> None:
+    if options.reader:
+        check_packages()
     tell_models(options)
     typer.echo("starting the models and the gateway...", err=True)
     async with Stack(options, report=lambda line: typer.echo(f"slipstream: {line}", err=True)) as stack:
