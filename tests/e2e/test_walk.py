@@ -6,9 +6,10 @@ from tests.support.walk import CAPTION, JOB, STARTING, Note, Walk, count, measur
 
 pytestmark = pytest.mark.timeout(900)
 
-MOST_FOR_A_CAPTION = 65 + 1
-"""65 at the renovation; then the limit of processor time moved to `confine`, where readers of documents have it."""
-MOST_FOR_A_ROUND = 30
+MOST_FOR_A_CAPTION = 65 + 1 + 2
+"""65 at the renovation; then the limit of processor time moved to `confine`, where readers of documents have it; then
+the pipeline's passes and the draft's writer got files of their own, as lines that branch needed their room."""
+MOST_FOR_A_ROUND = 30 + 2
 MOST_MORE_FOR_A_JOB = 17
 ATTEMPTS = 5
 """On a busy machine a draft may be late or lost: that caption takes another way, which crosses more files."""
