@@ -125,7 +125,7 @@ class SimulatedDraft:
         self._unsent: list[int] = []
         self._writing = False
         self._interruptible = interruptible
-        self._waiting: list[LineAction] = []
+        self._waiting: list[RestartLine | AdvanceLine] = []
 
     def restart(self, line: RestartLine) -> None:
         if self._writing and not self._interruptible:

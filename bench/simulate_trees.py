@@ -19,6 +19,7 @@ from bench.common import make_parser
 from bench.output import finish
 from bench.simulate import AGREED, NS, SimulatedCaption, SimulatedClock, SimulationInput, pass_cost_table
 from bench.tables import print_rows
+from slipstream.messages import DraftTokens
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import get_policy
 from slipstream.speculation.pipeline import Pipeline
@@ -99,7 +100,9 @@ class _Node:
 class SimulatedTreeDraft:
     """Reads nodes pass by pass and sends their candidates."""
 
-    def __init__(self, clock: SimulatedClock, send: Callable[..., None], setup: TreeInput, growth: Growth) -> None:
+    def __init__(
+        self, clock: SimulatedClock, send: Callable[[DraftTokens], None], setup: TreeInput, growth: Growth
+    ) -> None:
         self._clock, self._send, self._setup, self._growth = clock, send, setup, growth
         self._orders: deque[LineAction] = deque()
         self._epoch = self._write_until = self._number = self._first_chunk = 0
@@ -206,7 +209,9 @@ class SimulatedTreeDraft:
             return
         tokens, parents, sure = zip(*self._unsent, strict=True)
         pass_s = (self._clock.now_ns - self._since_ns) / NS / max(self._num_passes, 1)
-        self._send(self._epoch, self._number - len(tokens), tokens, parents, pass_s, sure, self._num_passes)
+        first = self._number - len(tokens)
+        said = DraftTokens(self._epoch, first, tokens, pass_s, (), parents, sure, self._num_passes)
+        self._send(said)
         self._unsent.clear()
         self._num_passes = self._first_chunk = 0
 
@@ -239,21 +244,15 @@ class SimulatedTrees(SimulatedCaption):
         path, own = accept_tree(TokenTree(judge.window, judge.parents), lambda _, __: AGREED)
         return end_verdict(judge.window, len(path), own, len(self.pipeline.committed), self._rule, path)
 
-    def _post_nodes(self, *message: object) -> None:
-        self._clock.after(self._message_ns, partial(self._nodes_arrive, *message))
+    def _post_nodes(self, said: DraftTokens) -> None:
+        self._clock.after(self._message_ns, partial(self._nodes_arrive, said))
 
-    def _nodes_arrive(
-        self,
-        epoch: int,
-        first: int,
-        tokens: tuple[int, ...],
-        parents: tuple[int, ...],
-        pass_s: float,
-        sure: tuple[float, ...],
-        num_passes: int,
-    ) -> None:
-        self._heard(epoch, num_passes * pass_s)
-        self._carry_out(self.pipeline.on_draft_tokens(epoch, first, tokens, parents, pass_s, sure))
+    def _nodes_arrive(self, said: DraftTokens) -> None:
+        self._heard(said.epoch, said.num_passes * said.pass_s)
+        actions = self.pipeline.on_draft_tokens(
+            said.epoch, said.position, said.token_ids, said.parents, said.pass_s, said.chances
+        )
+        self._carry_out(actions)
 
 
 def speed(setup: TreeInput) -> float:
@@ -289,8 +288,8 @@ class StudyPoint:
 
 
 def _point(pass_s: Callable[[int], float], draft_s: float, message_s: float, max_window: int = 32) -> SimulationInput:
-    times = {"message_s": message_s, "max_window": max_window, "num_tokens": 1600}
-    return SimulationInput(pass_s, draft_s, None, interruptible=False, **times)
+    shape = SimulationInput(pass_s, draft_s, None, message_s=message_s, max_window=max_window)
+    return replace(shape, num_tokens=1600, interruptible=False)
 
 
 TAUS = (0.7, 0.8, 0.9)
@@ -339,7 +338,7 @@ def tree_rows(seeds: Sequence[int] = (1, 2, 3)) -> list[dict[str, object]]:
 
 def tree_error(rows: Sequence[dict[str, object]]) -> dict[str, float]:
     """By shape, the median and the largest distance from the study's figures, as a share of them."""
-    errors = {}
+    errors: dict[str, float] = {}
     for shape in SHAPES:
         far = [abs(float(str(row[shape.value])) / float(str(row[f"{shape.value}, study"])) - 1) for row in rows]
         errors |= {shape.value: round(median(far), 3), f"{shape.value}, most": round(max(far), 3)}

@@ -8,7 +8,7 @@ from bench.simulate_trees import POINTS, SHAPES, TreeInput, TreeTrace, draw_trac
 from slipstream.speculation.methods import Shape
 
 POINT = POINTS["7B/72B"]
-BASE = replace(POINT.base, num_tokens=400)
+BASE = replace(POINT.base, num_tokens=200)
 SETUP = TreeInput(BASE, draw_trace(0.7, 600))
 
 
