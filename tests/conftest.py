@@ -1,6 +1,7 @@
 """A stack of real processes that many tests share. It and its users live on the session's event loop."""
 
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from tests.support.world import World, make_world
 
 
 def pytest_configure() -> None:
+    # Whether a draft takes part must not depend on how it did in other tests, on a machine that may have been busy.
+    os.environ["SLIPSTREAM_GATEWAY_GATE_MEMORY"] = "false"
     # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # The same examples in every run: `make fuzz` looks for new ones. How long one takes says how busy the machine is.

@@ -83,7 +83,7 @@ class Phase:
 async def run_overload(seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="slipstream-faults-") as folder:
         workload = make_workload(Path(folder) / "work", NUM_ITEMS)
-        flags = {"gateway": ("--max-captions", str(MAX_CAPTIONS)), **FRESH}
+        flags = FRESH | {"gateway": (*FRESH["gateway"], "--max-captions", str(MAX_CAPTIONS))}
         options = ClusterOptions(
             workload.pair.target, workload.pair.draft, workload.video_root, gateways=1, slots=0, flags=flags
         )

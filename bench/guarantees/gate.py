@@ -64,7 +64,7 @@ async def _measure_draft(clips: Sequence[Path], vice: str, shared: Mapping[str, 
     options = replace(
         options,
         modules={**options.modules, "draft": "bench.guarantees.bad_draft"},
-        extra_flags=FRESH | {"draft": (*FRESH["draft"], "--vice", vice)},
+        extra_flags={"target": FRESH["target"], "draft": (*FRESH["draft"], "--vice", vice)},
     )
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
     samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}

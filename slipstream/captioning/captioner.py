@@ -170,7 +170,8 @@ class GatewayCaptioner:
             load=self._num_running.bit_length(),
             prompt=self._book.prompt_class(plan.options.prompt),
         )
-        return self._book.begin(kind, new_costs(plan), gated=plan.gated, max_window=plan.options.max_window)
+        gated = plan.gated and self._config.gate_memory
+        return self._book.begin(kind, new_costs(plan), gated=gated, max_window=plan.options.max_window)
 
     async def _caption_source(self, plan: CaptionPlan, upload: AsyncIterator[bytes], emit: Emit) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())

@@ -228,6 +228,10 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, 
     default_window: int = option("window limit when a request does not say", default=24, check=between(1, 1024))
     default_alpha: float = option("pruned share when a request does not say", default=0.9, check=between(0, 1))
     request_timeout_s: float = option("longest time for one caption", default=3600.0, check=between(1, 86400))
+    gate_memory: bool = option(
+        "whether captions of a kind that the draft has slowed down so far begin without it; else each finds out itself",
+        default=True,
+    )
     draft_timeout_s: float = option(
         "seconds of silence after which a draft that owes tokens is dropped", default=1.0, check=between(0.01, 3600)
     )

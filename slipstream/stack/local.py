@@ -37,7 +37,11 @@ LAST_GRACE_S = 1.0
 """Seconds for the models and the queue's server, which end together after the gateway and have no caller left."""
 PRIVATE_GRACE_S = 0.5
 """`StackOptions.stop_grace_s` of a stack whose only client is done."""
-FRESH = {"target": ("--prefix-cache-mb", "0"), "draft": ("--embedding-cache-mb", "0")}
+FRESH = {
+    "target": ("--prefix-cache-mb", "0"),
+    "draft": ("--embedding-cache-mb", "0"),
+    "gateway": ("--gate-memory", "false"),
+}
 """`StackOptions.extra_flags` of a stack to which every clip is new, however often it was captioned before."""
 
 

@@ -82,7 +82,7 @@ async def liar(stack: Stack, world: World, tmp_path_factory: pytest.TempPathFact
         model = await draft_pb2_grpc.DraftStub(channel).GetModel(common_pb2.GetModelRequest())
     async with FakeDraft(folder, model) as draft:
         flags = ("--target", stack.processes["target"].address, "--draft", draft.address)
-        flags += ("--draft-timeout-s", str(SILENCE_S), "--draft-away-s", "0", "--metrics", "0")
+        flags += ("--draft-timeout-s", str(SILENCE_S), "--draft-away-s", "0", "--metrics", "0", "--gate-memory", "true")
         async with running("gateway", folder, *flags) as process:
             (shown,) = logged(process.log_path, "metrics.ready")
             async with open_channel(process.address) as gateway:

@@ -53,7 +53,7 @@ async def strict(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         (
             {"method": "telepathy"},
             INVALID,
-            "method 'telepathy' is unknown; choose one of slipstream, parallelvlm, specvlm",
+            "method 'telepathy' is unknown; choose one of slipstream, slipstream_siblings, slipstream_branches",
         ),
         ({"pruner": "best"}, INVALID, "pruner 'best' is unknown; choose one of "),
         ({"policy": "fast"}, INVALID, "policy 'fast' is unknown; choose one of self_clocked, fixed"),
