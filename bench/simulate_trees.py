@@ -19,7 +19,7 @@ from bench.common import make_parser
 from bench.output import finish
 from bench.simulate import AGREED, NS, SimulatedCaption, SimulatedClock, SimulationInput, pass_cost_table
 from bench.tables import print_rows
-from slipstream.messages import DraftTokens
+from slipstream.session_messages import DraftTokens
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import get_policy
 from slipstream.speculation.pipeline import Pipeline
