@@ -159,10 +159,12 @@ def _go_on_in_child(libc: ctypes.CDLL) -> None:
     """Returns in a child of this process, in the new namespace of process ids.
 
     The first process of a namespace ignores signals as init does, SIGXCPU and SIGABRT among them, so that place is
-    taken by one that only waits for the end of the others.
+    taken by one that only waits for the end of the others. With it everything in the namespace ends, so it must end
+    with its parent even where all of them are stopped. The child cannot: its parent may not kill another user.
     """
     waits, holds = os.pipe()
     if os.fork() == 0:
+        _die_with_parent(libc)
         _close_all_but(waits)
         os.read(waits, 1)
         os._exit(0)

@@ -40,6 +40,7 @@ from tests.support.documents import (
     tiff_of,
     words_at,
 )
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = DocumentLimits(page_s=2, open_s=10, max_pages=50, max_page_pixels=1_000_000, max_source_pixels=4_000_000)
@@ -203,6 +204,25 @@ async def test_a_pool_that_is_closed_reads_nothing_and_leaves_no_process() -> No
     assert not any(process.is_running() for process in processes)
     with pytest.raises(ServiceUnavailable, match="shutting down"):
         await events(pool, GOOD)
+
+
+async def test_a_reader_that_is_stopped_with_all_below_it_leaves_no_process() -> None:
+    pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
+    await pool.wait_prepared()
+    processes = [psutil.Process(pid) for pid in pool.pids]
+    processes += [below for process in processes for below in process.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    pool.close()
+    await eventually(lambda: not any(map(is_there, processes)))
+
+
+def is_there(process: psutil.Process) -> bool:
+    """Whether it runs or is stopped; who was its parent may not have noticed its end."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_reader_that_was_just_discarded_is_reaped_when_the_pool_closes() -> None:
