@@ -181,6 +181,14 @@ class Surrounded(grpc.aio.ServerInterceptor):
             yield
 
 
+async def _write(context: grpc.aio.ServicerContext, response: Any) -> None:
+    """A caller that dies while it is answered has ended its call; gRPC may say so by an error of its own."""
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
+
+
 def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) -> Any:
     async def answer(messages: Any, context: grpc.aio.ServicerContext) -> None:
         requests = _Requests(messages, arrivals)
@@ -191,7 +199,7 @@ def _stream(behaviour: Any, surrounded: Any, reads: bool, arrivals: Arrivals) ->
                 return
             async with contextlib.aclosing(responses):
                 async for response in responses:
-                    await context.write(response)  # here, and not in gRPC: what ends a call may find it writing
+                    await _write(context, response)  # here, and not in gRPC: what ends a call may find it writing
 
     return answer
 

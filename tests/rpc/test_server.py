@@ -15,7 +15,7 @@ from slipstream import errors
 from slipstream.errors import SlipstreamError
 from slipstream.rpc.calls import open_channel, request_metadata
 from slipstream.rpc.grpc_options import SERVER_OPTIONS
-from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors
+from slipstream.rpc.guards import MAX_DETAILS_CHARS, AnswerErrors, _write
 from slipstream.rpc.server import Lifecycle, _run
 from slipstream.rpc.v1 import common_pb2, target_pb2, target_pb2_grpc
 from tests.test_config import Config
@@ -141,6 +141,16 @@ async def test_a_stream_is_closed_under_its_own_id(tmp_path: Path, log: list[Log
         await asyncio.wait_for(servicer.closed.wait(), 60)
         assert (await stub.GetModel(common_pb2.GetModelRequest())).model_id == "well"
     assert [(entry["event"], entry["request_id"]) for entry in log] == [("session.closed", "r2")]
+
+
+async def test_a_caller_that_dies_while_it_is_answered_has_ended_its_call() -> None:
+    class Gone:
+        async def write(self, response: object) -> None:
+            raise grpc.aio.InternalError('Failed "execute_batch"')
+
+    context: Any = Gone()
+    with pytest.raises(asyncio.CancelledError):
+        await _write(context, common_pb2.ModelInfo())
 
 
 @pytest.mark.parametrize(
