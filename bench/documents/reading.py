@@ -14,9 +14,11 @@ from typing import Any
 
 from bench.common import is_whole, say
 from bench.document_pages import edit_distance, plain
+from bench.documents import waiting_reader
 from bench.documents.shown_pages import (
     DPI,
     FAULTS,
+    STRIKES,
     SURFACE,
     ShownPage,
     drafts_of,
@@ -49,8 +51,6 @@ PAGES_AT_ONCE = 2
 """Of a document from end to end, so that one can wait for the OCR while another is decoded."""
 FROZEN_PAGE_S = 3.0
 """What a reader is given for a page where it is to freeze."""
-STRIKES = 5
-"""Tries to end a reader in the middle of a page."""
 MAX_TOKENS = 192
 TEXT_KINDS = ("prose", "report", "list", "columns")
 LEAST_TEXT_SPEEDUP, LEAST_SPEEDUP, LEAST_HIDDEN = 2.5, 0.97, 0.9
@@ -120,7 +120,9 @@ def is_kept(found: Mapping[str, Any]) -> bool:
 
 async def _measure_identity(captioner: AsyncCaptioner, pool: ReaderPool, pages: Pages) -> dict[str, Any]:
     """Methods with hints hear the reader itself; it is run once a page and fault, and `hsd` gets the same draft."""
-    impatient = ReaderPool(DocumentLimits(page_s=FROZEN_PAGE_S))
+    waiting = ReaderPool(DocumentLimits(), module=waiting_reader.__name__)
+    impatient = ReaderPool(DocumentLimits(page_s=FROZEN_PAGE_S), module=waiting_reader.__name__)
+    pools = {fault: waiting if fault in STRIKES else pool for fault in FAULTS} | {"frozen": impatient}
     same = {f"{method}, {fault}": [0, 0] for fault in FAULTS for method in LOSSLESS}
     empty = dict.fromkeys(FAULTS, 0)
     all_pages = [page for of_kind in pages.values() for page in of_kind]
@@ -129,7 +131,8 @@ async def _measure_identity(captioner: AsyncCaptioner, pool: ReaderPool, pages: 
             nothing = PageDraft(1, page.picture.width, page.picture.height, ())
             [expected] = await _read(captioner, [page], [nothing], 1, PLAIN)
             for fault in FAULTS:
-                live = await _read_live(captioner, impatient if fault == "frozen" else pool, page, fault)
+                events = read_live(pools[fault], [page], 2 * DPI, fault)
+                [live] = await read_pages(captioner, events, 1, method="hints", max_new_tokens=MAX_TOKENS)
                 empty[fault] += not live.draft.regions
                 readings = {"hints": live}
                 for method in LOSSLESS[1:]:
@@ -140,20 +143,9 @@ async def _measure_identity(captioner: AsyncCaptioner, pool: ReaderPool, pages: 
             if number % 10 == 9:
                 say(f"identity: {number + 1} of {len(all_pages)} pages")
     finally:
+        waiting.close()
         impatient.close()
     return {"by_fault": {name: f"{equal}/{total}" for name, (equal, total) in same.items()}, "empty_drafts": empty}
-
-
-async def _read_live(captioner: AsyncCaptioner, pool: ReaderPool, page: ShownPage, fault: str) -> PageReading:
-    """The page by `hints`, from the reader itself. A reader that should end has more pixels to read, so that it is
-    struck before it is done; where it was done nevertheless, the page is read again."""
-    is_to_end = fault in ("killed", "frozen")
-    for _ in range(STRIKES if is_to_end else 1):
-        events = read_live(pool, [page], (4 if is_to_end else 2) * DPI, fault)
-        [live] = await read_pages(captioner, events, 1, method="hints", max_new_tokens=MAX_TOKENS)
-        if not live.draft.regions:
-            break
-    return live
 
 
 async def _read(

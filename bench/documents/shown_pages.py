@@ -18,6 +18,7 @@ from typing import Any
 from PIL import Image
 
 from bench.common import PROC
+from bench.documents.waiting_reader import GO
 from slipstream import AsyncCaptioner
 from slipstream.captioning.document_captioner import hint_texts
 from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
@@ -34,6 +35,7 @@ from training.reader import reader_tokenizer
 DPI = 72
 """At which the PDF is as many pixels as the page."""
 FAULTS = ("well", "killed", "frozen", "slow", "lying")
+STRIKES = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "slow": signal.SIGSTOP}
 SLOW_S = 1.0
 """That a slow reader rests after it has drawn the page."""
 SURFACE = "lines"
@@ -76,8 +78,8 @@ def document_of(pages: Sequence[ShownPage]) -> bytes:
 async def read_live(
     pool: ReaderPool, pages: Sequence[ShownPage], ocr_dpi: int, fault: str = "well"
 ) -> AsyncGenerator[ReadEvent, None]:
-    """What the pool's reader says of a document of these pages, their pictures being the target's own. The fault comes
-    when a page is drawn and not yet read."""
+    """What the pool's reader says of a document of these pages, their pictures being the target's own. A fault of
+    `STRIKES` comes when a page is drawn and not yet read: the pool's readers are those of `waiting_reader`."""
     request = DocumentRequest(dpi=max(DPI, ocr_dpi), ocr_dpi=ocr_dpi, text_layer=False)
     await pool.wait_prepared()
     waking = set()
@@ -87,8 +89,9 @@ async def read_live(
                 if isinstance(event, PagePicture):
                     yield replace(pages[event.page - 1].picture, page=event.page)
                     readers = pool.reading_pids  # on a busy machine not the first that had the page
-                    if fault in ("killed", "frozen", "slow"):
-                        _signal(readers, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+                    if fault in STRIKES:
+                        _signal(readers, STRIKES[fault])
+                        _signal(readers, GO)
                     if fault == "slow":
                         waking.add(asyncio.get_running_loop().call_later(SLOW_S, _signal, readers, signal.SIGCONT))
                 elif isinstance(event, PageDraft):

@@ -40,7 +40,7 @@ CODECS_CAME_WITH = {"documents at the gateway"}
 CHECKS_CAME_WITH = {
     "checks for a GPU": 1,
     "hints": 3,
-    "documents": 4,
+    "documents": 5,
     "a gate that remembers": 1,
     "the HTTP front": 1,
     "rounds": 1,

@@ -4,6 +4,8 @@ A real TLS server listens on two loopback addresses: 127.0.0.2 plays a public on
 """
 
 import asyncio
+import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -16,7 +18,6 @@ import trustme
 from slipstream.captioning.fetch import Address, Fetcher, Url, is_public, parse_url
 from slipstream.captioning.media import VideoBuffer
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, VideoNotFound
-from slipstream.stack.local import gateway_address
 
 NAME = "videos.example"
 VIDEO = bytes(range(256)) * 4000
@@ -91,18 +92,32 @@ def redirect(location: str) -> bytes:
     return f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode()
 
 
+def same_port_sockets() -> list[socket.socket]:
+    """Sockets at both addresses, with a port that is free at both."""
+    for _ in range(100):
+        with contextlib.ExitStack() as opened:
+            public = opened.enter_context(socket.create_server((PUBLIC, 0)))
+            with contextlib.suppress(OSError):
+                inner = opened.enter_context(socket.create_server((INNER, public.getsockname()[1])))
+                opened.pop_all()
+                return [public, inner]
+    raise AssertionError("no port is free at both addresses")
+
+
 @pytest_asyncio.fixture
 async def site() -> AsyncIterator[Site]:
     site = Site(trustme.CA(), addresses=[[PUBLIC]])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     site.authority.issue_cert(NAME, "other.example").configure_cert(context)
-    site.port = int(gateway_address(f"{PUBLIC}:0").rpartition(":")[2])
-    servers = [await asyncio.start_server(site.serve, host, site.port, ssl=context) for host in (PUBLIC, INNER)]
     site.answers[b"/clip.mp4"] = ok(VIDEO)
-    yield site
-    for server in servers:
-        server.close()
-    await asyncio.sleep(0.02)
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(listening) for listening in same_port_sockets()]
+        site.port = sockets[0].getsockname()[1]
+        servers = [await asyncio.start_server(site.serve, sock=listening, ssl=context) for listening in sockets]
+        yield site
+        for server in servers:
+            server.close()
+        await asyncio.sleep(0.02)
 
 
 async def test_an_allowed_address_is_fetched_by_name_from_the_address_looked_up(site: Site) -> None:
