@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-from slipstream.speculation.gate import Gate, Opening
+from slipstream.speculation.caption_book import Opening
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, Fixed, Policy
 from slipstream.speculation.pipeline import UNDRAFTED_PASSES, Pipeline
 from slipstream.speculation.protocol import (
