@@ -17,9 +17,18 @@ from statistics import mean, median
 
 from bench.common import make_parser
 from bench.output import finish
-from bench.simulate import AGREED, NS, SimulatedCaption, SimulatedClock, SimulationInput, pass_cost_table
+from bench.simulator import (
+    AGREED,
+    NS,
+    SimulatedCaption,
+    SimulatedClock,
+    SimulationInput,
+    known_costs,
+    pass_cost_table,
+)
 from bench.tables import print_rows
 from slipstream.session_messages import DraftTokens
+from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import get_policy
 from slipstream.speculation.pipeline import Pipeline
@@ -33,7 +42,6 @@ from slipstream.speculation.protocol import (
     Verdict,
     accept_tree,
     end_verdict,
-    judge_window,
 )
 from slipstream.speculation.trees.confidence import Confident, TreeCosts
 from slipstream.speculation.trees.growth import GROWTHS, Growth
@@ -67,8 +75,8 @@ def draw_trace(tau: float, num_tokens: int = 4000, seed: int = 1) -> TreeTrace:
     ranks, sure = [], []
     for _ in range(num_tokens):
         is_hard = chance.random() < (stays if is_hard else begins)
-        mean = min(max(means[is_hard], 0.03), 0.998)
-        p = min(max(chance.betavariate(5 * mean, 5 * (1 - mean)), 0.01), 0.999)
+        middle = min(max(means[is_hard], 0.03), 0.998)
+        p = min(max(chance.betavariate(5 * middle, 5 * (1 - middle)), 0.01), 0.999)
         is_right, other = chance.random() < p, chance.random()
         ranks.append(0 if is_right else 1 if other < 0.45 else 2 if other < 0.62 else 9)
         sure.append((p, 0.45 * (1 - p), 0.17 * (1 - p)))
@@ -156,7 +164,7 @@ class SimulatedTreeDraft:
             and node.position + 1 < self._write_until
             and (self._growth.rows > 1 or self._is_main(node))
         ]
-        if not open_nodes or len(self._nodes) + self._growth.nodes_per_pass > 256:
+        if not open_nodes or len(self._nodes) + self._growth.nodes_per_pass > MAX_NODES:
             self._flush()
             return
         if not self._unsent:
@@ -221,22 +229,9 @@ class SimulatedTrees(SimulatedCaption):
 
     def __init__(self, setup: TreeInput, shape: Shape) -> None:
         super().__init__(setup.base)
-        base, costs = setup.base, TreeCosts()
-        costs.target_pass_s.observe(0, base.target_pass_s(0) + 2 * base.message_s)
-        costs.plain_token_s.observe(base.target_pass_s(0))
-        costs.draft_pass_s.observe(base.draft_pass_s)
-        self.pipeline = Pipeline(Confident(), costs, max_window=base.max_window, vocab_size=32, shape=shape)
-        self._trees = SimulatedTreeDraft(self._clock, self._post_nodes, setup, GROWTHS[shape])
-
-    def run(self) -> None:
-        point = self.pipeline.on_draft_joining()
-        self._trees.order(RestartLine(point.epoch, 0, point.committed, point.write_until, point.first_chunk))
-        self._carry_out(self.pipeline.on_draft_ready(len(point.committed)))
-        self._carry_out(self.pipeline.on_verdict(judge_window((), (AGREED,), 0, self._rule)))
-        self._play()
-
-    def _tell(self, action: LineAction) -> None:
-        self._clock.after(self._message_ns, partial(self._trees.order, action))
+        costs, max_window = known_costs(setup.base, TreeCosts()), setup.base.max_window
+        self.pipeline = Pipeline(Confident(), costs, max_window=max_window, vocab_size=32, shape=shape)
+        self._draft = SimulatedTreeDraft(self._clock, self._post_nodes, setup, GROWTHS[shape])
 
     def _verdict_on(self, judge: JudgeWindow) -> Verdict:
         if not judge.parents:

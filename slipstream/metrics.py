@@ -27,7 +27,7 @@ from slipstream import __version__
 from slipstream.errors import FaultKind, InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText
-from slipstream.speculation.gate import CaptionBook, Start
+from slipstream.speculation.caption_book import CaptionBook, Start
 from slipstream.speculation.methods import METHODS
 
 LOOPBACK = "127.0.0.1"

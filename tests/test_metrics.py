@@ -16,7 +16,7 @@ from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
 from slipstream.messages import CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import REGISTRY, GatewayMetrics, ModelMetrics, shown_at
 from slipstream.rpc.v1 import gateway_pb2
-from slipstream.speculation.gate import CaptionBook, Kind
+from slipstream.speculation.caption_book import CaptionBook, Kind
 from slipstream.speculation.pacing import CostModel
 from slipstream.video.messages import DecodeLimits
 from slipstream.video.pool import DecodePool

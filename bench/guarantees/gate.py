@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Captioned, held_out_clips, run_caption, say
-from bench.simulate import bad_drafts, simulate
+from bench.simulate import bad_drafts
+from bench.simulator import simulate
 from slipstream import CaptionOptions, connect_async
 from slipstream.stack.local import FRESH, Stack, StackOptions
 

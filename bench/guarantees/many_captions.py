@@ -14,8 +14,10 @@ from bench.common import make_parser
 from bench.output import finish
 from bench.replay.device_times import load_device_times
 from bench.replay.rows import TABLES
-from bench.simulate import SimulationInput, draw_agreement, play, working_points
-from slipstream.speculation.gate import CaptionBook, Gate, Kind, Opening, Start
+from bench.simulate import working_points
+from bench.simulator import SimulationInput, draw_agreement, play
+from slipstream.speculation.caption_book import CaptionBook, Kind, Opening, Start
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.pacing import CostModel, get_policy
 
 BAD_LIMIT, FIRST_LIMIT = 1.02, 1.05

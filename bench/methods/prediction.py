@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.methods.agreement import Agreement
 from bench.methods.samples import Sample, WindowCost, median
-from bench.simulate import SimulationInput, pass_cost_table, simulate
+from bench.simulator import SimulationInput, pass_cost_table, simulate
 from slipstream.speculation.methods import SPARSE_GAMMA, Drafter, Method, Shape
 from slipstream.speculation.pacing import DEFAULT_GAMMA, get_policy
 

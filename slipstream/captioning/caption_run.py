@@ -21,7 +21,7 @@ from slipstream.session_messages import (
     StageProgress,
     TargetEvent,
 )
-from slipstream.speculation.gate import Opening, Start
+from slipstream.speculation.caption_book import Opening, Start
 from slipstream.speculation.pipeline import DraftPhase
 from slipstream.speculation.protocol import (
     Action,

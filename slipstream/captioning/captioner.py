@@ -19,7 +19,7 @@ from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
-from slipstream.speculation.gate import CaptionBook, Kind, Opening
+from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5

@@ -11,7 +11,8 @@ from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.session_messages import DraftStart, TargetStart
-from slipstream.speculation.gate import Gate, Opening
+from slipstream.speculation.caption_book import Opening
+from slipstream.speculation.gate import Gate
 from slipstream.speculation.hints.tolerance import Hints, Tolerance
 from slipstream.speculation.methods import (
     ATTENTION_PRUNERS,

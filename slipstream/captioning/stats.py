@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.messages import Caption, CaptionEvent, CommittedToken, PassCost, Speculation, Timings, Trace, VideoFacts
 from slipstream.session_messages import DraftReady, DraftTokens, Judgement, PassFacts, Prefilled
-from slipstream.speculation.gate import Opening, Start
+from slipstream.speculation.caption_book import Opening, Start
 from slipstream.speculation.pipeline import Pipeline
 from slipstream.video.messages import SampledVideo
 

@@ -107,8 +107,10 @@ class LocalDrafter(Protocol):
         ...
 
     def draft_beside(self, line: Sequence[int], committed: Sequence[int], num_tokens: int) -> Drafting:
-        """The same for a hybrid method, whose draft service wrote `line`: what is returned begins with it."""
-        raise NotImplementedError
+        """The same for a hybrid method, whose draft service wrote `line`: what is returned begins with it. One that
+        adds nothing to such a line leaves it as it came."""
+        yield from ()
+        return line
 
     def on_commit(self) -> None:
         """More tokens are committed and in the session's cache; what was drafted is of no use any more."""

@@ -13,7 +13,6 @@ from slipstream.speculation.gate import Gate
 from slipstream.speculation.lines import Comparison, DraftLines, DraftPhase, Line, TreeLine
 from slipstream.speculation.methods import Shape
 from slipstream.speculation.pacing import CostModel, Policy, WindowPlan, longest_hold_s
-from slipstream.speculation.passes import Passes, PassKind
 from slipstream.speculation.protocol import (
     Action,
     AdvanceLine,
@@ -23,6 +22,8 @@ from slipstream.speculation.protocol import (
     JoinPoint,
     JudgeWindow,
     MoveLine,
+    Passes,
+    PassKind,
     RestartLine,
     Verdict,
 )

@@ -1,7 +1,7 @@
 """A short run of what a draft costs over many captions: the rows say what the bounds are held against."""
 
 from bench.guarantees.many_captions import BAD_LIMIT, FIRST_LIMIT, make_drafts, measure, play_series
-from slipstream.speculation.gate import Start
+from slipstream.speculation.caption_book import Start
 
 NUM_CAPTIONS, NUM_TOKENS = 24, 70
 

@@ -5,15 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from bench.simulate import (
-    Constant,
-    SimulationInput,
-    bad_drafts,
-    best_constant,
-    pass_cost_table,
-    simulate,
-    working_points,
-)
+from bench.simulate import Constant, bad_drafts, best_constant, working_points
+from bench.simulator import SimulationInput, pass_cost_table, simulate
 from slipstream.speculation.gate import RECONSIDER
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked
 

@@ -11,7 +11,7 @@ import statistics
 import pytest
 
 from bench.methods.prediction import expected_accepted
-from bench.simulate import SimulationInput, SimulationResult, draw_agreement, simulate
+from bench.simulator import SimulationInput, SimulationResult, draw_agreement, simulate
 from slipstream.speculation.pacing import Fixed, Policy, SelfClocked, Sequential
 
 SPEED_RATIOS = (3, 9, 25)

@@ -1,6 +1,7 @@
 """The seam for drafters at the target: one class and one `Method` line, and the text is still plain decoding's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,20 @@ async def test_a_drafter_of_another_kind_commits_the_text_of_plain_decoding(
         assert drafter.num_told == len(judgements)
         await engine.close(session)
         assert drafter.is_closed
+
+
+async def test_a_line_that_a_draft_service_wrote_is_judged_as_it_came(
+    model: VideoLM, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, method.name, replace(method, drafter=Drafter.DRAFT))
+    async with running(model) as engine:
+        expected = await plain_text(engine)
+        session = await started(engine, "own", local_drafter=method.name)
+        line = (*expected[1:3], (expected[3] + 1) % session.sampler.vocab_size)
+        (judgement,) = await judged(engine, session, JudgeRequest(line, self_draft=5))
+        assert (judgement.verdict.num_accepted, judgement.facts.num_drafted) == (2, 0)
+        assert session.committed == expected[:4]
+        await engine.close(session)
 
 
 def fail(*asked: object) -> None:

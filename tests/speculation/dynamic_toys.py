@@ -16,21 +16,15 @@ from slipstream.speculation.protocol import (
     AdvanceLine,
     Commit,
     Finish,
-    FinishReason,
     JudgeWindow,
     MoveLine,
     RestartLine,
     StopRule,
-    TokenTree,
-    Verdict,
-    accept_tree,
-    end_verdict,
-    judge_window,
 )
 from slipstream.speculation.trees.confidence import TreeCosts
 from slipstream.speculation.trees.growth import GROWTHS
-from tests.speculation.toys import EOS, measured_costs, toy_target
-from tests.support.plain_decoding import NextToken, decode_plain
+from tests.speculation.toys import EOS, Played, measured_costs, toy_target
+from tests.support.plain_decoding import NextToken
 
 TreeMessage = tuple[int, int, tuple[int, ...], tuple[int, ...], float, tuple[float, ...]]
 """Epoch, number of the first node, tokens, parents, seconds of a pass, chances."""
@@ -123,17 +117,13 @@ class TreeDraft:
         self.outbox.append((self.epoch, first, tuple(tokens), tuple(parents), 0.0, tuple(chances)))
 
 
-class DynamicStage:
+class DynamicStage(Played):
     """Drives a pipeline the way the gateway does and checks what it does."""
 
     def __init__(self, pipeline: Pipeline, next_token: NextToken, rule: StopRule) -> None:
-        self.pipeline = pipeline
-        self.next_token = next_token
-        self.rule = rule
+        super().__init__(pipeline, next_token, rule)
         self.draft: TreeDraft | None = None
         self.passes: deque[tuple[tuple[int, ...], tuple[int, ...]]] = deque([((), ())])
-        self.output: list[int] = []
-        self.finish_reason: FinishReason | None = None
         self.actions: list[Action] = []
 
     def carry_out(self, actions: Sequence[Action]) -> None:
@@ -160,23 +150,10 @@ class DynamicStage:
     def judge(self, round_s: float = 1.0, held_s: float = 0.0) -> None:
         """The target runs its next pass, and its verdict arrives."""
         window, parents = self.passes.popleft()
-        verdict = self.verdict_on(window, parents)
+        verdict = self.tree_verdict(window, parents) if parents else self.chain_verdict(window)
         if verdict.finish_reason is not None:
             self.passes.clear()
         self.carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
-
-    def verdict_on(self, window: tuple[int, ...], parents: tuple[int, ...]) -> Verdict:
-        if not parents:
-            choices = [self.next_token([*self.output, *window[:index]]) for index in range(len(window) + 1)]
-            return judge_window(window, choices, len(self.output), self.rule)
-        path, own = accept_tree(
-            TokenTree(window, parents), lambda _, nodes: self.choose([window[node] for node in nodes])
-        )
-        return end_verdict(window, len(path), own, len(self.output), self.rule, path)
-
-    def choose(self, behind: Sequence[int]) -> int:
-        """The target's own choice behind the text and some tokens."""
-        return self.next_token([*self.output, *behind])
 
     def join(self) -> None:
         point = self.pipeline.on_draft_joining()
@@ -237,10 +214,6 @@ class DynamicStage:
         nodes = order.sample(open_nodes, min(order.randint(1, max_rows), len(open_nodes)))
         ranks = [0 if order.random() < agreement else order.randint(1, 4) for _ in nodes]
         self.write(nodes, ranks, width, [order.random() for _ in range(width)])
-
-    def check_lossless(self) -> None:
-        assert self.finish_reason is not None
-        assert (self.output, self.finish_reason) == decode_plain(self.next_token, self.rule)
 
 
 def new_dynamic_stage(

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.speculation.gate import (
+from slipstream.speculation.caption_book import (
     CAPTION_SHARE,
-    FIRST_BUDGET,
-    FIRST_REST,
-    LONGEST_REST,
     MOST_ENTRIES,
     MOST_MARGIN,
     NEW_MARGIN,
@@ -24,6 +21,7 @@ from slipstream.speculation.gate import (
     Opening,
     Start,
 )
+from slipstream.speculation.gate import FIRST_BUDGET, FIRST_REST, LONGEST_REST
 from slipstream.speculation.pacing import CostModel
 
 PLAIN_S = 0.02

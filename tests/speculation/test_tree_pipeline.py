@@ -20,10 +20,8 @@ from slipstream.speculation.protocol import (
     TokenTree,
     Verdict,
     accept_tree,
-    end_verdict,
 )
-from tests.speculation.toys import EOS, measured_costs, toy_target
-from tests.support.plain_decoding import decode_plain
+from tests.speculation.toys import EOS, Played, measured_costs, toy_target
 
 VOCAB = 300
 RULE = StopRule((EOS,), 80)
@@ -34,15 +32,14 @@ def pipeline_of(gamma: int = 4) -> Pipeline:
     return Pipeline(Sequential(gamma), costs, max_window=16, vocab_size=VOCAB, shape=Shape.TREE)
 
 
-class TreeStage:
+class TreeStage(Played):
     """Plays target and draft. The draft's output is what it was told; its trees hold the right path with luck."""
 
     def __init__(self, order: random.Random, agreement: float) -> None:
         self.order = order
         self.agreement = agreement
-        self.next_token = toy_target(VOCAB, order.randrange(1000))
-        self.pipeline = pipeline_of(order.randint(1, 6))
-        self.output: list[int] = []
+        next_token = toy_target(VOCAB, order.randrange(1000))
+        super().__init__(pipeline_of(order.randint(1, 6)), next_token, RULE)
         self.passes: deque[tuple[tuple[int, ...], tuple[int, ...]]] = deque([((), ())])
         self.mail: deque[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = deque()
         self.told: list[int] = []
@@ -62,8 +59,8 @@ class TreeStage:
                     self.mail.append(self.grow())
                 case Commit(tokens, _):
                     self.output.extend(tokens)
-                case Finish():
-                    pass
+                case Finish(reason):
+                    self.finish_reason = reason
                 case _:
                     raise AssertionError(f"{action} in a tree's turn")
 
@@ -98,14 +95,7 @@ class TreeStage:
 
     def judge(self) -> None:
         window, parents = self.passes.popleft()
-        path: tuple[int, ...] = ()
-        own = self.next_token(self.output)
-        if window:
-            tree = TokenTree(window, parents)
-            path, own = accept_tree(
-                tree, lambda _, nodes: self.next_token([*self.output, *(window[node] for node in nodes)])
-            )
-        verdict = end_verdict(window, len(path), own, len(self.output), RULE, path)
+        verdict = self.tree_verdict(window, parents) if window else self.chain_verdict(window)
         if verdict.finish_reason is not None:
             self.passes.clear()
         self.carry_out(self.pipeline.on_verdict(verdict))
@@ -121,7 +111,7 @@ def test_the_text_is_the_targets(agreement: float, seed: int) -> None:
     order = random.Random(seed)
     stage = TreeStage(order, agreement)
     pipeline = stage.pipeline
-    while pipeline.finish_reason is None:
+    while stage.finish_reason is None:
         if pipeline.draft_phase is DraftPhase.ABSENT and order.random() < 0.3:
             stage.join()
         elif pipeline.draft_phase is DraftPhase.JOINING and order.random() < 0.5:
@@ -134,7 +124,7 @@ def test_the_text_is_the_targets(agreement: float, seed: int) -> None:
             stage.lose()
         elif not stage.mail:
             stage.carry_out(pipeline.on_hold_expired())
-    assert (stage.output, pipeline.finish_reason) == decode_plain(stage.next_token, RULE)
+    stage.check_lossless()
 
 
 def test_a_tree_is_judged_whole_and_its_path_becomes_text() -> None:

@@ -20,6 +20,10 @@ from slipstream.speculation.protocol import (
     JudgeWindow,
     RestartLine,
     StopRule,
+    TokenTree,
+    Verdict,
+    accept_tree,
+    end_verdict,
     judge_window,
 )
 from tests.support.plain_decoding import NextToken, decode_plain
@@ -112,17 +116,40 @@ class ToyDraft:
             self.num_sent, self.chunk = len(self.output), 1
 
 
-class Stage:
-    """Drives a pipeline the way the gateway does and checks what it does."""
+class Played:
+    """A caption that has just been sent to a toy target: the pipeline that drives it, and the text so far."""
 
     def __init__(self, pipeline: Pipeline, next_token: NextToken, rule: StopRule) -> None:
         self.pipeline = pipeline
         self.next_token = next_token
         self.rule = rule
-        self.draft: ToyDraft | None = None
-        self.passes: deque[tuple[int, ...]] = deque([()])
         self.output: list[int] = []
         self.finish_reason: FinishReason | None = None
+
+    def tree_verdict(self, window: tuple[int, ...], parents: tuple[int, ...]) -> Verdict:
+        """The target's, over nodes that each follow another one."""
+        path, own = accept_tree(
+            TokenTree(window, parents), lambda _, nodes: self.next_token([*self.output, *(window[n] for n in nodes)])
+        )
+        return end_verdict(window, len(path), own, len(self.output), self.rule, path)
+
+    def chain_verdict(self, window: tuple[int, ...]) -> Verdict:
+        """The target's, over tokens that follow each other."""
+        choices = [self.next_token([*self.output, *window[:index]]) for index in range(len(window) + 1)]
+        return judge_window(window, choices, len(self.output), self.rule)
+
+    def check_lossless(self) -> None:
+        assert self.finish_reason is not None
+        assert (self.output, self.finish_reason) == decode_plain(self.next_token, self.rule)
+
+
+class Stage(Played):
+    """Drives a pipeline the way the gateway does and checks what it does."""
+
+    def __init__(self, pipeline: Pipeline, next_token: NextToken, rule: StopRule) -> None:
+        super().__init__(pipeline, next_token, rule)
+        self.draft: ToyDraft | None = None
+        self.passes: deque[tuple[int, ...]] = deque([()])
         self.rested = False
         """The draft's line may not write, or may only just again."""
         self.heard: list[int] = []
@@ -191,9 +218,7 @@ class Stage:
 
     def judge(self, round_s: float = 1.0, held_s: float = 0.0) -> None:
         """The target runs its next pass, and its verdict arrives."""
-        window = self.passes.popleft()
-        choices = [self.next_token([*self.output, *window[:index]]) for index in range(len(window) + 1)]
-        verdict = judge_window(window, choices, len(self.output), self.rule)
+        verdict = self.chain_verdict(self.passes.popleft())
         if verdict.finish_reason is not None:
             self.passes.clear()
         self.carry_out(self.pipeline.on_verdict(verdict, round_s, held_s))
@@ -261,10 +286,6 @@ class Stage:
                 assert self.passes, "deadlock: the target waits for a draft that may not write"
                 self.judge()
         raise AssertionError("the caption does not end")
-
-    def check_lossless(self) -> None:
-        assert self.finish_reason is not None
-        assert (self.output, self.finish_reason) == decode_plain(self.next_token, self.rule)
 
 
 def new_stage(
