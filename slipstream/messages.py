@@ -224,6 +224,20 @@ CaptionEvent = StageChange | CommittedText | Trace | Caption
 
 
 @dataclass(frozen=True)
+class Placement:
+    """One draft beside so many targets of one caption each, as measured captions foresee it: at least and at most,
+    where the draft's passes were never seen with so many captions."""
+
+    targets: int = 0
+    decoding_at_least: float = 0.0
+    decoding_at_most: float = 0.0
+    """Tokens a second of each target, over its own plain decoding."""
+    devices_at_least: float = 0.0
+    devices_at_most: float = 0.0
+    """Captions an hour of all these devices, over as many devices with plain targets; prefills are included."""
+
+
+@dataclass(frozen=True)
 class GatewayInfo:
     """What a gateway serves, and its limits."""
 
@@ -240,3 +254,5 @@ class GatewayInfo:
     accepts_paths: bool = False
     """False: videos are uploaded; the gateway has no roots."""
     reads_documents: bool = False
+    placements: tuple[Placement, ...] = ()
+    """For 1, 2 and 4 targets; none while no caption with a draft has been measured."""

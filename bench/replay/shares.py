@@ -20,7 +20,7 @@ from bench.replay.rows import LATE, TABLES, Replay, open_replay, replaying
 from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.speculation.pacing import CostModel, DecayedMean
-from slipstream.speculation.placement import TARGETS_A_DRAFT, Workload, linear_pass_s, placements
+from slipstream.speculation.placement import TARGETS_A_DRAFT, MeasuredCaptions, placements
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
 ALPHA, MAX_WINDOW = 0.9, 24
@@ -47,7 +47,8 @@ async def _run(replay: Replay, num_targets: int, clips: Sequence[Path], given: N
         for method in METHODS:
             options = replace(asked, method=method, max_new_tokens=given.tokens)
             found[method] = [await _at_once(captioners, clip, options) for clip in clips]
-    return _row(replay, num_targets, *(sum(found[method], []) for method in METHODS))
+    plain, drafted = ([one for at_once in found[method] for one in at_once] for method in METHODS)
+    return _row(replay, num_targets, plain, drafted)
 
 
 async def _open(replay: Replay, num_targets: int, opened: AsyncExitStack) -> list[AsyncCaptioner]:
@@ -77,23 +78,23 @@ def _row(replay: Replay, num_targets: int, plain: Sequence[Captioned], drafted: 
         "least": round(min(ours.caption.decoding_rate / own.caption.decoding_rate for own, ours in pairs), 3),
         "tau": round(statistics.median(each.tau for each in told), 3),
         "T_q": round(draft_pass_s, 4),
-        "late": draft_pass_s > LATE * _draft_pass_s(replay)(num_targets),
+        "late": draft_pass_s > LATE * _draft_pass_s(replay, num_targets),
         "identical": f"{sum(own.token_ids == ours.token_ids for own, ours in pairs)}/{len(pairs)}",
     }
 
 
-def _draft_pass_s(replay: Replay):  # type: ignore[no-untyped-def]
-    return linear_pass_s(replay.draft.pass_s(ALPHA), replay.draft.row_share)
+def _draft_pass_s(replay: Replay, num_targets: int) -> float:
+    return replay.draft.pass_s(ALPHA) * (1 + replay.draft.row_share * (num_targets - 1))
 
 
 def _foreseen(replay: Replay, num_targets: int, tau: float) -> float:
-    costs = CostModel()
+    """Decoding over plain, as `slipstream info --advise` would say from the table's times."""
+    costs = CostModel(plain_token_s=DecayedMean(replay.target.pass_s(1)), _accepted=tau, _judged=1.0)
     for window_len in range(MAX_WINDOW + 1):
         costs.target_pass_s.observe(window_len, replay.target.pass_s(window_len + 1))
-    costs.plain_token_s = DecayedMean(replay.target.pass_s(1))
-    costs._accepted, costs._judged = tau, 1.0
-    [found] = placements(costs, Workload(0.0, 1.0), MAX_WINDOW, _draft_pass_s(replay), [num_targets])
-    return found.decoding
+    measured = MeasuredCaptions(costs, {num_targets: _draft_pass_s(replay, num_targets)}, 0.0, 1.0)
+    [found] = placements(measured, MAX_WINDOW, [num_targets])
+    return found.decoding_at_least
 
 
 def main(argv: Sequence[str]) -> None:

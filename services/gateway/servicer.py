@@ -52,6 +52,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             default_prompt=config.default_prompt,
             accepts_paths=bool(config.roots),
             reads_documents=bool(config.reader),
+            placements=self._captioner.placements(),
         )
         return gateway_info_message(info)
 

@@ -14,12 +14,13 @@ from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
-from slipstream.messages import Caption, ModelInfo, StageChange
+from slipstream.messages import Caption, ModelInfo, Placement, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
+from slipstream.speculation.placement import placements
 from slipstream.video.messages import SampledVideo
 
 FIND_DRAFT_S = 0.5
@@ -40,6 +41,11 @@ class GatewayCaptioner:
         self._book = CaptionBook()
         self._num_running = 0
         self.metrics.watch_gate(self._book)
+
+    def placements(self) -> tuple[Placement, ...]:
+        """How many targets the draft should have, as the latest captions foresee it; none before there were any."""
+        measured = self._book.newest
+        return placements(measured, self._config.max_window) if measured is not None else ()
 
     @contextlib.contextmanager
     def asked(self, plan: CaptionPlan) -> Iterator[None]:
@@ -145,7 +151,7 @@ class GatewayCaptioner:
                 late_hints=late_hints,
             )
             caption = await run.run()
-            self._book.end(opening, caption.num_tokens)
+            self._book.end(opening, caption.num_tokens, caption.timings.first_token_s)
         self._report(plan, caption)
         return caption
 

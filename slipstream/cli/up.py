@@ -3,13 +3,13 @@
 import asyncio
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +26,7 @@ from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.documents.pool import check_packages
 from slipstream.errors import InvalidConfig
-from slipstream.messages import GatewayInfo
+from slipstream.messages import GatewayInfo, Placement
 from slipstream.stack.local import (
     DRAIN_S,
     GATEWAY_GRACE_S,
@@ -168,15 +168,45 @@ async def _serve(options: StackOptions) -> None:
 def info_command(
     *,
     gateway: Annotated[str, typer.Option(help="Address of the gateway: host:port, or unix:PATH.")],
+    advise: Annotated[
+        bool, typer.Option("--advise", help="Say how many targets one draft should serve, by measured captions.")
+    ] = False,
     connection: ConnectionOptions,
 ) -> None:
     """Show what a gateway serves and its limits."""
-    Console().print(_table(run_async(_fetch(gateway, connection))))
+    info = run_async(_fetch(gateway, connection))
+    Console().print(_advice(info.placements) if advise else _table(info))
 
 
 async def _fetch(address: str, connection: ConnectionOptions) -> GatewayInfo:
     async with AsyncCaptioner(gateway=connection.gateway(address)) as captioner:
         return await captioner.info()
+
+
+def _advice(placements: Sequence[Placement]) -> RenderableType:
+    """What each number of targets would give, and the words for it."""
+    if not placements:
+        raise InvalidConfig("the gateway has not measured a draft yet: caption some videos with one, then ask again")
+    table = Table("targets a draft", "devices", "each target decodes", "all devices caption")
+    for each in placements:
+        decoding = _between(each.decoding_at_least, each.decoding_at_most)
+        devices = _between(each.devices_at_least, each.devices_at_most)
+        table.add_row(str(each.targets), str(each.targets + 1), decoding, devices)
+    return Group(table, Text(_words(placements)))
+
+
+def _between(least: float, most: float) -> str:
+    return f"{least:.2f}x" if most - least < 0.005 else f"{least:.2f}x to {most:.2f}x"
+
+
+def _words(placements: Sequence[Placement]) -> str:
+    best = max(placements, key=lambda each: each.devices_at_least)
+    note = "x: over plain targets on as many devices; each target has one caption at a time."
+    if best.devices_at_least >= 1:
+        return f"Best: one draft for {best.targets} target{'s' * (best.targets > 1)}. {note}"
+    if any(each.devices_at_most >= 1 for each in placements):
+        return f"Not sure: caption that many videos at once, so that the draft's passes are measured. {note}"
+    return f"Best for a queue: no draft, a target on every device. A draft still makes one caption faster. {note}"
 
 
 def _table(info: GatewayInfo) -> Table:

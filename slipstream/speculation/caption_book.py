@@ -3,12 +3,13 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from slipstream.speculation.gate import FIRST_BUDGET, FIRST_REST, LONGEST_REST, PROOF, Gate
-from slipstream.speculation.pacing import CostModel, foreseen_speedup
+from slipstream.speculation.pacing import CostModel, DecayedMean, foreseen_speedup
+from slipstream.speculation.placement import MeasuredCaptions
 
 # A gate of one caption learns what its draft is worth, and the next caption would pay to learn it again. So the
 # process keeps a *record* for every kind of captions: how much speculation may still lose there (its *margin*, in
@@ -150,6 +151,14 @@ class Opening:
     record: GateRecord | None = None
 
 
+@dataclass
+class _Shape:
+    """Captions but for their decoding."""
+
+    first_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.0))
+    num_tokens: DecayedMean = field(default_factory=lambda: DecayedMean(0.0))
+
+
 class CaptionBook:
     """What captions have taught this process, by kind: what passes cost, and whether speculation pays.
 
@@ -164,6 +173,7 @@ class CaptionBook:
         self._target_costs: OrderedDict[Hashable, CostModel] = OrderedDict()
         """By size and load: the target's passes are the same whatever the draft, and plain captions have them too."""
         self._prompts: OrderedDict[str, None] = OrderedDict()
+        self._shapes: OrderedDict[Hashable, _Shape] = OrderedDict()
 
     @property
     def num_kinds(self) -> int:
@@ -192,17 +202,33 @@ class CaptionBook:
             costs.target_pass_s = target.target_pass_s
         if not gated:
             return Opening(kind, Start.ALONE, "", costs)
-        is_measured = costs.plain_token_s.weight and costs.draft_pass_s.weight
-        foreseen = foreseen_speedup(max_window, costs) if is_measured else None
+        foreseen = foreseen_speedup(max_window, costs) if _is_measured(costs) else None
         record = self._records.get(kind) or self._new_record(relative, foreseen)
         _remember(self._records, kind, record)
         start = record.begin()
         reason = record.reason(start) + (f"; its costs foresee {foreseen:.2f}x" if foreseen else "")
         return Opening(kind, start, reason, costs, record.gate(start, costs), record)
 
-    def end(self, opening: Opening, num_tokens: int) -> None:
-        """The caption reached its end, with so many tokens."""
+    @property
+    def newest(self) -> MeasuredCaptions | None:
+        """What captions with a draft have shown, of the kind that ended last and its relatives at other loads; None
+        before both models' passes were measured."""
+        drafted = [kind for kind, costs in self._costs.items() if _is_measured(costs)]
+        if not drafted:
+            return None
+        newest = drafted[-1]
+        alike = {kind.load: self._costs[kind] for kind in drafted if _is_relative(kind, newest)}
+        shape = self._shapes[newest.size, newest.settings]
+        by_captions = {2 ** (load - 1): costs.draft_pass_s.value for load, costs in alike.items()}
+        return MeasuredCaptions(alike[min(alike)], by_captions, shape.first_token_s.value, shape.num_tokens.value)
+
+    def end(self, opening: Opening, num_tokens: int, first_token_s: float = 0.0) -> None:
+        """The caption reached its end, with so many tokens; the first came so long after its frames."""
         kind = opening.kind
+        shape = self._shapes.get((kind.size, kind.settings)) or _Shape()
+        shape.first_token_s.observe(first_token_s)
+        shape.num_tokens.observe(num_tokens)
+        _remember(self._shapes, (kind.size, kind.settings), shape)
         _remember(self._target_costs, (kind.size, kind.load), opening.costs)
         if opening.start is not Start.REST:
             _remember(self._costs, kind, opening.costs)
@@ -219,6 +245,14 @@ class CaptionBook:
         known = self._records.get(relative)
         is_doubtful = (known is not None and known.resting) or (foreseen is not None and foreseen < 1)
         return GateRecord(margin=TRIAL_MARGIN if is_doubtful else NEW_MARGIN)
+
+
+def _is_measured(costs: CostModel) -> bool:
+    return costs.plain_token_s.weight > 0 and costs.draft_pass_s.weight > 0
+
+
+def _is_relative(one: Kind, other: Kind) -> bool:
+    return (one.size, one.settings) == (other.size, other.settings)
 
 
 def _remember(entries: OrderedDict[Any, Any], key: Hashable, value: object) -> None:

@@ -1,13 +1,14 @@
-"""How many targets one draft should serve, and whether any should: measured costs in, tokens a device out.
+"""How many targets one draft should serve, and whether any should: measured costs in, captions an hour a device out.
 
 A device that has a target decodes; one that has the draft decodes nothing by itself. So a draft for n targets must make
-each of them more than (n + 1) / n times as fast before n + 1 plain targets are not the better use of the same devices.
-Pure: no clock, no I/O.
+each of them more than (n + 1) / n times as fast, prefills included, before n + 1 plain targets are not the better use
+of the same devices. Pure: no clock, no I/O.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from slipstream.messages import Placement
 from slipstream.speculation.pacing import CostModel, DecayedMean, foreseen_speedup
 
 TARGETS_A_DRAFT = (1, 2, 4)
@@ -15,55 +16,49 @@ TARGETS_A_DRAFT = (1, 2, 4)
 
 
 @dataclass(frozen=True)
-class Workload:
-    """One caption, as it was measured."""
+class MeasuredCaptions:
+    """What captions of one kind have shown."""
 
-    prefill_s: float
-    """From a session's opening to its first token, at the target; a draft does not shorten it."""
+    costs: CostModel
+    """Of one target alone with its draft, or as near to that as was measured."""
+    draft_pass_s: Mapping[int, float]
+    """T_q, in seconds, by how many captions shared a pass."""
+    first_token_s: float
+    """From a video's frames to the first token. A draft does not shorten it."""
     num_tokens: float
-    """Of its text."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """One draft beside so many targets, each of which has as many captions at once as the costs were measured at."""
-
-    targets: int
-    decoding: float
-    """Tokens a second of one target, over its own plain decoding."""
-    devices: float
-    """Captions an hour of all devices, over as many devices with plain targets; prefills are included."""
+    """Of a text."""
 
 
 def placements(
-    costs: CostModel,
-    workload: Workload,
-    max_window: int,
-    draft_pass_s: Callable[[int], float],
-    targets: Iterable[int] = TARGETS_A_DRAFT,
-) -> list[Placement]:
-    """What each number of targets a draft would give, by `SelfClocked`'s expected cycle.
+    measured: MeasuredCaptions, max_window: int, targets: Iterable[int] = TARGETS_A_DRAFT
+) -> tuple[Placement, ...]:
+    """What each number of targets would give, by the expected cycle of `SelfClocked`."""
+    return tuple(_placement(measured, max_window, number) for number in targets)
 
-    Args:
-        costs: T_p(k), tau and what a plain token takes, of one target alone with its draft.
-        draft_pass_s: T_q in seconds, by the targets whose sessions share a pass of the draft.
+
+def _placement(measured: MeasuredCaptions, max_window: int, targets: int) -> Placement:
+    shortest_s, longest_s = draft_pass_bounds(measured.draft_pass_s, targets)
+    decoding = [_decoding(measured.costs, max_window, seconds) for seconds in (longest_s, shortest_s)]
+    plain_s = measured.num_tokens * measured.costs.plain_token_s.value
+    devices = [
+        (measured.first_token_s + plain_s) / (measured.first_token_s + plain_s / faster) * targets / (targets + 1)
+        for faster in decoding
+    ]
+    return Placement(targets, *decoding, *devices)
+
+
+def draft_pass_bounds(draft_pass_s: Mapping[int, float], captions: int) -> tuple[float, float]:
+    """T_q of so many captions at least and at most, in seconds. Where that was not measured, what was measured with
+    fewer is the least, as where passes wait for memory; and a pass takes at most that for each, as where it multiplies.
     """
-    return [_placement(costs, workload, max_window, number, draft_pass_s(number)) for number in targets]
+    if captions in draft_pass_s:
+        return draft_pass_s[captions], draft_pass_s[captions]
+    nearest = max((known for known in draft_pass_s if known < captions), default=min(draft_pass_s))
+    seconds = draft_pass_s[nearest]
+    return min(seconds, seconds * captions / nearest), max(seconds, seconds * captions / nearest)
 
 
-def _placement(
-    costs: CostModel, workload: Workload, max_window: int, targets: int, draft_pass_s: float
-) -> Placement:
+def _decoding(costs: CostModel, max_window: int, draft_pass_s: float) -> float:
     shared = costs.fork()
     shared.draft_pass_s = DecayedMean(draft_pass_s)
-    decoding = foreseen_speedup(max_window, shared)
-    plain_s = workload.num_tokens * costs.plain_token_s.value
-    drafted_s = plain_s / decoding
-    gained = (workload.prefill_s + plain_s) / (workload.prefill_s + drafted_s)
-    return Placement(targets, decoding, gained * targets / (targets + 1))
-
-
-def linear_pass_s(alone_s: float, row_share: float) -> Callable[[int], float]:
-    """T_q by sessions, where each beyond the first adds `row_share` of a pass: about 0 where passes wait for memory, as
-    on a GPU, 1 where they multiply, as on a CPU."""
-    return lambda sessions: alone_s * (1 + row_share * (sessions - 1))
+    return foreseen_speedup(max_window, shared)

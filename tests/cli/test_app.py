@@ -12,6 +12,7 @@ import pytest
 from slipstream import __version__
 from slipstream.cli import up
 from slipstream.cli.app import run
+from slipstream.messages import GatewayInfo, Placement
 from tests.cli.fake_gateway import FakeGateway
 
 
@@ -65,6 +66,26 @@ def test_info_is_a_table_without_escape_codes(gateway: FakeGateway, capsys: pyte
     for fact in ("9.9.9", "big", "not connected", "1,000 MB", "[Describe] it."):
         assert fact in shown
     assert "\x1b" not in shown
+
+
+def test_advice_is_given_once_a_draft_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def advice(*placements: Placement) -> str:
+        async def fetch(*words: object) -> GatewayInfo:
+            return GatewayInfo(placements=placements)
+
+        monkeypatch.setattr(up, "_fetch", fetch)
+        assert run(["info", "--gateway", "a:1", "--advise"]) == (0 if placements else 2)
+        told = capsys.readouterr()
+        return told.out or told.err
+
+    assert "caption some videos" in advice()
+    one, two = Placement(1, 3.0, 3.0, 0.9, 0.9), Placement(2, 2.5, 2.9, 1.1, 1.25)
+    assert "Best: one draft for 2 targets." in (shown := advice(one, two))
+    assert "1.10x to 1.25x" in shown and " 0.90x " in shown
+    assert "no draft" in advice(one)
+    assert "Not sure" in advice(one, Placement(2, 1.5, 2.9, 0.8, 1.25))
 
 
 def test_info_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

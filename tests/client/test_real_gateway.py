@@ -90,3 +90,19 @@ async def test_leaving_a_synchronous_stream_ends_its_caption(measured: ServicePr
     with slipstream.connect(measured.address) as captioner:
         await asyncio.to_thread(read_a_little)
         await is_cancelled_soon(measured, before)
+
+
+async def test_a_gateway_says_how_many_targets_its_draft_should_serve(
+    stack: Stack, world: World, tmp_path: Path
+) -> None:
+    peers = ("--target", stack.processes["target"].address, "--draft", stack.processes["draft"].address)
+    async with running("gateway", tmp_path, *peers) as process, slipstream.connect_async(process.address) as captioner:
+        await captioner.caption(world.clips[0], max_new_tokens=8, method="autoregressive", **ASKED)
+        assert not (await captioner.info()).placements, "no draft has been measured"
+        for _ in range(40):  # where the machine is busy, a caption may end before its draft is there
+            await captioner.caption(world.clips[0], max_new_tokens=200, gate=False, **ASKED)
+            if found := (await captioner.info()).placements:
+                break
+    assert [each.targets for each in found] == [1, 2, 4]
+    assert all(0 < each.devices_at_least <= each.devices_at_most for each in found)
+    assert all(each.devices_at_most < max(each.decoding_at_most, 1) for each in found), "prefills and the draft count"

@@ -361,7 +361,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +373,7 @@ class GatewayInfo(_message.Message):
     DEFAULT_PROMPT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTS_PATHS_FIELD_NUMBER: _ClassVar[int]
     READS_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -384,4 +385,19 @@ class GatewayInfo(_message.Message):
     default_prompt: str
     accepts_paths: bool
     reads_documents: bool
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ...) -> None: ...
+    placements: _containers.RepeatedCompositeFieldContainer[Placement]
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("targets", "decoding_at_least", "decoding_at_most", "devices_at_least", "devices_at_most")
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    DECODING_AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    DECODING_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    targets: int
+    decoding_at_least: float
+    decoding_at_most: float
+    devices_at_least: float
+    devices_at_most: float
+    def __init__(self, targets: _Optional[int] = ..., decoding_at_least: _Optional[float] = ..., decoding_at_most: _Optional[float] = ..., devices_at_least: _Optional[float] = ..., devices_at_most: _Optional[float] = ...) -> None: ...
