@@ -32,12 +32,12 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import DocumentFacts, DocumentLimits, PageDraft
+from slipstream.documents.messages import DocumentFacts, DocumentLimits
 from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
-from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions
+from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.logs import get_logger
-from slipstream.messages import Caption, ModelInfo
+from slipstream.messages import ModelInfo
 
 STORE_AWAY_S = 0.5
 NO_PARTS = PartsState(0, "", ())
@@ -48,24 +48,12 @@ CUT_REGIONS = "the regions took more room than a page has in the archive; they w
 # -- what reads documents ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PageRead:
-    """One page, read twice."""
-
-    dpi: float
-    """Of its picture; 0 for an image, which has none of its own."""
-    draft: PageDraft
-    """What the OCR or the document's own text layer says."""
-    caption: Caption
-    """The target's reading."""
-
-
 class DocumentSource(Protocol):
     """Reads documents page by page."""
 
     def pages(
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
-    ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+    ) -> AsyncGenerator[DocumentFacts | PageReading, None]:
         """The facts, then the pages that are asked for, in their order; what could be read before an error comes before
         it. `plan` is what to ask of every page, in place of the options' own `caption`; the source adds the page's
         hints and a request id. Closed, it ends the work.
@@ -176,7 +164,7 @@ class DocumentRunner:
         asked = run.remaining
         async with aclosing(source.pages(run.content.data, asked, run.plan)) as pages:
             while (page := await self._next(run, pages)) is not None:
-                if isinstance(page, PageRead):
+                if isinstance(page, PageReading):
                     await self._keep(run, page)
                 elif not run.state.total:
                     await self._open_parts(run, page.pages)
@@ -184,8 +172,8 @@ class DocumentRunner:
             raise SlipstreamError("the reader says nothing of the pages that it was asked for")
 
     async def _next(
-        self, run: _Run, pages: AsyncGenerator[DocumentFacts | PageRead, None]
-    ) -> DocumentFacts | PageRead | None:
+        self, run: _Run, pages: AsyncGenerator[DocumentFacts | PageReading, None]
+    ) -> DocumentFacts | PageReading | None:
         limit_s = self._config.request_timeout_s
         async with self._models.captioning(run.lease, run.plan):
             try:
@@ -212,9 +200,9 @@ class DocumentRunner:
         if state.done and not pages:
             get_logger().info("document.resumed", parts_done=len(state.done), parts_total=state.total)
 
-    async def _keep(self, run: _Run, page: PageRead) -> None:
+    async def _keep(self, run: _Run, page: PageReading) -> None:
         """While the store is away it waits: what was read is not read again for that."""
-        number = run.pages.index(page.draft.page)
+        number = run.pages.index(page.page)
         data = self._part(run, number, page)
         while True:
             try:
@@ -226,16 +214,16 @@ class DocumentRunner:
             raise _lost()
         if answer is PutAnswer.FULL:
             raise LimitExceeded(
-                f"page {page.draft.page}: the pages of this document take more than the"
+                f"page {page.page}: the pages of this document take more than the"
                 f" {self._queue.policy.parts.max_job_bytes} bytes that a job may keep; submit it in parts, by pages"
             )
         run.state = replace(run.state, done=(*run.state.done, number))
         run.progress(f"page {len(run.state.done)}/{run.state.total}")
-        get_logger().info("part.kept", part=number, page=page.draft.page, answer=answer, num_bytes=len(data))
+        get_logger().info("part.kept", part=number, page=page.page, answer=answer, num_bytes=len(data))
 
-    def _part(self, run: _Run, number: int, page: PageRead) -> bytes:
+    def _part(self, run: _Run, number: int, page: PageReading) -> bytes:
         receipt = make_receipt(run.plan, run.content, page.caption, run.target, run.draft, run.lease.epoch)
-        part = JobPart(number, page.draft.page, page.dpi, page.caption, receipt, page.draft)
+        part = JobPart(number, page.page, page.picture.dpi, page.caption, receipt, page.draft)
         data = write_part(part)
         if len(data) > self._queue.policy.parts.max_part_bytes:
             warnings = (*page.draft.warnings, CUT_REGIONS)

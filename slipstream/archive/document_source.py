@@ -3,11 +3,10 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from slipstream.archive.document_runner import PageRead
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import DocumentFacts
-from slipstream.documents.reading import DocumentOptions, page_readings
+from slipstream.documents.reading import DocumentOptions, PageReading, page_readings
 
 
 class GatewayDocuments:
@@ -18,7 +17,7 @@ class GatewayDocuments:
 
     async def pages(
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
-    ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+    ) -> AsyncGenerator[DocumentFacts | PageReading, None]:
         """See `DocumentSource`."""
         async with aclosing(self._documents.events(data, asked, plan, pages_at_once=1)) as events:
             async for facts in events:
@@ -27,4 +26,4 @@ class GatewayDocuments:
                     break
             async with aclosing(page_readings(events)) as pages:
                 async for page in pages:
-                    yield PageRead(page.picture.dpi, page.draft, page.caption)
+                    yield page

@@ -10,6 +10,7 @@ from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.tls import WireOptions
+from slipstream.video.formats import DEFAULT_TIER, TIERS
 
 # -- media options ----------------------------------------------------------------------------------------------------
 
@@ -54,6 +55,11 @@ class MediaOptions:
         "fewest bytes a second of an upload, on average; 0 for any", default=16 * 1024, check=between(0, 2**40)
     )
     decode_workers: int = option("videos decoded at once, each in a process", default=2, check=between(1, 256))
+    formats: str = option(
+        "which containers and codecs are decoded: modern; archive, old ones too; or all that libav decodes",
+        default=DEFAULT_TIER,
+        check=one_of(*TIERS),
+    )
     decode_timeout_s: float = option("longest time for decoding one video", default=120.0, check=between(0.1, 86400))
     decode_memory_mb: int = option(
         "most memory of one decoder in MiB, sampled frames apart", default=2048, check=between(64, 2**20)

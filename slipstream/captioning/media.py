@@ -169,6 +169,7 @@ class Media:
         self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,
             timeout_s=config.decode_timeout_s,
+            formats=config.formats,
             max_frames_sampled=config.max_frames,
             max_frame_pixels=config.max_frame_pixels,
         )

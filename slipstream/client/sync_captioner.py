@@ -83,54 +83,10 @@ def _close_at_exit() -> None:
 # -- captioner --------------------------------------------------------------------------------------------------------
 
 
-class CaptionStream(Generic[ItemT]):
-    """A caption while it is made: an iterator, and a context manager that ends the caption when it is left.
+class _Stream(Generic[ItemT]):
+    """What the background loop reads, item by item."""
 
-    The caption begins with the first item that is asked for. Dropping the stream, as by `break`, or `close` ends it at
-    the gateway. One thread at a time may read it.
-    """
-
-    def __init__(self, captioner: "Captioner", stream: AsyncCaptionStream[ItemT]) -> None:
-        self._captioner = captioner  # which would be closed with its last reference
-        self._stream = stream
-
-    @property
-    def text(self) -> str:
-        """The text so far, also of a caption that failed."""
-        return self._stream.text
-
-    @property
-    def caption(self) -> Caption:
-        """The finished caption. Raises `InvalidRequest` before the stream's end."""
-        return self._stream.caption
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> ItemT:
-        items = run_in_background(_next_items(self._stream))
-        if not items:
-            raise StopIteration
-        return items[0]
-
-    def close(self) -> None:
-        """Ends the caption, if it runs."""
-        run_in_background(self._stream.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class DocumentStream(Generic[ItemT]):
-    """A document while it is read: an iterator, and a context manager that ends the work when it is left, as `close`
-    does, and dropping it. One thread at a time may read it."""
-
-    def __init__(self, captioner: "Captioner", items: AsyncGenerator[ItemT, None]) -> None:
+    def __init__(self, captioner: "Captioner", items: AsyncGenerator[ItemT, None] | AsyncCaptionStream[ItemT]) -> None:
         self._captioner = captioner  # which would be closed with its last reference
         self._items = items
 
@@ -144,7 +100,7 @@ class DocumentStream(Generic[ItemT]):
         return items[0]
 
     def close(self) -> None:
-        """Ends the work, if it goes on."""
+        """Ends the work at the gateway, if it goes on."""
         run_in_background(self._items.aclose())
 
     def __enter__(self) -> Self:
@@ -154,6 +110,33 @@ class DocumentStream(Generic[ItemT]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class CaptionStream(_Stream[ItemT]):
+    """A caption while it is made: an iterator, and a context manager that ends the caption when it is left.
+
+    The caption begins with the first item that is asked for. Dropping the stream, as by `break`, or `close` ends it at
+    the gateway. One thread at a time may read it.
+    """
+
+    def __init__(self, captioner: "Captioner", stream: AsyncCaptionStream[ItemT]) -> None:
+        super().__init__(captioner, stream)
+        self._stream = stream
+
+    @property
+    def text(self) -> str:
+        """The text so far, also of a caption that failed."""
+        return self._stream.text
+
+    @property
+    def caption(self) -> Caption:
+        """The finished caption. Raises `InvalidRequest` before the stream's end."""
+        return self._stream.caption
+
+
+class DocumentStream(_Stream[ItemT]):
+    """A document while it is read: an iterator, and a context manager that ends the work when it is left, as `close`
+    does, and dropping it. One thread at a time may read it."""
 
 
 async def _next_items(stream: AsyncIterator[ItemT]) -> list[ItemT]:

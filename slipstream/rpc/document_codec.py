@@ -5,7 +5,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.documents.messages import BadDraft, DocumentFacts, DocumentRequest, PageDraft, PagePicture
+from slipstream.documents.messages import BadDraft, DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent, DocumentOptions
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.rpc.codec import (
@@ -17,7 +17,7 @@ from slipstream.rpc.codec import (
     to_message,
 )
 from slipstream.rpc.grpc_options import CHUNK_BYTES
-from slipstream.rpc.reader import draft_message, read_draft
+from slipstream.rpc.reader import draft_message, read_draft, read_request
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc, reader_pb2
 
 # -- the request -------------------------------------------------------------------------------------------------------
@@ -52,15 +52,8 @@ def read_document_options(message: gateway_pb2.DocumentOptions) -> DocumentOptio
     """What is asked of the document that follows. Raises `InvalidRequest` for values that no gateway takes."""
     if message.caption.path or message.caption.request_id:
         raise InvalidRequest("path and request_id are the document's, not its caption options'")
-    request = DocumentRequest(
-        pages=message.pages,
-        dpi=message.dpi or DocumentRequest.dpi,
-        ocr_dpi=message.ocr_dpi,
-        pictures=message.pictures,
-        text_layer=not message.no_text_layer,
-    )
     caption, surface = read_options(message.caption), message.surface or DocumentOptions.surface
-    return DocumentOptions(request, surface, caption, message.stage or DocumentOptions.stage).check()
+    return DocumentOptions(read_request(message), surface, caption, message.stage or DocumentOptions.stage).check()
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_too_large,
 from slipstream.rpc.codec import from_message, to_message
 from slipstream.rpc.grpc_options import CHUNK_BYTES, REQUEST_ID_KEY
 from slipstream.rpc.tls import PeerSecurity
-from slipstream.rpc.v1 import reader_pb2, reader_pb2_grpc
+from slipstream.rpc.v1 import gateway_pb2, reader_pb2, reader_pb2_grpc
 
 # -- codec -------------------------------------------------------------------------------------------------------------
 
@@ -58,15 +58,20 @@ def request_messages(data: bytes, request: DocumentRequest) -> Iterator[reader_p
 
 def read_start(message: reader_pb2.ReadStart) -> DocumentRequest:
     """What is asked of the document that follows. Raises InvalidRequest for resolutions that are not served."""
-    request = DocumentRequest(
+    request = read_request(message)
+    check_request(request)
+    return request
+
+
+def read_request(message: reader_pb2.ReadStart | gateway_pb2.DocumentOptions) -> DocumentRequest:
+    """What is asked of a document, not checked."""
+    return DocumentRequest(
         pages=message.pages,
         dpi=message.dpi or DocumentRequest.dpi,
         ocr_dpi=message.ocr_dpi,
         pictures=message.pictures,
         text_layer=not message.no_text_layer,
     )
-    check_request(request)
-    return request
 
 
 def event_messages(event: ReadEvent) -> Iterator[reader_pb2.ReadEvent]:

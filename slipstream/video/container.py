@@ -4,11 +4,12 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, ClassVar, NoReturn
 
 import av
+import av.logging
 import numpy as np
 from av.container import InputContainer
 from av.packet import Packet
@@ -17,6 +18,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.formats import TIERS, codecs_of, containers_of, refused
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
 
@@ -147,19 +149,12 @@ def _box_size(header: bytes, rest: int) -> int | None:
 
 # -- container --------------------------------------------------------------------------------------------------------
 
-FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts"
-"""Demuxers that may open a file. Playlists (HLS, DASH, concat) are absent: they make libav open other files."""
-
-CODECS = {
-    *("h264", "hevc", "vp8", "vp9", "av1", "libdav1d"),
-    *("mpeg4", "mpeg2video", "mpeg1video", "h263", "mjpeg", "prores", "ffv1"),
-}
-"""Decoders that may run."""
-
 LACKED_MEMORY = "decoding this video needs more memory than is allowed; scale it down, or raise decode_memory_mb"
 _LACK_OF_MEMORY = (MemoryError, BlockingIOError)
 """The latter is what libav says when there is no room for the stack of a thread."""
 _SNIFFED_BYTES = 512
+_NOT_LISTED = "Format not on whitelist"
+"""How libav says that it knows a container and may not open it."""
 
 
 @dataclass
@@ -232,18 +227,18 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
     source.seek(0)
     reader = WatchedReader(source, extent.length, watch)
     options = {
-        "format_whitelist": FORMATS,
+        "format_whitelist": ",".join(containers_of(limits.formats)),
         "protocol_whitelist": "file",
-        "codec_whitelist": ",".join(sorted(CODECS)),
+        "codec_whitelist": ",".join(sorted(codecs_of(limits.formats))),
         "max_pixels": str(limits.max_pixels_source),
     }
     try:
-        container = av.open(reader, "r", options=options, metadata_errors="replace", io_open=_refuse_second_file)
+        container = _open_container(reader, options)
     except Exception as failure:
         reader.check()
         if isinstance(failure, _LACK_OF_MEMORY):
             raise LimitExceeded(LACKED_MEMORY) from failure
-        raise UnreadableVideo(_why_not_opened(source)) from failure
+        raise _why_not_opened(source, reader, options, limits.formats) from failure
     with container:
         reader.check()
         yield OpenVideo(container, _pick_stream(container, limits), reader, extent.is_cut)
@@ -267,6 +262,8 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         last_duration = packet.duration or 0
     ticks_of = np.frombuffer(pts, dtype=np.int64)
     is_key = np.frombuffer(keys, dtype=np.bool_)
+    if video.stream.codec_context.name in _DOUBTFUL_KEYS and is_key.all():
+        is_key = np.arange(len(is_key)) == 0
     is_shown = _from_first_key(ticks_of, is_key, np.frombuffer(shown, dtype=np.bool_))
     if not is_shown.any():
         raise UnreadableVideo("the video stream contains no frame; the file was probably cut off while it was written")
@@ -281,9 +278,15 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
 
 
 def _times_only_decoding(video: OpenVideo) -> bool:
-    """AVI numbers packets in decode order. libav repairs that for MPEG-4, not for reordered H.264 and HEVC."""
+    """AVI and ASF number packets in decode order, as MXF does without an index. libav repairs that for MPEG-4, not for
+    reordered H.264 and HEVC."""
     codec = video.stream.codec_context
-    return video.container.format.name == "avi" and codec.name in {"h264", "hevc"} and bool(codec.has_b_frames)
+    name = video.container.format.name
+    return name in {"avi", "asf", "mxf"} and codec.name in {"h264", "hevc"} and bool(codec.has_b_frames)
+
+
+_DOUBTFUL_KEYS = {"h261", "h263", "h263p", "h263i"}
+"""Codecs all of whose packets libav calls key packets, in containers that do not say it themselves."""
 
 
 def _from_first_key(
@@ -311,8 +314,8 @@ def _pick_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream
         raise UnreadableVideo(f"the file has no video stream, only: {kinds}; send a file with pictures")
     stream = max(streams, key=lambda s: (bool(s.disposition & Disposition.default), -s.index))
     codec = stream.codec_context.name if stream.codec_context else "unknown"
-    if codec not in CODECS:
-        raise UnreadableVideo(f"codec {codec!r} is not served; convert to h264, hevc, vp9 or av1")
+    if codec not in codecs_of(limits.formats):
+        raise refused("codec", codec, limits.formats)
     check_picture_size(stream.codec_context.width, stream.codec_context.height, limits)
     return stream
 
@@ -342,14 +345,42 @@ def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> NoRetu
     raise PermissionError("a video may not refer to another file or address")
 
 
-def _why_not_opened(source: BinaryIO) -> str:
+def _why_not_opened(source: BinaryIO, reader: WatchedReader, options: dict[str, str], formats: str) -> UnreadableVideo:
     source.seek(0)
     head = source.read(_SNIFFED_BYTES)
     text = head.lstrip().lower()
     if text.startswith((b"#extm3u", b"ffconcat", b"<mpd", b"<?xml")):
-        return "the file is a playlist or manifest, which would fetch other files; send the video itself"
+        return UnreadableVideo(
+            "the file is a playlist or manifest, which would fetch other files; send the video itself"
+        )
     if text.startswith((b"<!doctype", b"<html")):
-        return "the file is a web page (HTML), not a video; check the download"
+        return UnreadableVideo("the file is a web page (HTML), not a video; check the download")
     if head[4:8] == b"ftyp":
-        return "the MP4 index (moov) is missing or damaged; the recording or upload was cut off, send it again"
-    return f"the format is not recognised as one of {FORMATS}; the file is no video, damaged, or needs converting"
+        return UnreadableVideo(
+            "the MP4 index (moov) is missing or damaged; the recording or upload was cut off, send it again"
+        )
+    source.seek(0)
+    name = _unlisted_container(reader, options)
+    if name in containers_of(list(TIERS)[-1]):
+        return refused("container", name, formats)
+    served = ",".join(containers_of(formats))
+    return UnreadableVideo(
+        f"the format is not recognised as one of {served}; the file is no video, damaged, or needs converting"
+    )
+
+
+def _unlisted_container(reader: WatchedReader, options: dict[str, str]) -> str:
+    """Name of the demuxer that would open the file; empty for one that no demuxer claims. The name is in libav's log
+    alone, which nobody listens to but here. The demuxer does not run."""
+    av.logging.set_level(av.logging.ERROR)
+    av.logging.set_skip_repeated(False)
+    try:
+        with av.logging.Capture() as logged, suppress(Exception):
+            _open_container(reader, options).close()
+    finally:
+        av.logging.set_level(None)
+    return next((name for _, name, message in logged if message.startswith(_NOT_LISTED)), "")
+
+
+def _open_container(reader: WatchedReader, options: dict[str, str]) -> InputContainer:
+    return av.open(reader, "r", options=dict(options), metadata_errors="replace", io_open=_refuse_second_file)

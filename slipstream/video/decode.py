@@ -7,6 +7,7 @@ Whatever was skipped, missing or contradictory is said in `warnings`. No usable 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import BinaryIO
 
 import numpy as np
@@ -38,6 +39,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
+from slipstream.video.pictures import HDR_PIXELS, is_hdr, shown_size, to_rgb, whole_picture
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -45,6 +47,10 @@ from slipstream.video.paths import open_video_path
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 """Gives memory for frames of the shape [most frames, height, width, 3]."""
+
+
+LARGEST_SHOWN = 4096 * 2160
+"""Most pixels to which stretching pixels may enlarge a picture."""
 
 
 def on_heap(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -75,9 +81,13 @@ class FrameBuffer:
     num_expected: int
     """As many as the container promises, by which some models choose the size."""
     allocate: Allocate = on_heap
+    pixel_aspect: Fraction | None = None
+    """How much wider than high the container says that pixels are."""
     times_s: list[float] = field(default_factory=list, init=False)
     source_size: tuple[int, int] = field(default=(0, 0), init=False)
     """(width, height) as stored."""
+    shown_size: tuple[int, int] = field(default=(0, 0), init=False)
+    """The same on a screen, and at most as many pixels as are taken from a frame."""
     rotation: int = field(default=0, init=False)
     """Degrees clockwise that put the frames upright: 0, 90, 180 or 270."""
     num_damaged: int = field(default=0, init=False)
@@ -93,8 +103,8 @@ class FrameBuffer:
         if not self.times_s:
             self.source_size = size
             self.rotation = round(-frame.rotation / 90) % 4 * 90
-        wanted = self.source_size if self.size.is_known else bounded_size(*self.source_size, self.max_pixels)
-        picture = _to_rgb(frame, wanted)
+            self.shown_size = bounded_size(*shown_size(*size, self.pixel_aspect), self._most_pixels(frame))
+        picture = to_rgb(whole_picture(frame), self.shown_size)
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
@@ -104,6 +114,12 @@ class FrameBuffer:
             self._pictures = self.allocate((self.capacity, *upright.shape))
         self._pictures[len(self.times_s)] = upright
         self.times_s.append(time_s)
+
+    def _most_pixels(self, frame: VideoFrame) -> int:
+        """That are taken from a frame before it gets the wanted size."""
+        if not self.size.is_known:
+            return self.max_pixels
+        return HDR_PIXELS if is_hdr(frame) else max(frame.width * frame.height, LARGEST_SHOWN)
 
     def stacked(self) -> NDArray[np.uint8]:
         """[n, height, width, 3] C-contiguous; n is at least 1."""
@@ -118,14 +134,6 @@ class FrameBuffer:
         if self.num_resized:
             found.append(f"the picture size changes within the video; {self.num_resized} frames were rescaled to match")
         return found
-
-
-def _to_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """[height, width, 3] as stored, not rotated; `size` is (width, height)."""
-    width, height = size
-    if (frame.width, frame.height) != size:
-        frame = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC", threads=1)
-    return np.asarray(frame.to_ndarray(format="rgb24", threads=1), dtype=np.uint8)
 
 
 # -- decode -----------------------------------------------------------------------------------------------------------
@@ -291,8 +299,9 @@ class _Sampler:
         self, runs: Sequence[DecodeRun], times_s: Sequence[float], num_expected: int
     ) -> tuple[FrameBuffer, DamageCount]:
         damage = DamageCount(self.limits.max_corrupt_packets)
-        kept = FrameBuffer(self.size, self.limits.max_frame_pixels, self.num_frames, num_expected, self.allocate)
         with open_video(self.source, self.limits, self.watch) as video:
+            aspect, most = video.stream.sample_aspect_ratio, self.limits.max_frame_pixels
+            kept = FrameBuffer(self.size, most, self.num_frames, num_expected, self.allocate, aspect)
             frames = decode_runs(video, self.packets, runs, self.limits, damage)
             for time_s, frame in pick_frames(frames, FramePicker(times_s)):
                 try:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.video.formats import DEFAULT_TIER
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 
@@ -48,6 +49,8 @@ class DecodeLimits:
     """Packets that may be skipped because they cannot be read or decoded. One more, and the video is refused."""
     timeout_s: float = 120.0
     """Wall-clock time for the whole call."""
+    formats: str = DEFAULT_TIER
+    """Which containers and codecs are decoded, one of `slipstream.video.formats.TIERS`."""
     decoder_threads: int = 1
     """Threads of one decoder. Several captions decode side by side, so one each uses the cores best."""
 

@@ -3,11 +3,8 @@ plain decoding's, and true hints that come late are used."""
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import pytest_asyncio
 
 import slipstream
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
-from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
+from slipstream.documents.reading import DocumentEvent, PageReading
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -32,15 +29,14 @@ from slipstream.errors import (
 from slipstream.messages import Caption, CommittedText, StageChange
 from slipstream.rpc.calls import FirstStatus
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
-from slipstream.stack.local import POCKET_DIR, Stack, StackOptions
-from tests.support.documents import cyclic, encrypted, needs_documents, pdf_of, words_at
+from slipstream.stack.local import Stack
+from tests.support.document_stack import COLOURS, NUM_PAGES, PAGES_ASKED, PDF, SHAPE, Documents, corner, opened
+from tests.support.documents import cyclic, encrypted, needs_documents
 from tests.support.gateway_client import TIMEOUT_S
-from tests.support.processes import START_S, check_logs, eventually, logged
-from tests.support.scripted_reader import FOLDER_VARIABLE
+from tests.support.processes import START_S, eventually, logged
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_documents]
 
-NUM_TOKENS = 40
 NUM_PLACES = 3
 """For captions, at the gateway."""
 MOST_TRIES = 5
@@ -50,104 +46,18 @@ GATEWAY_FLAGS = (
     *("--reader-wait-s", str(START_S), "--max-captions", str(NUM_PLACES), "--max-document-bytes", str(MAX_BYTES)),
     *("--upload-idle-s", "2"),
 )
-COLOURS = ((1, 0, 0), (0, 0.6, 0), (0, 0, 1))
-NUM_PAGES = len(COLOURS)
-DPI = 36
-"""Half a pixel a point."""
-SHAPE = 240
-"""Width and height in points."""
-
-
-def corner(index: int) -> tuple[int, int]:
-    """Left and bottom of the page's shape, in points."""
-    return 60 + 120 * index, 200 + 60 * index
-
-
-def drawn(index: int) -> bytes:
-    """A page with a large coloured shape and a line of words: the pocket models know shapes."""
-    shape = (*COLOURS[index], *corner(index), SHAPE, SHAPE)
-    return b"%g %g %g rg %g %g %g %g re f 0 g\n" % shape + words_at(72, 700, f"page {index + 1}", 20)
-
-
-PDF = pdf_of([drawn(index) for index in range(NUM_PAGES)])
-ASKED: dict[str, Any] = {"prompt": "Describe this video in detail.", "max_new_tokens": NUM_TOKENS, "dpi": DPI}
-OnEvent = Callable[[DocumentEvent], None]
-
-
-@dataclass
-class Documents:
-    """A stack with a reader that does as it is told, and a client."""
-
-    stack: Stack
-    captioner: slipstream.AsyncCaptioner
-    folder: Path
-    plain: list[str]
-    """The texts of plain decoding."""
-
-    @contextlib.contextmanager
-    def script(self, pages: dict[Any, dict[str, Any]]) -> Iterator[None]:
-        """What the reader says of pages. It is as before afterwards."""
-        (self.folder / "script.json").write_text(json.dumps(pages))
-        try:
-            yield
-        finally:
-            (self.folder / "script.json").write_text("{}")
-            for mark in self.folder.glob("*-*"):
-                mark.unlink()
-
-    def touch(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    def log(self, service: str) -> Path:
-        return self.stack.processes[service].log_path
-
-    def signal(self, service: str, number: int) -> None:
-        os.kill(self.stack.processes[service].pid, number)
-
-    async def read(self, on_event: OnEvent = lambda event: None, **asked: Any) -> list[PageReading]:
-        events = heard(self.captioner.document_events(PDF, **ASKED | asked), on_event)
-        async with contextlib.aclosing(page_readings(events)) as pages:
-            return [page async for page in pages]
-
-    async def check(self, on_event: OnEvent = lambda event: None, **asked: Any) -> list[PageReading]:
-        """All pages, whose texts must be plain decoding's."""
-        pages = await self.read(on_event, **asked)
-        assert [page.page for page in pages] == list(range(1, NUM_PAGES + 1))
-        assert [page.text for page in pages] == self.plain
-        return pages
-
-
-async def heard(events: AsyncGenerator[DocumentEvent, None], on_event: OnEvent) -> AsyncGenerator[DocumentEvent, None]:
-    async with contextlib.aclosing(events):
-        async for event in events:
-            on_event(event)
-            yield event
+ASKED = PAGES_ASKED | {"max_new_tokens": 40}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def documents(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Documents]:
     folder = tmp_path_factory.mktemp("documents")
-    (folder / "script.json").write_text("{}")
-    (folder / "root").mkdir()
-    (folder / "root" / "a.pdf").write_bytes(PDF)
-    (folder / "root" / "empty.pdf").touch()
-    made = StackOptions(
-        target_model=POCKET_DIR.parent / "pocket-qwen" / "target",
-        draft_model=None,
-        reader=True,
-        threads=1,
-        env={FOLDER_VARIABLE: str(folder)},
-        video_roots=(folder / "root",),
-        extra_flags={"gateway": GATEWAY_FLAGS},
-    )
-    options = replace(made, modules={**made.modules, "reader": "tests.support.scripted_reader"})
-    async with Stack(options) as stack, slipstream.connect_async(stack.gateway_address) as captioner:
-        running = Documents(stack, captioner, folder, [])
-        running.plain += [page.text for page in await running.read(method="autoregressive")]
-        assert len(set(running.plain)) == NUM_PAGES, "every page has a text of its own"
+    root = folder / "root"
+    root.mkdir()
+    (root / "a.pdf").write_bytes(PDF)
+    (root / "empty.pdf").touch()
+    async with opened(folder, {"gateway": GATEWAY_FLAGS}, ASKED, roots=(root,)) as running:
         yield running
-        assert stack.failure is None
-        check_logs(stack)
 
 
 async def test_events_come_page_by_page(documents: Documents) -> None:
@@ -223,7 +133,7 @@ async def test_a_reader_that_is_killed_is_done_without_and_the_next_goes_on(docu
         if isinstance(event, PagePicture) and event.page == 1:
             documents.signal("reader", signal.SIGKILL)
 
-    with documents.script({"1": {"hold": "never-1"}}):
+    with documents.script({1: {"hold": "never-1"}}):
         pages = await documents.check(kill)
     assert "read without a draft" in pages[0].draft.warnings[0] and not pages[0].draft.regions
     assert [page.draft.text.strip() for page in pages[1:]] == ["page 2", "page 3"]
@@ -242,7 +152,7 @@ async def test_a_reader_that_freezes_is_done_without_until_it_thaws(documents: D
 
     frozen, before = asyncio.Event(), len(logged(documents.log("gateway"), "reader.given_up"))
     thawing = asyncio.create_task(thaw())
-    with documents.script({"1": {"hold": "never-1"}}):
+    with documents.script({1: {"hold": "never-1"}}):
         pages = await documents.check(freeze)
     await thawing
     assert "read without a draft" in pages[0].draft.warnings[0]
@@ -271,7 +181,7 @@ async def test_a_text_that_depends_on_its_hints_waits_for_them(documents: Docume
             stages.append(event.stage)
 
     asked: dict[str, Any] = {"method": "hsd", "tolerance": 0.5, "pages": "1"}
-    with documents.script({"1": {"text": documents.plain[0], "hold": "go-all"}}):
+    with documents.script({1: {"text": documents.plain[0], "hold": "go-all"}}):
         (late,) = await documents.read(let_go, **asked)
         (early,) = await documents.read(**asked)
     assert late.text == early.text and late.caption.options["tolerance"] == 0.5

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from slipstream.archive.document_runner import PAGE_OPTIONS, PageRead
+from slipstream.archive.document_runner import PAGE_OPTIONS
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.messages import JobKind, JobPart
 from slipstream.archive.parts import PartLimits
@@ -29,9 +29,9 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
-from slipstream.documents.messages import Box, DocumentFacts, Origin, PageDraft, Region, RegionKind
+from slipstream.documents.messages import Box, DocumentFacts, Origin, PageDraft, PagePicture, Region, RegionKind
 from slipstream.documents.pages import parse_pages
-from slipstream.documents.reading import DocumentOptions
+from slipstream.documents.reading import DocumentOptions, PageReading
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -105,7 +105,7 @@ class FakeSource:
 
     async def pages(
         self, data: bytes, asked: DocumentOptions, plan: CaptionPlan
-    ) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+    ) -> AsyncGenerator[DocumentFacts | PageReading, None]:
         assert data == DATA and not asked.request.pictures
         self.asked.append(asked.request.pages)
         numbers = parse_pages(asked.request.pages, NUM_PAGES, NUM_PAGES)
@@ -119,7 +119,7 @@ class FakeSource:
             self.read.append(page)
             caption = Caption(f"{self.text} {page}", 3, None)
             region = Region(Box(0, 0, 9, 9), RegionKind.TEXT, 0, f"ocr {page}", 0.5, Origin.OCR)
-            yield PageRead(150.0, PageDraft(page, 10, 10, (region,)), caption)
+            yield PageReading(PagePicture(page, 10, 10, 150.0), PageDraft(page, 10, 10, (region,)), caption)
 
 
 class World:
@@ -292,10 +292,10 @@ async def test_regions_that_take_too_much_room_are_left_out() -> None:
     world = World(FakeSource(), QueuePolicy(parts=PartLimits(max_part_bytes=700)))
 
     class Wordy(FakeSource):
-        async def pages(self, *args: Any) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+        async def pages(self, *args: Any) -> AsyncGenerator[DocumentFacts | PageReading, None]:
             async for page in super().pages(*args):
-                if isinstance(page, PageRead):
-                    words = hashlib.sha512(b"%d" % page.draft.page).hexdigest() * 9
+                if isinstance(page, PageReading):
+                    words = hashlib.sha512(b"%d" % page.page).hexdigest() * 9
                     regions = tuple(
                         replace(page.draft.regions[0], text=hashlib.sha512(f"{words}{n}".encode()).hexdigest(), order=n)
                         for n in range(20)
@@ -329,9 +329,9 @@ async def test_a_gateway_that_reads_no_documents_leaves_them_to_others() -> None
 
 async def test_a_reader_that_leaves_pages_out_is_not_asked_for_ever() -> None:
     class Forgetful(FakeSource):
-        async def pages(self, *args: Any) -> AsyncGenerator[DocumentFacts | PageRead, None]:
+        async def pages(self, *args: Any) -> AsyncGenerator[DocumentFacts | PageReading, None]:
             async for page in super().pages(*args):
-                if not isinstance(page, PageRead) or page.draft.page != 3:
+                if not isinstance(page, PageReading) or page.page != 3:
                     yield page
 
     world = World(Forgetful())
