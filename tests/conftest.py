@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from slipstream.rpc.calls import open_channel
+from slipstream.stack import process
 from slipstream.stack.local import Stack
+from tests.support.forked_services import START_AFRESH, services_forked
 from tests.support.processes import check_logs
 from tests.support.world import World, make_world
 
@@ -60,6 +62,18 @@ def logs_as_they_were() -> Iterator[None]:
         logging.captureWarnings(False)
         root = logging.getLogger()
         root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_forked() -> Iterator[None]:
+    with services_forked():
+        yield
+
+
+@pytest.fixture
+def started_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how a process starts or ends: services import what they need themselves, as a user's do."""
+    monkeypatch.setattr(process, "start_child", START_AFRESH)
 
 
 @pytest.fixture(scope="session")
