@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import NoReturn
 
-from slipstream.rpc.server import PARENT_PID_VARIABLE
-
 READY = b"ready"
 NUMBER = struct.Struct("q")
 MAX_REQUEST_BYTES = 1 << 20
@@ -37,8 +35,6 @@ class Start:
     arguments: list[str]
     environ: dict[str, str]
     folder: str
-    parent_pid: int
-    """Of the process that asks. A service that must not outlive it is bound to the fork server, which ends with it."""
 
 
 def main(connection: socket.socket, services: list[str]) -> None:
@@ -119,8 +115,6 @@ def _become(start: Start, added: Mapping[str, str], log: int) -> NoReturn:
         os.chdir(start.folder)
         os.environ.clear()
         os.environ.update({**added, **start.environ})
-        if os.environ.get(PARENT_PID_VARIABLE) == str(start.parent_pid):
-            os.environ[PARENT_PID_VARIABLE] = str(os.getppid())
         sys.argv = [start.module, *start.arguments]
         runpy.run_module(start.module, run_name="__main__", alter_sys=True)
         status = 0

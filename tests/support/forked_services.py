@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack import process
 from tests.support.fork_server import NUMBER, READY, Start
 
@@ -57,7 +58,7 @@ class ForkServer:
     async def start(self, argv: Sequence[str], environ: Mapping[str, str], log: int) -> "ForkedChild":
         """Raises `ConnectionError` when the server could not import what it should; its own output says why."""
         connection = await self._connected()
-        start = Start(argv[2], list(argv[3:]), dict(environ), os.getcwd(), os.getpid())
+        start = Start(argv[2], list(argv[3:]), self._bound(environ), os.getcwd())
         reading, writing = os.pipe()
         try:
             socket.send_fds(connection, [json.dumps(asdict(start)).encode()], [log, writing])
@@ -73,6 +74,11 @@ class ForkServer:
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._process.wait()
+
+    def _bound(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """A service that must not outlive this process must not outlive the server, which ends with this process."""
+        is_bound = environ.get(PARENT_PID_VARIABLE) == str(os.getpid())
+        return {**environ, PARENT_PID_VARIABLE: str(self.pid)} if is_bound else dict(environ)
 
     async def _connected(self) -> socket.socket:
         connection = self._socket = self._socket or self._open()
