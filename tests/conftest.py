@@ -33,6 +33,19 @@ def pytest_configure() -> None:
 
 FOLDERS_OF_ONE = ("archive", "cli", "client", "e2e", "examples", "faults", "front", "services")
 """Folders whose tests run services, which they share, and the one whose tests harm them."""
+SLOW_ONES = (
+    *("e2e", "faults", "services", "cli", "front", "archive", "client", "examples"),
+    "tests/bench/test_gpu_checks.py",
+    "tests/bench/test_bench_reading.py",
+)
+"""What takes longest, first: begun last, it would keep one worker busy when the others have nothing left."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker runs as a whole: a folder that runs services, or a file."""
+    path = nodeid.partition("::")[0]
+    folder = path.split("/")[1]
+    return folder if folder in FOLDERS_OF_ONE else path
 
 
 class OneForServices(LoadScopeScheduling):
@@ -43,13 +56,18 @@ class OneForServices(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        folder = path.split("/")[1]
-        return folder if folder in FOLDERS_OF_ONE else path
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # as the workers have them, not those of most tests first
     return OneForServices(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {scope: number for number, scope in enumerate(SLOW_ONES)}
+        items.sort(key=lambda item: rank.get(scope_of(item.nodeid), len(rank)))
 
 
 @pytest.fixture(autouse=True)
