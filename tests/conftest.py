@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from slipstream.rpc.calls import open_channel
+from slipstream.stack import process
 from slipstream.stack.local import Stack
+from tests.support.forked_services import START_AFRESH, services_forked
 from tests.support.processes import check_logs
 from tests.support.world import World, make_world
 
@@ -31,6 +33,19 @@ def pytest_configure() -> None:
 
 FOLDERS_OF_ONE = ("archive", "cli", "client", "e2e", "examples", "faults", "front", "services")
 """Folders whose tests run services, which they share, and the one whose tests harm them."""
+SLOW_ONES = (
+    *("e2e", "faults", "services", "cli", "front", "archive", "client", "examples"),
+    "tests/bench/test_gpu_checks.py",
+    "tests/bench/test_bench_reading.py",
+)
+"""What takes longest, first: begun last, it would keep one worker busy when the others have nothing left."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker runs as a whole: a folder that runs services, or a file."""
+    path = nodeid.partition("::")[0]
+    folder = path.split("/")[1]
+    return folder if folder in FOLDERS_OF_ONE else path
 
 
 class OneForServices(LoadScopeScheduling):
@@ -41,13 +56,18 @@ class OneForServices(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        folder = path.split("/")[1]
-        return folder if folder in FOLDERS_OF_ONE else path
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # as the workers have them, not those of most tests first
     return OneForServices(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {scope: number for number, scope in enumerate(SLOW_ONES)}
+        items.sort(key=lambda item: rank.get(scope_of(item.nodeid), len(rank)))
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +80,18 @@ def logs_as_they_were() -> Iterator[None]:
         logging.captureWarnings(False)
         root = logging.getLogger()
         root.handlers[:] = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_forked() -> Iterator[None]:
+    with services_forked():
+        yield
+
+
+@pytest.fixture
+def started_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how a process starts or ends: services import what they need themselves, as a user's do."""
+    monkeypatch.setattr(process, "start_child", START_AFRESH)
 
 
 @pytest.fixture(scope="session")

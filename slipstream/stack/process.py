@@ -29,6 +29,12 @@ LOG_TAIL_BYTES = 64 * 1024
 _PROBE_OPTIONS = tuple((f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in ("initial", "min", "max"))
 
 
+async def start_child(argv: Sequence[str], env: Mapping[str, str], log: int) -> asyncio.subprocess.Process:
+    """A child in its own process group, so that a terminal's Ctrl-C reaches only the parent. `log`: a descriptor."""
+    pipes: dict[str, int] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": log, "stderr": log}
+    return await asyncio.create_subprocess_exec(*argv, **pipes, env=env, process_group=0)
+
+
 class ServiceProcess:
     """A service that runs as a child process and can be started again after it ended."""
 
@@ -65,19 +71,11 @@ class ServiceProcess:
         return 0.0 if self._serving_since is None else time.monotonic() - self._serving_since
 
     async def start(self) -> None:
-        """Starts the child in its own process group, so that a terminal's Ctrl-C reaches only the parent."""
         self._serving_since = None
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._log_start = os.fstat(log).st_size
-            self._child = await asyncio.create_subprocess_exec(
-                *self.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                process_group=0,
-            )
+            self._child = await start_child(self.argv, self._env, log)
         finally:
             os.close(log)
         self.starts += 1

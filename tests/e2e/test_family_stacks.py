@@ -17,7 +17,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.video.messages import SampledVideo
 from tests.support import tiny_checkpoint, tiny_families
-from tests.support.gateway_client import Captioned, caption
+from tests.support.gateway_client import Captioned, caption, until
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import check_logs
 from tests.support.tiny_pair import WriteCheckpoint
@@ -65,6 +65,11 @@ async def check(channel: grpc.aio.Channel, family: World, clip: int = 0, **optio
     return captioned
 
 
+async def drafted(channel: grpc.aio.Channel, family: World, clip: int, **options: Any) -> Captioned:
+    """The same of a caption in which the draft was heard."""
+    return await until(lambda one: one.summary.speculation.judged > 0, lambda: check(channel, family, clip, **options))
+
+
 async def test_plain_decoding_of_several_videos_at_once(channel: grpc.aio.Channel, family: World) -> None:
     asked = {"method": "autoregressive", "max_new_tokens": 64}
     for captioned in await asyncio.gather(*(check(channel, family, clip, **asked) for clip in range(3))):
@@ -76,7 +81,7 @@ async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, 
     """Both kinds of positions, of two videos at once."""
     asked: dict[str, Any] = {"pruner": pruner, "alpha": ALPHA, "gate": False}
     for captioned in await asyncio.gather(
-        *(check(channel, family, clip, positions=kind, **asked) for clip, kind in enumerate(("original", "compact")))
+        *(drafted(channel, family, clip, positions=kind, **asked) for clip, kind in enumerate(("original", "compact")))
     ):
         speculation, num_tokens = captioned.summary.speculation, captioned.summary.video.video_tokens
         assert speculation.judged > 0
@@ -88,7 +93,7 @@ async def test_a_draft_that_sees_less(channel: grpc.aio.Channel, family: World, 
 
 async def test_a_draft_that_sees_all_is_often_right(channel: grpc.aio.Channel, family: World) -> None:
     """It would not be, were it shown other pictures, times or positions than the target."""
-    captioned = await check(channel, family, 1, pruner="none", gate=False, max_new_tokens=64)
+    captioned = await drafted(channel, family, 1, pruner="none", gate=False, max_new_tokens=64)
     speculation = captioned.summary.speculation
     assert speculation.accepted > speculation.judged / 2
 
@@ -117,5 +122,5 @@ async def test_a_large_video_that_is_decoded_elsewhere(channel: grpc.aio.Channel
 
 @pytest.mark.parametrize("method", ["parallelvlm", "specvlm", "sd_tree", "onsd", "std"])
 async def test_other_methods(channel: grpc.aio.Channel, family: World, method: str) -> None:
-    captioned = await check(channel, family, 1, method=method)
+    captioned = await drafted(channel, family, 1, method=method)
     assert captioned.summary.speculation.judged > 0

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
-from tests.support.gateway_client import caption
+from tests.support.gateway_client import caption, until
 from tests.support.hub_forms import pad_vocabulary
 from tests.support.processes import check_logs
 from tests.support.world import NUM_FRAMES, PROMPT, World
@@ -44,7 +44,10 @@ async def channel(
 
 async def run(channel: grpc.aio.Channel, world: World, **options: Any) -> list[int]:
     asked = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS, "pruner": "none", "gate": False}
-    captioned = await caption(channel, world.clips[0], **asked | options)
+    captioned = await until(
+        lambda one: one.summary.speculation.accepted > 0,
+        lambda: caption(channel, world.clips[0], **asked | options),
+    )
     speculation = captioned.summary.speculation
     assert speculation.drafts_lost == 0 and speculation.accepted > 0
     return captioned.token_ids

@@ -18,7 +18,7 @@ from slipstream.stack.local import gateway_address
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.faults.conftest import FragileStack
 from tests.support.archive_client import archive_at, jobs_of
-from tests.support.processes import START_S, logged, running
+from tests.support.processes import START_S, eventually, logged, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,8 +44,12 @@ async def test_deaths_around_an_archive(fragile: FragileStack, tmp_path: Path) -
             batch = await archive_at(channel).submit(items, key="k", num_frames=6, max_new_tokens=NUM_TOKENS)
 
             await _wait(batch, lambda jobs: any(job.progress.startswith("generate") for job in jobs))
-            os.kill(target.pid, signal.SIGKILL)
+            killed = target.pid
+            os.kill(killed, signal.SIGKILL)
+            await eventually(lambda: target.pid != killed)
+            os.kill(target.pid, signal.SIGSTOP)  # it is not back before it was missed
             await _wait_health(health, "", NOT_SERVING)
+            os.kill(target.pid, signal.SIGCONT)
             await _wait_health(health, "", SERVING)
 
             await _wait(batch, lambda jobs: any(job.state is JobState.DONE for job in jobs))

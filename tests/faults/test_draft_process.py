@@ -47,9 +47,14 @@ async def test_killed_and_started_again(fragile: FragileStack, method: str) -> N
 
 
 async def test_missing_at_the_start_and_joining_late(fragile: FragileStack) -> None:
-    os.kill(fragile.process("draft").pid, signal.SIGKILL)
-    await fragile.process("draft").wait_exit()
-    captioned = await fragile.caption(came_back)
+    async def without() -> Captioned:
+        """It may be there again before the caption begins."""
+        await fragile.all_serving()
+        os.kill(fragile.process("draft").pid, signal.SIGKILL)
+        await fragile.process("draft").wait_exit()
+        return await fragile.caption(came_back)
+
+    captioned = await until(lambda one: "draft_missing" in one.stage_names, without)
     assert "draft_missing" in captioned.stage_names
     assert "draft_lost" not in captioned.stage_names
     await fragile.check(captioned)

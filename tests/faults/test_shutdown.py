@@ -121,6 +121,7 @@ async def test_a_busy_stack_ends_by_itself(world: World, monkeypatch: pytest.Mon
         assert {process.exit_status for process in stack.processes.values()} == {0}
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_sigterm_while_it_starts(tmp_path: Path) -> None:
     gateway = new_process("gateway", tmp_path, "--target", "unix:/nowhere.sock")
     await gateway.start()
@@ -131,6 +132,7 @@ async def test_sigterm_while_it_starts(tmp_path: Path) -> None:
     read_log(gateway.log_path)
 
 
+@pytest.mark.usefixtures("started_afresh")
 async def test_a_draft_that_is_stopped_while_it_loads(world: World, tmp_path: Path) -> None:
     draft = new_process("draft", tmp_path, "--model", str(world.pair.draft), "--threads", "1")
     await draft.start()

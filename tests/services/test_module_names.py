@@ -10,7 +10,7 @@ import pytest
 from slipstream.stack.local import Stack
 from tests.support.processes import START_S, logged, new_process
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("started_afresh")]
 
 
 async def test_a_gateway_by_its_folder(stack: Stack, tmp_path: Path) -> None:

@@ -1,43 +1,19 @@
 """Starts that cannot work: exit status 2, and one clear line of JSON that names what is wrong."""
 
-import asyncio
-import json
 import socket
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slipstream.stack.local import Stack, gateway_address
-from tests.support.processes import failed_start, read_log, running
+from tests.support.processes import failed_start, running
 from tests.support.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-FORKS = """
-import json, os, runpy, sys
-import slipstream.engine.draft_engine, slipstream.engine.target_engine
-for name, log, flags, env in json.loads(sys.argv[1]):
-    if child := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    out = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    os.environ.update(env)
-    sys.argv = [name, *flags]
-    runpy.run_module(f"slipstream.services.{name}", run_name="__main__", alter_sys=True)
-    os._exit(99)
-"""
-
-
 async def check(name: str, folder: Path, complaint: str, *flags: str, **env: str) -> None:
-    check_log(name, complaint, *await failed_start(name, folder, *flags, **env))
-
-
-def check_log(name: str, complaint: str, status: int, log: list[dict[str, Any]]) -> None:
+    status, log = await failed_start(name, folder, *flags, **env)
     assert [(entry["event"], entry["level"], entry["service"]) for entry in log] == [("service.failed", "error", name)]
     assert complaint in log[0]["error"]
     assert status == 2
@@ -74,7 +50,6 @@ async def test_the_gateway(tmp_path: Path, flags: tuple[str, ...], env: dict[str
 
 
 async def test_the_model_services(tmp_path: Path, world: World) -> None:
-    """Forked from one process, as each would take seconds to load its libraries."""
     empty, broken = tmp_path / "empty", tmp_path / "broken"
     empty.mkdir()
     broken.mkdir()
@@ -90,16 +65,8 @@ async def test_the_model_services(tmp_path: Path, world: World) -> None:
         ("target", "SLIPSTREAM_TARGET_SPEED is no option", ("--model", model), {"SLIPSTREAM_TARGET_SPEED": "9"}),
         ("draft", "device 'abacus' is not usable", ("--model", model, "--device", "abacus"), {}),
     ]
-    starts = [
-        (name, str(tmp_path / f"{number}.log"), ["--listen", f"unix:{tmp_path / str(number)}.sock", *flags], env)
-        for number, (name, _, flags, env) in enumerate(cases)
-    ]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", FORKS, json.dumps(starts)), stdout=asyncio.subprocess.PIPE
-    )
-    statuses, _ = await process.communicate()
-    for (name, complaint, _, _), status, (_, log_path, *_) in zip(cases, statuses.split(), starts, strict=True):
-        check_log(name, complaint, int(status), read_log(Path(log_path)))
+    for number, (name, complaint, flags, env) in enumerate(cases):
+        await check(name, tmp_path / str(number), complaint, *flags, **env)
 
 
 async def test_an_address_in_use(tmp_path: Path, stack: Stack) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
+from tests.support.forked_services import fork_server_pids
 
 START_S, STOP_S = 240.0, 30.0
 
@@ -88,9 +89,15 @@ def check_logs(stack: Stack) -> None:
 
 
 def our_children() -> set[int]:
-    """Ids of the processes that this one started and that still exist. Threads may end while it looks."""
+    """Ids of the processes that this one started, or had forked, and that still exist."""
+    servers = fork_server_pids()
+    return set().union(*map(_children, (os.getpid(), *servers))) - servers
+
+
+def _children(pid: int) -> set[int]:
+    """Of all threads of a process, which may end meanwhile."""
     found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update(map(int, path.read_text().split()))
     return found
