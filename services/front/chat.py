@@ -210,7 +210,7 @@ def _facts(happened: DocumentEvent) -> dict[str, Any]:
         case DocumentFacts():
             return {"document": asdict(happened)}
         case Caption():
-            return {"video": asdict(happened.video)}
+            return {"video": asdict(happened.video), "stages": asdict(happened.timings)}
         case PageDraft():
             return {}
     return {}
