@@ -105,6 +105,9 @@ class GatewayMetrics:
         self._oldest = Gauge(
             "slipstream_queue_oldest_job_age_seconds", "Of the job that has waited longest for its turn", registry=to
         )
+        self._writable = Gauge(
+            "slipstream_queue_writable", "1 while the queue's store takes writes", ["store"], registry=to
+        )
         self._last_take = Gauge(
             "slipstream_queue_last_take_age_seconds",
             "Since the queue last answered this gateway's take of jobs, or it had no free slot",
@@ -201,6 +204,10 @@ class GatewayMetrics:
         for state, number in jobs.items():
             self._queue.labels(state).set(number)
         self._oldest.set(oldest_s)
+
+    def queue_writable(self, is_writable: bool) -> None:
+        """Whether the queue's store took a write just now."""
+        self._writable.labels("redis").set(is_writable)
 
     def store_called(self, call: str, seconds: float) -> None:
         """The queue's store has answered, or failed to. `call`: what it was asked, one of a fixed set of words."""

@@ -2,6 +2,10 @@
 
 import json
 import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +67,66 @@ def test_every_rule_says_what_to_do() -> None:
     rules: list[dict[str, Any]] = yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())["groups"][0]["rules"]
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 8
     assert all(":" in rule["annotations"]["summary"] for rule in rules)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a rule tells of: series of one value a minute, and the minute at which it does. In the first it does not."""
+
+    alert: str
+    minute: int
+    series: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the alert."""
+
+
+CASES = (
+    Case(
+        "SlipstreamStoreTakesNoWrites",
+        11,
+        {'slipstream_queue_writable{instance="g1",store="redis"}': "1x9 0x5"},
+        {"instance": "g1", "store": "redis"},
+    ),
+    Case(
+        "SlipstreamNoWorker",
+        11,
+        {'slipstream_queue_jobs{state="queued"}': "3x20", 'slipstream_queue_jobs{state="running"}': "1x4 0x20"},
+    ),
+    Case("SlipstreamOldJob", 12, {"slipstream_queue_oldest_job_age_seconds": "21600+60x20"}),
+    Case("SlipstreamJobsDead", 12, {'slipstream_queue_jobs{state="dead"}': "0x9 2x9"}, {"state": "dead"}),
+    Case(
+        "SlipstreamAcceptanceCollapsed",
+        170,
+        {"slipstream_tau_sum": "0+1.8x60 108+0.2x120", "slipstream_tau_count": "0+2x180"},
+    ),
+)
+
+
+def rule_test(case: Case) -> dict[str, Any]:
+    """As promtool reads it."""
+    rules = yaml.safe_load((ROOT / "deploy/alerts.yaml").read_text())["groups"][0]["rules"]
+    (summary,) = (rule["annotations"]["summary"] for rule in rules if rule["alert"] == case.alert)
+    said = {"summary": summary.replace("{{ $labels.instance }}", case.labels.get("instance", ""))}
+    told = {"exp_labels": dict(case.labels), "exp_annotations": said}
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+        "alert_rule_test": [
+            {"eval_time": "1m", "alertname": case.alert, "exp_alerts": []},
+            {"eval_time": f"{case.minute}m", "alertname": case.alert, "exp_alerts": [told]},
+        ],
+    }
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_rules_tell_of_what_they_are_for(tmp_path: Path) -> None:
+    path = tmp_path / "tests.yaml"
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(ROOT / "deploy/alerts.yaml")], "tests": [rule_test(case) for case in CASES]})
+    )
+    for words in (["check", "rules", str(ROOT / "deploy/alerts.yaml")], ["test", "rules", str(path)]):
+        done = subprocess.run(["promtool", *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_page_lists_every_metric() -> None:

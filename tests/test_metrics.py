@@ -9,7 +9,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
-from slipstream.archive.queue import QueueDepth
+from slipstream.archive.queue import QueueDepth, QueueUnavailable
 from slipstream.archive.service import watch_depth
 from slipstream.budget import Admission
 from slipstream.errors import InvalidConfig, Overloaded, SlipstreamError
@@ -169,6 +169,22 @@ async def test_the_queue_is_watched() -> None:
     assert value(registry, "slipstream_queue_jobs", state="dead") == 3
     assert value(registry, "slipstream_queue_jobs", state="oldest_s") is None
     assert value(registry, "slipstream_queue_oldest_job_age_seconds") == 60
+
+
+@pytest.mark.parametrize("takes_writes", [True, False])
+async def test_the_store_is_asked_to_take_a_write(takes_writes: bool) -> None:
+    class Store(FakeQueue):
+        async def ping(self) -> None:
+            if not takes_writes:
+                raise QueueUnavailable("READONLY")
+
+    registry = CollectorRegistry()
+    assert value(registry, "slipstream_queue_writable", store="redis") is None, "a gateway without a queue says nothing"
+    watching = asyncio.create_task(watch_depth(Store(), GatewayMetrics(registry)))
+    while value(registry, "slipstream_queue_writable", store="redis") is None:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert value(registry, "slipstream_queue_writable", store="redis") == takes_writes
 
 
 def test_they_are_shown_on_loopback_unless_told_otherwise() -> None:

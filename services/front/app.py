@@ -1,11 +1,12 @@
 """The application: finds an endpoint, finds out who calls, makes room, and answers every failure once."""
 
 import asyncio
+import contextlib
 import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,7 @@ from slipstream.errors import ServiceStopping, SlipstreamError, Unauthenticated
 from slipstream.logs import LineBudget, get_logger
 from slipstream.rpc.callers import begin_call, current_caller, name_owner
 from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
+from slipstream.rpc.tracing import TRACEPARENT_KEY
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import ClientGone, linger
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
@@ -94,8 +96,23 @@ class Api:
             await endpoint.serve(call)
             return
         self._identify(call)
-        with self.front.requests.held(), self.front.figures.in_work.track_inprogress():
+        with self.front.requests.held(), self.front.figures.in_work.track_inprogress(), self._traced(call, endpoint):
             await endpoint.serve(call)
+
+    @contextlib.contextmanager
+    def _traced(self, call: Call, endpoint: Endpoint) -> Iterator[None]:
+        """A span, in a process that has a collector."""
+        if self.front.tracing is None:
+            yield
+            return
+        facts = {"http.request.method": endpoint.method, "http.route": endpoint.path}
+        parent = call.header(TRACEPARENT_KEY)
+        with self.front.tracing.span(f"{endpoint.method} {endpoint.path}", parent, **facts) as span:
+            try:
+                yield
+            finally:
+                measured = {f"slipstream.{name}": value for name, value in call.measured.items()}
+                span.set_attributes({"slipstream.request_id": call.request_id} | measured)
 
     def _identify(self, call: Call) -> None:
         """Where tokens are asked for, they say who calls; the gateways ask again."""

@@ -41,6 +41,8 @@ class Call:
     """The body has come to its end."""
     kind: str = ""
     """Of the answer's content."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Of the caption, for its trace."""
 
     def __post_init__(self) -> None:
         self.is_read = self.header("content-length") in ("", "0") and not self.header("transfer-encoding")

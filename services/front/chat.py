@@ -98,6 +98,7 @@ async def _answer(call: Call, asked: ChatRequest, body: JsonBody, info: GatewayI
             media=opened.facts,
         )
         answer = _Answer(asked, completion)
+        call.measured = answer.measured
         if asked.stream:
             with front.figures.streams.track_inprogress():
                 await call.stream(answer.events(_events(call, asked, opened)))
@@ -139,6 +140,8 @@ class _Answer:
     asked: ChatRequest
     completion: Completion
     captions: list[Caption] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    """The timings, once they are known."""
     _pieces: list[str] = field(default_factory=list)
     _num_tokens: int = 0
     _page: int = 0
@@ -164,10 +167,11 @@ class _Answer:
                     yield completion.chunk({"role": "assistant", "content": ""}, **self._usage_so_far())
                 if delta:
                     yield completion.chunk({"content": delta}, **self._usage_so_far())
+        self.measured |= timings(self.captions)
         yield completion.chunk(
             {} if is_begun else {"role": "assistant", "content": ""},
             finish_reason(self.captions),
-            timings=timings(self.captions),
+            timings=self.measured,
             slipstream=completion.figures(self.text, self.captions),
             **self._usage_so_far(),
         )
@@ -210,7 +214,7 @@ def _facts(happened: DocumentEvent) -> dict[str, Any]:
         case DocumentFacts():
             return {"document": asdict(happened)}
         case Caption():
-            return {"video": asdict(happened.video)}
+            return {"video": asdict(happened.video), "stages": asdict(happened.timings)}
         case PageDraft():
             return {}
     return {}

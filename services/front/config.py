@@ -6,6 +6,7 @@ from slipstream.captioning.config import MediaOptions
 from slipstream.config import between, one_of, option
 from slipstream.logs import LEVELS
 from slipstream.rpc.security import TokenOptions
+from slipstream.rpc.tls import otlp_option
 
 MIB = 1024**2
 _HOSTS = MediaOptions.__dataclass_fields__["url_hosts"].metadata["check"]
@@ -68,4 +69,5 @@ class FrontConfig(TokenOptions):
     )
     request_timeout_s: float = option("longest time for one answer", default=3600.0, check=between(1, 86400))
     drain_s: float = option("how long open requests may go on after SIGTERM", default=20.0, check=between(0, 3600))
+    otlp: str = otlp_option()
     log_level: str = option("least severe log event", default="info", check=one_of(*LEVELS))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from slipstream.captioning.fetch import Fetcher
 from slipstream.rpc.callers import Places
 from slipstream.rpc.security import TokenFile
+from slipstream.rpc.tracing import Tracing
 from slipstream.services.front.batches import Batches
 from slipstream.services.front.bodies import request_places, spool_places
 from slipstream.services.front.config import FrontConfig
@@ -32,9 +33,10 @@ class Front:
     files: FileStore | None = None
     batches: Batches | None = None
     """None: there is no folder for them."""
+    tracing: Tracing | None = None
 
 
-def make_front(config: FrontConfig, figures: FrontFigures) -> Front:
+def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | None = None) -> Front:
     """Needs a running event loop. Raises `InvalidConfig`."""
     gateways = Gateways(config)
     files = FileStore(config) if config.data else None
@@ -49,6 +51,7 @@ def make_front(config: FrontConfig, figures: FrontFigures) -> Front:
         tokens=TokenFile(config.tokens) if config.tokens else None,
         files=files,
         batches=None if files is None else Batches(config, gateways, files),
+        tracing=tracing,
     )
 
 

@@ -11,7 +11,7 @@ from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection, GatewayAddress, gateway_info
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.messages import GatewayInfo
-from slipstream.rpc.calls import token_metadata
+from slipstream.rpc.calls import sent_along, token_metadata
 from slipstream.rpc.probe import probe
 from slipstream.rpc.tls import make_peer_security
 from slipstream.services.front.config import FrontConfig
@@ -60,7 +60,10 @@ class Gateways:
         self._next = (self._next + 1) % len(self._channels)
         turned = [*self._channels[self._next :], *self._channels[: self._next]]
         first, *others = sorted(turned, key=lambda channel: channel in self._away)
-        return Connection(first, token_metadata(self._addresses[0], self._security, token), deque(others))
+        metadata = token_metadata(self._addresses[0], self._security, token)
+        for pair in sent_along():
+            metadata.add(*pair)
+        return Connection(first, metadata, deque(others))
 
     def archive(self, token: str) -> ArchiveClient:
         """The archive, for one request of who has this token."""

@@ -11,6 +11,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.logs import configure_logs, get_logger
 from slipstream.metrics import REGISTRY
 from slipstream.rpc.server import PARENT_PID_VARIABLE, raise_descriptor_limit
+from slipstream.rpc.tracing import Tracing, traced
 from slipstream.services.front.app import make_app
 from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures
@@ -26,20 +27,20 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         config = parse_config(FrontConfig, "front", argv, environ)
         configure_logs("front", config.log_level)
-        with bound_socket(config) as listening:
-            asyncio.run(_serve(config, listening, environ.get(PARENT_PID_VARIABLE, "")))
+        with bound_socket(config) as listening, traced("front", config.otlp) as tracing:
+            asyncio.run(_serve(config, listening, environ.get(PARENT_PID_VARIABLE, ""), tracing))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code
     return 0
 
 
-async def _serve(config: FrontConfig, listening: socket.socket, parent: str) -> None:
+async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tracing: Tracing | None) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     raise_descriptor_limit()
-    front = make_front(config, FrontFigures(REGISTRY))
+    front = make_front(config, FrontFigures(REGISTRY), tracing)
     running = asyncio.create_task(front.batches.run()) if front.batches else None
     try:
         async with serving(make_app(front, ENDPOINTS), config, listening, front.stopping):

@@ -19,9 +19,11 @@ from slipstream.services.front.openapi import (
     list_schema,
 )
 from slipstream.services.front.operations import TEXT_TYPE, get_health, get_metrics, get_ready, get_version
+from slipstream.services.front.web_files import TYPES, get_page, get_web_file
 
 BYTES = "application/octet-stream"
 _AFTER = {"type": "string"}
+WEB_TYPES = tuple(kind.partition(";")[0] for kind in TYPES.values())
 
 
 async def get_openapi(call: Call) -> None:
@@ -58,5 +60,7 @@ ENDPOINTS = (
     Endpoint("GET", "/metrics", get_metrics, "What it counts.", content=(TEXT_TYPE.partition(";")[0],), is_open=True),
     Endpoint("GET", "/version", get_version, "Its release.", is_open=True),
     Endpoint("GET", "/openapi.json", get_openapi, "This document.", is_open=True),
+    Endpoint("GET", "/", get_page, "The page for people.", content=("text/html",), is_open=True),
+    Endpoint("GET", "/web/{name}", get_web_file, "What the page is made of.", content=WEB_TYPES, is_open=True),
 )  # fmt: skip
 DOCUMENT = document(ENDPOINTS)

@@ -148,4 +148,13 @@ async def watch_depth(queue: JobQueue, metrics: GatewayMetrics) -> None:
         with contextlib.suppress(QueueUnavailable, DamagedRecord):
             depth = asdict(await queue.depth())
             metrics.queue_depth(depth, depth.pop("oldest_s"))
+        metrics.queue_writable(await _takes_writes(queue))
         await asyncio.sleep(DEPTH_S)
+
+
+async def _takes_writes(queue: JobQueue) -> bool:
+    try:
+        await queue.ping()
+    except QueueUnavailable:
+        return False
+    return True

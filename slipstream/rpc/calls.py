@@ -1,7 +1,7 @@
 """The calling side: channels, gRPC failures as our errors, the status that comes first, tokens as metadata."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import grpc
@@ -72,9 +72,24 @@ def open_channel(
     return grpc.aio.secure_channel(address, security.credentials, options=options)
 
 
+Pairs = Callable[[], Iterable[tuple[str, str]]]
+_ALONG: list[Pairs] = []
+"""What else calls carry; nothing but in a process that traces them."""
+
+
+def send_along(pairs: Pairs) -> None:
+    """Every call that is made on a request's behalf carries these from now on."""
+    _ALONG.append(pairs)
+
+
+def sent_along() -> list[tuple[str, str]]:
+    """What a call carries beside what is its own."""
+    return [pair for pairs in _ALONG for pair in pairs()]
+
+
 def request_metadata(request_id: str) -> grpc.aio.Metadata:
     """Metadata that names the request at the called service."""
-    return grpc.aio.Metadata((REQUEST_ID_KEY, request_id))
+    return grpc.aio.Metadata((REQUEST_ID_KEY, request_id), *sent_along())
 
 
 def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:

@@ -28,6 +28,7 @@ from slipstream.rpc.grpc_options import MAX_CONCURRENT_CALLS, MAX_WATCHERS, SERV
 from slipstream.rpc.guards import Admit, AnswerErrors, Guard
 from slipstream.rpc.security import RequireNames, make_identify
 from slipstream.rpc.tls import WireOptions, warn_of_plaintext
+from slipstream.rpc.tracing import TraceCalls, traced
 
 # -- lifecycle and health ----------------------------------------------------------------------------------------------
 
@@ -222,7 +223,9 @@ def _run(
         parent_pid = _parent_pid(environ)
         config = parse_config(config_type, name, argv, environ)
         configure_logs(name, getattr(config, "log_level", "info"))
-        asyncio.run(_serve(name, config, setup, parent_pid, serves))
+        with traced(name, getattr(config, "otlp", "")) as tracing:
+            guards = () if tracing is None else (TraceCalls(tracing),)
+            asyncio.run(_serve(name, config, setup, parent_pid, serves, guards))
     except SlipstreamError as error:
         get_logger().error("service.failed", error=str(error))
         return error.exit_code
@@ -236,12 +239,14 @@ def _parent_pid(environ: Mapping[str, str]) -> int | None:
     return int(text) if text else None
 
 
-async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str]) -> None:
+async def _serve(
+    name: str, config: Any, setup: Setup[Any], parent_pid: int | None, serves: Sequence[str], guards: Sequence[Guard]
+) -> None:
     stopping = _stop_on_signals()
     raise_descriptor_limit()
     descriptors = Descriptors()
     PROCESS.watch(descriptors)
-    server, credentials, calls = make_server(config, serves)
+    server, credentials, calls = make_server(config, serves, guards)
     health_servicer = add_health(server, config)
     lifecycle = Lifecycle(health_servicer)
     await lifecycle.report("", is_serving=False)
@@ -275,7 +280,7 @@ async def _serve(name: str, config: Any, setup: Setup[Any], parent_pid: int | No
 
 
 def make_server(
-    config: Any, serves: Sequence[str]
+    config: Any, serves: Sequence[str], more_guards: Sequence[Guard] = ()
 ) -> tuple[grpc.aio.Server, grpc.ServerCredentials | None, AnswerErrors]:
     """A server as the configuration wants it, the credentials to bind it with, and what surrounds its calls. Raises
     `InvalidConfig`."""
@@ -288,7 +293,7 @@ def make_server(
         guards.append(RequireNames(wire.client_names))
     places = Places("calls", MAX_CONCURRENT_CALLS, _share(config))
     PROCESS.watch(places)
-    calls = AnswerErrors(wire.stream_timeout_s, *guards, Admit(places), on_refused=PROCESS.refused)
+    calls = AnswerErrors(wire.stream_timeout_s, *guards, *more_guards, Admit(places), on_refused=PROCESS.refused)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[calls])
     if wire.reflection:
         reflection.enable_server_reflection([*serves, health.SERVICE_NAME, reflection.SERVICE_NAME], server)

@@ -30,6 +30,15 @@ class PeerSecurity(NamedTuple):
     """Expected in the peer's certificate instead of the host of its address."""
 
 
+def otlp_option() -> Any:
+    """An option of all services and of the front."""
+    return option(
+        "OTLP collector that is told OpenTelemetry's traces over HTTP, such as http://127.0.0.1:4318; empty for none",
+        default="",
+        check=lambda address: None if re.match(r"https?://[^/]|$", address) else "must begin with http:// or https://",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class WireOptions:
     """Options that every service has for its wire."""
@@ -50,6 +59,7 @@ class WireOptions:
     peer_name: str = option("name in the certificates of those, where it is not the host of their address", default="")
     reflection: bool = option("whether strangers may list the methods: true or false", default=False)
     metrics: str = option("serve metrics at HOST:PORT; a PORT alone is on loopback; empty for none", default="")
+    otlp: str = otlp_option()
     log_text: bool = option(
         "whether events of level debug may hold prompts and captions: true or false; for finding faults only",
         default=False,

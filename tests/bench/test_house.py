@@ -30,6 +30,8 @@ CAME_WITH = {
     "jobs of many parts, and documents in the archive": 6,
     "a gate that remembers": 1,
     "the HTTP front": 29,
+    "its page": 1,
+    "traces for OpenTelemetry": 1,
     "what gateway and models exchange, on its own": 1,
     "regions of pages that are read first": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,

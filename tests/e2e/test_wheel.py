@@ -78,6 +78,8 @@ def test_one_top_level_name_with_all_it_needs(wheel: Path) -> None:
         assert {str(path.relative_to(ROOT / "slipstream")) for path in expected} <= packed
         for name in ("target", "draft", "gateway"):
             assert f"services/{name}/__main__.py" in packed
+        for path in (ROOT / "services" / "front" / "web").iterdir():
+            assert f"services/front/web/{path.name}" in packed
         for pair in ("pocket", "pocket-qwen"):
             for role in ("target", "draft"):
                 assert archive.getinfo(f"slipstream/checkpoints/{pair}/{role}/model.safetensors").file_size > 1e6

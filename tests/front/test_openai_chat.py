@@ -78,6 +78,8 @@ async def test_a_traced_stream_says_who_wrote_what(served: Served) -> None:
     tokens = [token for one in said for token in one.get("tokens", [])]
     assert len(tokens) == NUM_TOKENS and "".join(piece for piece, _ in tokens) == (await plain(served)).text
     assert any("trace" in one for one in said) and any("stage" in one for one in said)
+    (stages,) = [one["stages"] for one in said if "stages" in one]
+    assert stages["first_token_s"] > 0 and stages["draft_prefill_s"] > 0
 
 
 async def test_one_video_in_many_ways(served: Served, tmp_path: Path) -> None:

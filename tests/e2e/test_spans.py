@@ -1,0 +1,121 @@
+"""OpenTelemetry's traces over the real services: one trace a caption, from the HTTP front to both models."""
+
+import http.server
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from slipstream.stack.local import Stack, StackOptions
+from tests.support.clips import make_colour_clip
+from tests.support.front import PROMPT, asked, client_of, data_url
+from tests.support.processes import eventually
+
+# Redis's client, at the gateway, loads it by itself where it is installed.
+LOADED = """
+import sys
+import slipstream.rpc.server, slipstream.rpc.tracing, slipstream.services.front.process
+import slipstream.services.target.__main__, slipstream.services.draft.__main__
+print(any(name.partition(".")[0] == "opentelemetry" for name in sys.modules))
+"""
+
+
+@dataclass
+class Collector:
+    """What was told, by the name of the service."""
+
+    url: str
+    spans: list[tuple[str, Any]] = field(default_factory=list)
+
+    def of(self, service: str) -> list[Any]:
+        return [span for name, span in self.spans if name == f"slipstream-{service}"]
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                raise AssertionError("nobody asked for that")
+            for told in ExportTraceServiceRequest.FromString(data).resource_spans:
+                facts = {pair.key: pair.value.string_value for pair in told.resource.attributes}
+                found.spans += [(facts["service.name"], span) for scope in told.scope_spans for span in scope.spans]
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        found = Collector(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield found
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def facts_of(span: Any) -> dict[str, Any]:
+    kinds = {pair.key: pair.value.WhichOneof("value") for pair in span.attributes}
+    return {pair.key: getattr(pair.value, kinds[pair.key]) for pair in span.attributes}
+
+
+async def test_a_caption_is_one_trace_over_all_services() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    with collector() as told:
+        services = ("target", "draft", "gateway", "front")
+        flags = {name: ("--otlp", told.url) for name in services}
+        parent = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+        async with (
+            Stack(StackOptions(threads=1, http=0, extra_flags=flags)) as stack,
+            client_of(stack.http_address) as client,
+        ):
+            answer = await client.chat.completions.create(
+                model="pocket/target",
+                messages=asked(data_url(make_colour_clip(1, size=(96, 96)))),
+                max_completion_tokens=24,
+                extra_body={"slipstream": {"num_frames": 6, "gate": False}},
+                extra_headers={"traceparent": parent, "x-request-id": "traced-one"},
+            )
+            await client.models.list()
+        await eventually(lambda: all(told.of(name) for name in services))
+    text = answer.choices[0].message.content
+    (front,) = [span for span in told.of("front") if span.name == "POST /v1/chat/completions"]
+    (gateway,) = [span for span in told.of("gateway") if span.name == "slipstream.rpc.v1.Gateway/Caption"]
+    (target,) = [span for span in told.of("target") if span.name == "slipstream.rpc.v1.Target/Session"]
+    (pulled,) = [span for span in told.of("target") if span.name == "slipstream.rpc.v1.Target/PullGuidance"]
+    (draft,) = told.of("draft")
+    assert {span.trace_id.hex() for span in (front, gateway, target, draft, pulled)} == {"ab" * 16}
+    assert front.parent_span_id.hex() == "cd" * 8 and gateway.parent_span_id == front.span_id
+    assert target.parent_span_id == draft.parent_span_id == gateway.span_id
+    assert pulled.parent_span_id == draft.span_id
+    assert facts_of(front)["slipstream.predicted_n"] == 24
+    assert {facts_of(span)["slipstream.request_id"] for span in (front, gateway, target, draft)} == {"traced-one"}
+    assert front.start_time_unix_nano <= gateway.start_time_unix_nano <= target.start_time_unix_nano
+    everything = "".join(str(span) for _, span in told.spans)
+    assert PROMPT not in everything and text[:20] not in everything and "127.0.0.1" not in everything
+
+
+def test_without_a_collector_nothing_of_it_is_loaded() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+async def test_a_collector_that_is_away_delays_nobody() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    flags = {"gateway": ("--otlp", "http://127.0.0.1:9")}
+    async with (
+        Stack(StackOptions(threads=1, http=0, extra_flags=flags)) as stack,
+        client_of(stack.http_address) as client,
+    ):
+        assert (await client.models.list()).data
