@@ -302,6 +302,7 @@ class Media:
             place.release()
             raise
         videos = [video for video in found if isinstance(video, SampledVideo)]
+        place.shrink(sum(video.frames.nbytes for video in videos))
         held = Countdown(len(videos), place.release)
         for video in videos:
             video.on_close = held

@@ -32,7 +32,7 @@ class Cut:
 
 def parse_segments(text: str) -> Cut | None:
     """What the option `segments` says; None: the film is captioned as a whole. Raises `InvalidRequest`."""
-    if text in ("", "none"):
+    if text == "none":
         return None
     if text == "shots":
         return Cut(0.0)
