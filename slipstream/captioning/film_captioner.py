@@ -56,11 +56,18 @@ class DecodedSegment:
 
 
 class FilmCaptioner:
-    """Captions films in segments with a `GatewayCaptioner`."""
+    """Captions films in segments with a `GatewayCaptioner`.
 
-    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner) -> None:
+    Args:
+        decoders: one is held while a film is cut or decoded; None: there are as many as there are decoders.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, captioner: GatewayCaptioner, decoders: asyncio.Semaphore | None = None
+    ) -> None:
         self._config = config
         self._captioner = captioner
+        self._decoders = decoders or asyncio.Semaphore(config.decode_workers)
 
     async def caption_interactively(
         self, plan: CaptionPlan, upload: AsyncIterator[bytes]
@@ -94,7 +101,9 @@ class FilmCaptioner:
 
     async def cut(self, plan: CaptionPlan, source: VideoFile, cut: Cut) -> Film:
         """Where the film is cut. Raises what `Media.plan_segments` does."""
-        planned = await self._captioner.media.plan_segments(source, cut, owner=plan.owner)
+        async with self._decoders:
+            with self._captioner.metrics.decoding(source.num_bytes):
+                planned = await self._captioner.media.plan_segments(source, cut, owner=plan.owner)
         return Film(planned.start_s, planned.bounds, planned.warnings)
 
     async def decoded(
@@ -155,10 +164,11 @@ class FilmCaptioner:
         began = loop.time()
         found: Sequence[SampledVideo | SlipstreamError]
         try:
-            with self._captioner.metrics.decoding(source.num_bytes):
-                found = await self._captioner.media.sample_windows(
-                    source, plan.options.num_frames, windows, size=self._frame_size, owner=plan.owner
-                )
+            async with self._decoders:
+                with self._captioner.metrics.decoding(0):  # its bytes are counted once, when it is cut
+                    found = await self._captioner.media.sample_windows(
+                        source, plan.options.num_frames, windows, size=self._frame_size, owner=plan.owner
+                    )
         except (UnreadableVideo, LimitExceeded) as error:
             found = [error] * len(numbers)
         decode_s = (loop.time() - began) / len(numbers)

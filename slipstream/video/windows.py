@@ -107,7 +107,8 @@ def sample_windows(
             continue
         lost = [] if same_times(frames.times_s, expected) else damaged
         warnings = (*lost, *frames.warnings(), *warn_few(num_frames, len(frames)))
-        times_s = tuple(max(time_s - start_s, 0.0) for time_s in frames.times_s)
+        since_s = (time_s - start_s for time_s in frames.times_s)
+        times_s = tuple(0.0 if time_s < TIME_TOLERANCE_S else time_s for time_s in since_s)
         width, height = frames.source_size
         video_of = SampledVideo(
             frames.stacked(), times_s, end_s - start_s, width, height, codec, frames.rotation, warnings
