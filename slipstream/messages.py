@@ -224,6 +224,50 @@ CaptionEvent = StageChange | CommittedText | Trace | Caption
 
 
 @dataclass(frozen=True)
+class FilmFacts:
+    """A video that is captioned in segments."""
+
+    num_segments: int = 0
+    start_s: float = 0.0
+    """When its first frame is shown, by the container's clock, which does not always begin at 0."""
+    duration_s: float = 0.0
+    """From the first frame to the end of the last."""
+    warnings: tuple[str, ...] = ()
+    """What was wrong with the file and was worked around, and whether it is shorter than a segment."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """It begins with a frame of its own and ends where the next one begins."""
+
+    number: int = 0
+    """From 0."""
+    start_s: float = 0.0
+    end_s: float = 0.0
+    """Seconds by the container's clock: the timestamps of its first frame and of the next segment's."""
+    error: str = ""
+    """Why it has no caption."""
+
+
+@dataclass(frozen=True)
+class SegmentCaption:
+    """What became of a segment."""
+
+    segment: Segment
+    caption: Caption | None
+    """Of its own frames; its `video` counts times from the segment's start. None where the segment has an error."""
+
+    @property
+    def text(self) -> str:
+        """The caption's; empty without one."""
+        return "" if self.caption is None else self.caption.text
+
+
+FilmEvent = FilmFacts | Segment | CaptionEvent
+"""The facts once; then for each segment in order what it is, and what its caption says, to the `Caption`."""
+
+
+@dataclass(frozen=True)
 class Placement:
     """One draft beside so many targets of one caption each, as measured captions foresee it: at least and at most,
     where the draft's passes were never seen with so many captions."""

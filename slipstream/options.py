@@ -17,6 +17,7 @@ from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
+from slipstream.video.segments import parse_segments
 
 UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
@@ -137,6 +138,11 @@ class CaptionOptions:
         default="slipstream, or autoregressive without a draft",
         choices=tuple(METHODS),
     )
+    segments: str = _option(
+        "Caption segments of the video, each with its times: fixed:10s (or other seconds), shots, or none.",
+        "common",
+        default="none",
+    )
     temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
     top_k: int = _option(
         "Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K, fallback=0
@@ -230,6 +236,8 @@ class CaptionOptions:
             _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
         _check_texts(self.get("prediction", ()))
+        if self.in_segments:
+            parse_segments(self.segments)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "CaptionOptions":
@@ -252,6 +260,11 @@ class CaptionOptions:
     def over(self, defaults: "CaptionOptions") -> "CaptionOptions":
         """These options, and those of `defaults` where these say nothing."""
         return CaptionOptions(**defaults.given() | self.given())
+
+    @property
+    def in_segments(self) -> bool:
+        """The video is cut, and each segment has a caption of its own."""
+        return bool(self.get("segments", "none") != "none")
 
     def sent_to(self, receiver: Receiver) -> dict[str, Any]:
         """The values that a model service is told, by name. All options must be given."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobKind
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job
 from slipstream.archive.queue import BatchState, JobState, UnknownBatch
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import (
@@ -292,7 +292,7 @@ def line_number(line: object) -> int:
 
 
 async def _captions(archive: ArchiveClient, batch: HttpBatch, job: Job) -> list[Caption]:
-    if job.kind is JobKind.DOCUMENT:
+    if job.kind.has_parts:
         return [part.caption async for part in archive.parts(batch.key, job) if part.caption is not None]
     return [] if job.caption is None else [job.caption]
 

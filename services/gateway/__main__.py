@@ -9,6 +9,7 @@ from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
+from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
@@ -48,7 +49,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
     PROCESS.watch(captioner.places, *media.ceilings)
     reader = RemoteReader(config.reader, config.peer_security()) if config.reader else None
     documents = DocumentCaptioner(config, captioner, reader)
-    GatewayServicer(config, captioner, documents).register(server)
+    films = FilmCaptioner(config, captioner)
+    GatewayServicer(config, captioner, documents, films).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)

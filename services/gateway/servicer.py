@@ -12,11 +12,13 @@ from slipstream import __version__
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
+from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
-from slipstream.errors import ProtocolViolation
+from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import CaptionEvent, GatewayInfo
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
+from slipstream.rpc.film_codec import film_event
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -26,10 +28,13 @@ Events = asyncio.Queue[CaptionEvent | None]
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements `proto/slipstream/rpc/v1/gateway.proto`."""
 
-    def __init__(self, config: GatewayConfig, captioner: GatewayCaptioner, documents: DocumentCaptioner) -> None:
+    def __init__(
+        self, config: GatewayConfig, captioner: GatewayCaptioner, documents: DocumentCaptioner, films: FilmCaptioner
+    ) -> None:
         self._config = config
         self._captioner = captioner
         self._documents = documents
+        self._films = films
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serves from now on."""
@@ -71,6 +76,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             owner=current_owner(),
             delivered=first.resume_after,
         )
+        if plan.options.in_segments:
+            raise InvalidRequest("one caption is of the whole video: ask for its segments by CaptionSegments")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         with self._captioner.asked(plan):
             events: Events = asyncio.Queue()
@@ -84,6 +91,19 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
                 working.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await working
+
+    async def CaptionSegments(
+        self, requests: AsyncIterator[gateway_pb2.CaptionRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[gateway_pb2.FilmEvent]:
+        first = await anext(aiter(requests), None)
+        if first is None or first.WhichOneof("message") != "options":
+            raise ProtocolViolation("a film begins with `options`")
+        asked, names = read_options(first.options), first.options
+        plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
+        structlog.contextvars.bind_contextvars(request_id=plan.request_id)
+        async with aclosing(self._films.caption_interactively(plan, _chunks(aiter(requests)))) as events:
+            async for event in events:
+                yield film_event(event)
 
     async def ReadDocument(
         self, requests: AsyncIterator[gateway_pb2.ReadDocumentRequest], context: grpc.aio.ServicerContext

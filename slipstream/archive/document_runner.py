@@ -1,8 +1,4 @@
-"""Runs one document of the archive: each page is a part, kept as soon as it is read.
-
-A gateway that is killed, frozen or cut off loses the page that it was at. Whoever has the job next asks for the pages
-that are missing, and for no other.
-"""
+"""Runs one document of the archive: each page is a part, kept as soon as it is read."""
 
 import asyncio
 import hashlib
@@ -12,20 +8,20 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from slipstream import __version__
-from slipstream.archive.messages import JobPart, ModelReceipt, Receipt
+from slipstream.archive.messages import JobPart
 from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
-from slipstream.archive.parts import PartsState, PutAnswer
-from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
+from slipstream.archive.part_keeper import PartKeeper, PartNames
+from slipstream.archive.parts import PartsState
+from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome
 from slipstream.archive.records import (
     BatchPayload,
     JobPayload,
     make_receipt,
-    options_used,
     parts_key,
+    receipt_of_whole,
     tallies,
-    write_document_result,
     write_part,
+    write_parts_result,
 )
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -36,11 +32,9 @@ from slipstream.documents.messages import DocumentFacts, DocumentLimits
 from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
-from slipstream.logs import get_logger
 from slipstream.messages import ModelInfo
 
-STORE_AWAY_S = 0.5
-NO_PARTS = PartsState(0, "", ())
+NAMES = PartNames("document", "page", "submit it in parts, by pages")
 READ_BYTES = 4 * 1024**2
 CUT_REGIONS = "the regions took more room than a page has in the archive; they were left out"
 
@@ -92,8 +86,12 @@ class _Run:
     content: _Content
     target: ModelInfo
     draft: ModelInfo | None
-    progress: Callable[[str], None]
-    state: PartsState = NO_PARTS
+    parts: PartKeeper
+
+    @property
+    def state(self) -> PartsState:
+        """What there is of its pages."""
+        return self.parts.state
 
     @property
     def key(self) -> str:
@@ -143,7 +141,7 @@ class DocumentRunner:
         if self._source is None:
             raise RetryLater("this gateway reads no documents", counted=False, delay_s=ELSEWHERE_S)
         asked = job.merged_document(batch)
-        options = job.merged_options(batch).over(PAGE_OPTIONS)
+        options = job.page_options(batch).over(PAGE_OPTIONS)
         async with self._models.slots:
             plan = await self._models.plan(lease, options)
             async with opened(self._captioner.media, job.source, plan.owner) as file:
@@ -152,12 +150,13 @@ class DocumentRunner:
             peers = self._captioner.peers
             assert peers.target.model is not None, "the target has been asked"
             draft = peers.draft.model if peers.draft else None
-            run = _Run(lease, plan, asked, content, peers.target.model, draft, progress)
-            await self._open_parts(run)
+            parts = PartKeeper(self._queue, lease, NAMES, progress)
+            run = _Run(lease, plan, asked, content, peers.target.model, draft, parts)
+            await parts.open(run.key)
             while run.state.missing or not run.state.total:
                 await self._read_pages(run, self._source)
-            receipt = _receipt(run)
-        return Outcome(JobState.DONE, write_document_result(run.state, receipt), tallies={"pages": run.state.total})
+        result = write_parts_result(run.state, receipt_of_whole(plan, content, run.target, lease.epoch))
+        return Outcome(JobState.DONE, result, tallies={"pages": run.state.total})
 
     async def _read_pages(self, run: _Run, source: DocumentSource) -> None:
         """Keeps every page as it comes."""
@@ -167,7 +166,7 @@ class DocumentRunner:
                 if isinstance(page, PageReading):
                     await self._keep(run, page)
                 elif not run.state.total:
-                    await self._open_parts(run, page.pages)
+                    await run.parts.open(run.key, len(page.pages), page_ranges(page.pages))
         if not run.state.total or (run.state.missing and run.remaining == asked):
             raise SlipstreamError("the reader says nothing of the pages that it was asked for")
 
@@ -186,40 +185,10 @@ class DocumentRunner:
             except InvalidConfig as error:  # the operator's fault, not the item's
                 raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
 
-    async def _open_parts(self, run: _Run, pages: tuple[int, ...] = ()) -> None:
-        """Finds what there is; `pages` are all of the job, once they are known."""
-        while True:
-            try:
-                state = await self._queue.open_parts(run.lease, run.key, len(pages), page_ranges(pages))
-                break
-            except QueueUnavailable:
-                await asyncio.sleep(STORE_AWAY_S)
-        if state is None:
-            raise _lost()
-        run.state = state
-        if state.done and not pages:
-            get_logger().info("document.resumed", parts_done=len(state.done), parts_total=state.total)
-
     async def _keep(self, run: _Run, page: PageReading) -> None:
-        """While the store is away it waits: what was read is not read again for that."""
         number = run.pages.index(page.page)
         data = self._part(run, number, page)
-        while True:
-            try:
-                answer = await self._queue.put_part(run.lease, number, data, tallies(page.caption))
-                break
-            except QueueUnavailable:
-                await asyncio.sleep(STORE_AWAY_S)
-        if answer is PutAnswer.LOST:
-            raise _lost()
-        if answer is PutAnswer.FULL:
-            raise LimitExceeded(
-                f"page {page.page}: the pages of this document take more than the"
-                f" {self._queue.policy.parts.max_job_bytes} bytes that a job may keep; submit it in parts, by pages"
-            )
-        run.state = replace(run.state, done=(*run.state.done, number))
-        run.progress(f"page {len(run.state.done)}/{run.state.total}")
-        get_logger().info("part.kept", part=number, page=page.page, answer=answer, num_bytes=len(data))
+        await run.parts.keep(number, page.page, data, tallies(page.caption))
 
     def _part(self, run: _Run, number: int, page: PageReading) -> bytes:
         receipt = make_receipt(run.plan, run.content, page.caption, run.target, run.draft, run.lease.epoch)
@@ -229,25 +198,6 @@ class DocumentRunner:
             warnings = (*page.draft.warnings, CUT_REGIONS)
             data = write_part(replace(part, draft=replace(page.draft, regions=(), warnings=warnings)))
         return data
-
-
-def _lost() -> RetryLater:
-    """What the run ends with; the queue will refuse it and tell the worker."""
-    return RetryLater("the lease is lost", counted=False)
-
-
-def _receipt(run: _Run) -> Receipt:
-    """Of the document as a whole; each page has its own."""
-    return Receipt(
-        slipstream_version=__version__,
-        target=ModelReceipt(run.target.model_id, run.target.revision, run.target.dtype),
-        draft=None,
-        options=options_used(run.plan),
-        video_sha256=run.content.sha256,
-        video_bytes=run.content.num_bytes,
-        text_sha256="",
-        runs=run.lease.epoch,
-    )
 
 
 async def _read(file: VideoFile) -> _Content:

@@ -105,6 +105,9 @@ def read_item(item: BatchItem, number: int, batch: BatchPayload, priority: Prior
         raise InvalidRequest(f"item {number}: custom_id must have 1 to {MAX_NAME_CHARS} printable characters")
     source = item.source[:MAX_SOURCE_CHARS]
     kind = item.kind or _kind_of(source)
+    if kind is not JobKind.DOCUMENT:
+        in_segments = {**batch.caption, **item.caption}.get("segments", "none") != "none"
+        kind = JobKind.FILM if in_segments else JobKind.VIDEO
     document = item.document if kind is JobKind.DOCUMENT else {}
     job = JobPayload(source, item.caption, item.sha256[:64].lower(), kind, document)
     try:

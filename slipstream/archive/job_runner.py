@@ -1,6 +1,6 @@
-"""Runs one archive job: open, decode, caption, receipt; documents have a runner of their own.
+"""Runs one archive job: open, decode, caption, receipt; documents and films have runners of their own.
 
-A caption is one segment: it takes seconds to minutes and its state lives in the models, so a run that was lost begins
+A caption is of one piece: it takes seconds to minutes and its state lives in the models, so a run that was lost begins
 anew and nothing is saved on the way. Decoding runs ahead: it needs no slot, the models do.
 """
 
@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from slipstream import metrics
 from slipstream.archive.document_runner import DocumentRunner, DocumentSource
+from slipstream.archive.film_runner import FilmRunner
 from slipstream.archive.messages import JobKind, Receipt
 from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
@@ -57,6 +58,7 @@ class ArchiveRunner:
         self._documents = DocumentRunner(config, captioner, queue, self._models, documents)
         # One decoder is left to people, if there are two.
         self._decoders = asyncio.Semaphore(max(config.decode_workers - 1, 1))
+        self._films = FilmRunner(config, captioner, queue, self._models, self._decoders)
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._recent: OrderedDict[str, str] = OrderedDict()
         """Results by content key; the queue has them too, but only once they are committed."""
@@ -69,6 +71,8 @@ class ArchiveRunner:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         if job.kind is JobKind.DOCUMENT:
             return await self._documents.run(lease, job, batch, progress)
+        if job.kind is JobKind.FILM:
+            return await self._films.run(lease, job, batch, progress)
         plan = await self._models.plan(lease, job.merged_options(batch))
         reporter = Reporter(progress)
         video, stats = await self._decode(job.source, plan, reporter)

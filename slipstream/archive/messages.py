@@ -15,7 +15,7 @@ from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.pages import MAX_RANGE_CHARS
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Caption
+from slipstream.messages import Caption, Segment
 
 MAX_ITEM_HINT_BYTES = 64 * 1024
 """Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
@@ -28,6 +28,13 @@ class JobKind(StrEnum):
 
     VIDEO = "video"
     DOCUMENT = "document"
+    FILM = "film"
+    """A video whose options ask for segments. Gateways make it out: an item is a video."""
+
+    @property
+    def has_parts(self) -> bool:
+        """It is done part by part: pages, or segments."""
+        return self is not JobKind.VIDEO
 
 
 DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
@@ -153,6 +160,8 @@ class BatchTotals:
     reused: int = 0
     pages: int = 0
     """Of documents."""
+    segments: int = 0
+    """Of films, those without a caption included."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,7 @@ class Batch:
     ended_s: float
     totals: BatchTotals
     parts_total: int = 0
-    """Pages of all documents that were begun."""
+    """Pages and segments of all documents and films that were begun."""
     parts_done: int = 0
     parts_bytes: int = 0
     """That they take in the queue."""
@@ -238,23 +247,23 @@ class Job:
     started_s: float
     ended_s: float
     caption: Caption | None = None
-    """Without its single tokens. A document has parts instead."""
+    """Without its single tokens. A document or film has parts instead."""
     receipt: Receipt | None = None
     kind: JobKind = JobKind.VIDEO
     parts_total: int = 0
-    """Pages of the document; 0: they are not counted yet, or it is none."""
+    """Pages or segments; 0: they are not counted yet, or it has none."""
     parts_done: int = 0
-    """Those that are read, also where the job has failed or goes on."""
+    """Those that are there, also where the job has failed or goes on."""
 
 
 @dataclass(frozen=True)
 class JobPart:
-    """One page of a document, read by the target."""
+    """One page of a document, read by the target, or one segment of a film."""
 
     number: int
-    """From 0, in the order in which the pages were asked for."""
+    """From 0, in the order in which the pages were asked for, or of the film."""
     page: int = 0
-    """From 1."""
+    """From 1; 0: it is a segment."""
     dpi: float = 0.0
     """Of the picture; 0 for an image, which has none of its own."""
     caption: Caption | None = None
@@ -263,7 +272,9 @@ class JobPart:
     draft: PageDraft | None = None
     """What the OCR or the document's own text layer says, in regions of the picture."""
     error: str = ""
-    """Why the rest is missing: it was damaged in the store, or another release wrote it."""
+    """Why the rest is missing: it was damaged in the store, or another release wrote it; or the segment's own error."""
+    segment: Segment | None = None
+    """Of a film."""
 
 
 @dataclass(frozen=True)

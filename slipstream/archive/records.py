@@ -48,6 +48,9 @@ from slipstream.rpc.archive_codec import (
 VERSION = 1
 DOCUMENT_VERSION = 2
 """Of jobs and results that a gateway which reads no documents must leave to others."""
+FILM_VERSION = 3
+"""Of jobs that a gateway which knows no segments must leave to others."""
+_JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
 MAX_DIGITS = 20
@@ -82,6 +85,12 @@ class JobPayload:
         """The batch's options with the job's own in their place. Raises `InvalidRequest`."""
         return CaptionOptions.from_mapping({**batch.caption, **self.caption})
 
+    def page_options(self, batch: BatchPayload) -> CaptionOptions:
+        """The same of a document's pages: how a batch cuts its films is nothing to them. Raises `InvalidRequest`."""
+        options = self.merged_options(batch).given()
+        options.pop("segments", None)
+        return CaptionOptions(**options)
+
     def merged_document(self, batch: BatchPayload) -> DocumentOptions:
         """The same of how a document is read. Raises `InvalidRequest`."""
         return document_options({**batch.document, **self.document})
@@ -106,16 +115,18 @@ def write_job(job: JobPayload) -> str:
         content["caption"] = dict(job.caption)
     if job.sha256:
         content["sha256"] = job.sha256
-    if job.kind is not JobKind.DOCUMENT:
-        return _dumps(content)
-    return _dumps(content | {"kind": job.kind, "document": dict(job.document), "v": DOCUMENT_VERSION})
+    if job.kind.has_parts:
+        content |= {"kind": job.kind, "v": _JOB_VERSIONS[job.kind]}
+    if job.kind is JobKind.DOCUMENT:
+        content["document"] = dict(job.document)
+    return _dumps(content)
 
 
 def read_job(text: str) -> JobPayload:
     """Raises `OtherVersion`."""
     content = _loads(text)
     options, sha256 = _read_options(content), str(content.get("sha256", ""))
-    kind = JobKind.DOCUMENT if content.get("kind") == JobKind.DOCUMENT else JobKind.VIDEO
+    kind = next((kind for kind in _JOB_VERSIONS if kind == content.get("kind")), JobKind.VIDEO)
     return JobPayload(str(content.get("source", "")), options, sha256, kind, _read_document(content))
 
 
@@ -135,13 +146,13 @@ def read_result(text: str) -> tuple[Caption, Receipt]:
         raise OtherVersion(f"a result cannot be read: {error}") from error
 
 
-def write_document_result(state: PartsState, receipt: Receipt) -> str:
-    """The result of a document says which parts it has, in their order; they hold the texts."""
+def write_parts_result(state: PartsState, receipt: Receipt) -> str:
+    """The result of a job of many parts says which it has, in their order; they hold the texts."""
     made_of = base64.b64encode(receipt_bytes(receipt)).decode()
     return _dumps({"v": DOCUMENT_VERSION, "parts": state.total, "layout": state.layout, "receipt": made_of})
 
 
-def read_document_result(text: str) -> Receipt:
+def read_parts_result(text: str) -> Receipt:
     """Raises `OtherVersion`."""
     content = _loads(text)
     try:
@@ -207,9 +218,9 @@ def _loads(text: str) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
-    if not isinstance(content, dict) or content.get("v") not in (VERSION, DOCUMENT_VERSION):
+    if not isinstance(content, dict) or content.get("v") not in (VERSION, DOCUMENT_VERSION, FILM_VERSION):
         raise OtherVersion(
-            f"this gateway reads versions {VERSION} and {DOCUMENT_VERSION} of what the archive keeps; this is another"
+            f"this gateway reads versions {VERSION} to {FILM_VERSION} of what the archive keeps; this is another"
         )
     return content
 
@@ -247,8 +258,8 @@ def job_of(record: JobRecord) -> Job:
     try:
         payload = read_job(record.payload)
         job = replace(job, source=payload.source, kind=payload.kind)
-        if record.result and job.kind is JobKind.DOCUMENT:
-            job = replace(job, receipt=read_document_result(record.result))
+        if record.result and job.kind.has_parts:
+            job = replace(job, receipt=read_parts_result(record.result))
         elif record.result:
             caption, receipt = read_result(record.result)
             job = replace(job, caption=caption, receipt=receipt)
@@ -317,6 +328,20 @@ def make_receipt(
         runs=runs,
         accepted_prediction_tokens=caption.speculation.accepted_prediction_tokens,
         rejected_prediction_tokens=caption.speculation.rejected_prediction_tokens,
+    )
+
+
+def receipt_of_whole(plan: CaptionPlan, content: Content, target: ModelInfo, runs: int) -> Receipt:
+    """Of a job of many parts; each part has its own. `runs`: the number of the run that ended it."""
+    return Receipt(
+        slipstream_version=__version__,
+        target=_model_receipt(target),
+        draft=None,
+        options=options_used(plan),
+        video_sha256=content.sha256,
+        video_bytes=content.num_bytes,
+        text_sha256="",
+        runs=runs,
     )
 
 

@@ -261,6 +261,6 @@ class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, 
     @property
     def max_held_videos(self) -> int:
         """Videos whose frames this gateway may hold or want at once: of captions, of jobs decoded ahead, and of regions
-        of pages."""
+        of pages. A film holds some segments, and as many ahead."""
         num_regions = self.regions_at_once if self.reader else 0
-        return self.max_captions + self.archive_slots + self.archive_ahead + num_regions
+        return 2 * (self.max_captions + self.archive_slots + self.archive_ahead) + num_regions

@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,16 +15,19 @@ from typing import BinaryIO, cast
 from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
-from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, UnreadableVideo, VideoNotFound
+from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
+from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
+from slipstream.video.segments import Cut
 
 FRAMES_SHARE = 0.25
 """Of the memory that is left at start, how much frames may take when nobody said."""
+FILM_SHARE = 0.1
+"""Of that, how much the segments of one film may take that are decoded together."""
 
 # -- media upload -----------------------------------------------------------------------------------------------------
 
@@ -266,6 +269,50 @@ class Media:
         video.on_close = place.release
         return video
 
+    async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
+        """Where a film is cut. Raises what `DecodePool.plan_segments` does."""
+        return await self._pool.plan_segments(source.file, cut, owner=owner, files=source.files)
+
+    def windows_at_once(self, num_frames: int, size: FrameSize) -> int:
+        """Segments of so many frames that are decoded together: two such groups have room beside other captions."""
+        size = size.within(self._limits.max_frame_pixels)
+        window_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
+        in_budget = int(self.frames.budget_bytes * FILM_SHARE) // window_bytes
+        return max(1, min(self._limits.max_frames_sampled // num_frames, in_budget))
+
+    async def sample_windows(
+        self,
+        source: VideoFile,
+        num_frames: int,
+        windows: Sequence[Window],
+        *,
+        size: FrameSize = ANY_SIZE,
+        owner: str = "",
+    ) -> Sequence[SampledVideo | SlipstreamError]:
+        """Of each segment what `sample` gives for a video, or why there is nothing. Its frames count in the budget
+        until the last of the segments is closed. Raises what `sample` does."""
+        size = size.within(self._limits.max_frame_pixels)
+        place = self.frames.reserve(DecodeRequest(num_frames, self._limits, size, tuple(windows)).frames_bytes)
+        try:
+            async for _ in place.wait():
+                pass
+            found = await self._pool.sample_windows(
+                source.file, num_frames, windows, size=size, owner=owner, files=source.files
+            )
+        except BaseException:
+            place.release()
+            raise
+        videos = [video for video in found if isinstance(video, SampledVideo)]
+        place.shrink(sum(video.frames.nbytes for video in videos))
+        held = Countdown(len(videos), place.release)
+        for video in videos:
+            video.on_close = held
+        return found
+
+    async def digest(self, source: VideoFile) -> tuple[str, int]:
+        """SHA-256 and size of the file."""
+        return await _digest(source)
+
     def close(self) -> None:
         """Ends the decoders."""
         self._pool.close()
@@ -280,6 +327,20 @@ class Media:
             yield source
         finally:
             source.files.close(source)
+
+
+class Countdown:
+    """Calls `then` when it has been called `count` times; at once where there is nothing to count."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left, self._then = count, then
+        if not count:
+            then()
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._then()
 
 
 async def _find(path: str, roots: Mapping[Path, FileThreads]) -> VideoFile:

@@ -18,6 +18,7 @@ from slipstream.cli.common import (
     run_async,
     tell_models,
 )
+from slipstream.cli.film import caption_film, check_subtitles
 from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
@@ -95,7 +96,10 @@ def caption_command(
     gateway: Annotated[
         str | None, typer.Option(help="Address of a running gateway.", show_default="a stack of its own")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a video, or a segment.")] = False,
+    subtitles: Annotated[
+        Path | None, typer.Option(help="With --segments: also write a .vtt or .srt file.", show_default="none")
+    ] = None,
     connection: ConnectionOptions,
     timeout: Annotated[
         float,
@@ -103,6 +107,8 @@ def caption_command(
     ] = CAPTION_TIMEOUT_S,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
+    if subtitles is not None:
+        check_subtitles(subtitles, options, len(videos))
     view = choose_view(as_json, len(videos))
 
     async def run() -> int:
@@ -112,7 +118,11 @@ def caption_command(
                 open_gateway(gateway, stack_options) as address,
                 AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
             ):
-                exit_codes += [await _caption_one(captioner, video, options, timeout, view) for video in usable]
+                for video in usable:
+                    if options.in_segments:
+                        exit_codes.append(await caption_film(captioner, video, options, timeout, as_json, subtitles))
+                    else:
+                        exit_codes.append(await _caption_one(captioner, video, options, timeout, view))
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))

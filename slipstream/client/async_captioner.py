@@ -22,9 +22,10 @@ from slipstream.client.caption_client import (
     gateway_info,
 )
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
+from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
+from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, GatewayInfo, SegmentCaption
 from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
@@ -247,6 +248,25 @@ class AsyncCaptioner:
         raises."""
         return self.start_document(document, call)
 
+    @with_film_keywords
+    def caption_segments(self, film: Video, call: FilmCall) -> AsyncGenerator[SegmentCaption, None]:
+        """The segments of a film, each when it is captioned from its own frames, with its times by the container's
+        clock: a path, bytes, an open binary file, or a `RemotePath` of the gateway's.
+
+            async for part in captioner.caption_segments("film.mkv", segments="fixed:10s"):
+                print(part.segment.start_s, part.text)
+
+        A segment of which no frame can be decoded says so in `part.segment.error`, and the others go on. Leaving it, by
+        `aclose`, ends the work at the gateway. Raises what `caption` raises; the segments before are whole.
+        """
+        return segment_captions(self.start_film(film, call))
+
+    @with_film_keywords
+    def film_events(self, film: Video, call: FilmCall) -> AsyncGenerator[FilmEvent, None]:
+        """All that is said of a film while its segments are captioned: `FilmFacts` once; then for each its `Segment`,
+        `StageChange` and `CommittedText` as they come, and its `Caption`. Raises what `caption` raises."""
+        return self.start_film(film, call)
+
     @property
     def archive(self) -> AsyncArchive:
         """The gateway's archive, which captions videos in the background: a gateway with a queue has one, as that of
@@ -304,6 +324,20 @@ class AsyncCaptioner:
     ) -> AsyncGenerator[DocumentEvent, None]:
         connection = await self.connection()
         events = document_events(connection, document, asked, request_id=call.request_id, timeout_s=call.timeout_s)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    def start_film(self, film: Video, call: FilmCall) -> AsyncGenerator[FilmEvent, None]:
+        """The film's events, as `start` gives a caption's."""
+        check_video(film)
+        return self._caption_film(film, call, call.film())
+
+    async def _caption_film(
+        self, film: Video, call: FilmCall, options: CaptionOptions
+    ) -> AsyncGenerator[FilmEvent, None]:
+        connection = await self.connection()
+        events = film_events(connection, film, options, request_id=call.request_id, timeout_s=call.timeout_s)
         async with aclosing(events):
             async for event in events:
                 yield event

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import grpc
 
@@ -29,6 +30,7 @@ from slipstream.rpc.document_codec import (
 )
 
 DOCUMENT_TIMEOUT_S = 6 * 3600.0
+EventT = TypeVar("EventT")
 
 
 @dataclass(frozen=True)
@@ -95,16 +97,32 @@ async def document_events(
     first = document_options_message(asked, path=path, request_id=request_id)
     upload = Upload(document, first, document_chunk_message)
     call = call_read_document(connection.channel, upload.messages(), timeout_s=timeout_s, metadata=connection.metadata)
-    first_status, num_pages, is_begun = FirstStatus(call), 0, False
+    answered = answered_events(call, upload, read_document_events(call), PageDraft, "pages were read", timeout_s)
+    async with aclosing(answered) as events:
+        async for event in events:
+            yield event
+
+
+async def answered_events(
+    call: Any,
+    upload: Upload,
+    read: AsyncGenerator[EventT, None],
+    whole: type,
+    told: str,
+    timeout_s: float,
+) -> AsyncGenerator[EventT, None]:
+    """The events of a call that answers part by part; `whole` is the event that ends a part, and `told` what to say of
+    those. Raises what the gateway says and ServiceUnavailable, see `document_events`."""
+    first_status, num_parts, is_begun = FirstStatus(call), 0, False
     try:
-        async with aclosing(read_document_events(call)) as events:
+        async with aclosing(read) as events:
             async for event in events:
-                is_begun, num_pages = True, num_pages + isinstance(event, PageDraft)
+                is_begun, num_parts = True, num_parts + isinstance(event, whole)
                 yield event
     except grpc.aio.AioRpcError as error:
         failure = _failure(await first_status.correct(error), timeout_s)
         if isinstance(failure, ServiceUnreachable) and is_begun:
-            failure = ServiceUnavailable(f"the gateway was lost; ask it for the rest ({num_pages} pages were read)")
+            failure = ServiceUnavailable(f"the gateway was lost; ask it for the rest ({num_parts} {told})")
         raise failure from error
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is None or task.cancelling():  # else gRPC says so of its ended call
@@ -114,7 +132,7 @@ async def document_events(
         call.cancel()
         upload.close()
     if not is_begun:
-        raise ProtocolViolation("the gateway ended the document without a word")
+        raise ProtocolViolation("the gateway ended the call without a word")
 
 
 def _failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:

@@ -22,8 +22,9 @@ from slipstream.client.async_captioner import (
 from slipstream.client.batch_handles import Archive
 from slipstream.client.caption_client import FilePath, GatewayAddress, Video
 from slipstream.client.document_client import DocumentCall, with_document_keywords
+from slipstream.client.film_client import FilmCall, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
-from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo
+from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo, SegmentCaption
 
 # -- background loop --------------------------------------------------------------------------------------------------
 
@@ -135,8 +136,8 @@ class CaptionStream(_Stream[ItemT]):
 
 
 class DocumentStream(_Stream[ItemT]):
-    """A document while it is read: an iterator, and a context manager that ends the work when it is left, as `close`
-    does, and dropping it. One thread at a time may read it."""
+    """A document while it is read, or a film in segments: an iterator, and a context manager that ends the work when it
+    is left, as `close` does, and dropping it. One thread at a time may read it."""
 
 
 async def _next_items(stream: AsyncIterator[ItemT]) -> list[ItemT]:
@@ -250,6 +251,19 @@ class Captioner:
         `StageChange` and `CommittedText` as they come, its `Caption`, and its `PageDraft`. Raises what `read_document`
         raises."""
         return DocumentStream(self, self._async.start_document(document, call))
+
+    @with_film_keywords
+    def caption_segments(self, film: Video, call: FilmCall) -> DocumentStream[SegmentCaption]:
+        """The segments of a film, each when it is captioned from its own frames, with its times by the container's
+        clock: a path, bytes, an open binary file, or a `RemotePath` of the gateway's.
+
+            for part in captioner.caption_segments("film.mkv", segments="fixed:10s"):
+                print(part.segment.start_s, part.text)
+
+        A segment of which no frame can be decoded says so in `part.segment.error`, and the others go on. Raises what
+        `caption` raises; the segments before are whole.
+        """
+        return DocumentStream(self, segment_captions(self._async.start_film(film, call)))
 
     @property
     def archive(self) -> Archive:

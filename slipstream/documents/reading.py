@@ -42,6 +42,8 @@ class DocumentOptions:
             raise InvalidRequest(f"surface {self.surface!r} is unknown; choose one of {', '.join(SURFACES)}")
         if self.stage not in STAGES:
             raise InvalidRequest(f"stage {self.stage!r} is unknown; choose one of {', '.join(STAGES)}")
+        if self.caption.in_segments:
+            raise InvalidRequest("a page has no segments: leave them out")
         if self.caption.get("num_frames", 1) != 1:
             raise InvalidRequest("a page is one frame: leave num_frames out")
         return self

@@ -23,7 +23,7 @@ from slipstream.archive.messages import (
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.documents.messages import BadDraft, PagePicture
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Caption
+from slipstream.messages import Caption, Segment
 from slipstream.rpc.codec import (
     from_message,
     option_values,
@@ -231,6 +231,7 @@ def read_part(message: archive_pb2.JobPart) -> JobPart:
         caption=read_summary(message.summary) if message.HasField("summary") else None,
         receipt=_read_receipt(message.receipt) if message.HasField("receipt") else None,
         draft=read_draft(message.draft, picture) if has_draft else None,
+        segment=from_message(message.segment, Segment) if message.HasField("segment") else None,
     )
 
 

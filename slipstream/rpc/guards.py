@@ -125,7 +125,7 @@ NO_MESSAGE = "what was sent is no message of this method"
 STOPPING = "this service is stopping and has ended the call; try again when it is up again"
 LEAVING = "this service is stopping and begins nothing new; try again at another, or when it is up again"
 HEALTH = "/grpc.health."
-AUDITED = frozenset({"Caption", "ReadDocument", "SubmitBatch", "CancelBatch", "RetryDead"})
+AUDITED = frozenset({"Caption", "CaptionSegments", "ReadDocument", "SubmitBatch", "CancelBatch", "RetryDead"})
 """Methods by which something is done in an owner's name."""
 
 

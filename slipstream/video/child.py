@@ -37,9 +37,12 @@ from slipstream.video.messages import (
     Refused,
     Sampled,
     SampledVideo,
+    SampledWindows,
     Started,
     encode_answer,
 )
+from slipstream.video.segments import Cut
+from slipstream.video.windows import plan_segments, sample_windows
 
 # -- preloading -------------------------------------------------------------------------------------------------------
 
@@ -56,6 +59,7 @@ def preload() -> None:
             importlib.import_module(module.name)
     sample_video(io.BytesIO(_small_clip()), _NUM_FRAMES - 1, DecodeLimits(max_frame_pixels=64))
     sample_video(io.BytesIO(_small_clip()), 1, DecodeLimits(), size=FrameSize(8, 8))
+    plan_segments(io.BytesIO(_small_clip()), Cut(0.0), DecodeLimits())
     with suppress(UnreadableVideo):
         sample_video(io.BytesIO(b"no video"), 1, DecodeLimits())
 
@@ -105,12 +109,19 @@ def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: 
     limit_cpu(math.ceil(request.limits.timeout_s * request.limits.decoder_threads) + CPU_SLACK_S)
     with os.fdopen(video_descriptor, "rb") as source, os.fdopen(frames_descriptor, "r+b") as frames:
         try:
-            video = _sample(connection, source, request, frames.fileno())
+            return _answer(connection, source, request, frames.fileno())
         except (InvalidRequest, LimitExceeded, UnreadableVideo) as error:
             return Refused(_kind(error), str(error))
         except MemoryError:
             return Refused(LimitExceeded.__name__, LACKED_MEMORY)
-        return _sampled(video)
+
+
+def _answer(connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int) -> Answer:
+    if request.cut is not None:
+        return plan_segments(source, Cut(request.cut), request.limits)
+    if request.windows:
+        return _sample_windows(connection, source, request, frames)
+    return _sampled(_sample(connection, source, request, frames))
 
 
 def _kind(error: Exception) -> str:
@@ -129,6 +140,35 @@ def _sample(connection: socket.socket, source: BufferedReader, request: DecodeRe
 
     return sample_video(
         source, request.num_frames, request.limits, on_progress=progress, allocate=allocate, size=request.size
+    )
+
+
+def _sample_windows(
+    connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int
+) -> SampledWindows:
+    memory = mmap.mmap(frames, request.frames_bytes)
+
+    def allocate(window: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        place = window * request.window_bytes
+        return np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape), offset=place).reshape(shape)
+
+    def progress(done: int, total: int) -> None:
+        connection.send(encode_answer(Progress(done, total)))
+
+    windows = sample_windows(
+        source,
+        request.num_frames,
+        request.windows,
+        request.limits,
+        on_progress=progress,
+        allocate=allocate,
+        size=request.size,
+    )
+    return SampledWindows(
+        tuple(
+            _sampled(window) if isinstance(window, SampledVideo) else Refused(_kind(window), str(window))
+            for window in windows
+        )
     )
 
 

@@ -256,8 +256,8 @@ def sample_video(
     warnings = [
         *max(damage, decode_damage, key=lambda d: d.count).warnings(),
         *kept.warnings(),
-        *_warn_cut_off(is_cut, stated_s, duration_s),
-        *_warn_few(num_frames, len(kept)),
+        *warn_cut_off(is_cut, stated_s, duration_s),
+        *warn_few(num_frames, len(kept)),
     ]
     width, height = kept.source_size
     return SampledVideo(
@@ -283,14 +283,9 @@ class _Sampler:
         wanted_s = self.packets.wanted_s(times_s)
         whole = plan_all(self.packets)
         sparse = whole if self.packets.in_output_order else plan_runs(self.packets, wanted_s)
-        num_decoded = sum(run.stop - run.start for run in sparse)
-        if num_decoded > self.limits.max_frames_decoded:
-            raise LimitExceeded(
-                f"{num_decoded} pictures would have to be decoded, more than the {self.limits.max_frames_decoded} "
-                "served; cut the video, or export it with more key frames"
-            )
+        check_decoded(sparse, self.limits)
         kept, damage = self._decode(sparse, times_s, len(wanted_s))
-        if _same_times(kept.times_s, wanted_s) or sparse == whole or len(self.packets) > self.limits.max_frames_decoded:
+        if same_times(kept.times_s, wanted_s) or sparse == whole or len(self.packets) > self.limits.max_frames_decoded:
             return kept, damage
         # Key packets that are none, or lost packets: decoding from the start finds the frames that do exist.
         return self._decode(whole, times_s, len(wanted_s))
@@ -313,6 +308,16 @@ class _Sampler:
         return kept, damage
 
 
+def check_decoded(runs: Sequence[DecodeRun], limits: DecodeLimits) -> None:
+    """Raises `LimitExceeded` for runs of more pictures than may be decoded."""
+    num_decoded = sum(run.stop - run.start for run in runs)
+    if num_decoded > limits.max_frames_decoded:
+        raise LimitExceeded(
+            f"{num_decoded} pictures would have to be decoded, more than the {limits.max_frames_decoded} "
+            "served; cut the video, or export it with more key frames"
+        )
+
+
 def pick_frames(frames: Iterable[tuple[float, VideoFrame]], picker: FramePicker) -> Iterable[tuple[float, VideoFrame]]:
     """The wanted ones among timed frames. Frames that go back in time are dropped; at most one is held back."""
     previous: tuple[float, VideoFrame] | None = None
@@ -328,11 +333,13 @@ def pick_frames(frames: Iterable[tuple[float, VideoFrame]], picker: FramePicker)
         yield previous
 
 
-def _same_times(times_s: Sequence[float], wanted_s: Sequence[float]) -> bool:
+def same_times(times_s: Sequence[float], wanted_s: Sequence[float]) -> bool:
+    """Whether these are the wanted frames."""
     return len(times_s) == len(wanted_s) and bool(np.allclose(times_s, wanted_s, rtol=0.0, atol=TIME_TOLERANCE_S))
 
 
-def _warn_cut_off(is_cut: bool, stated_s: float, duration_s: float) -> list[str]:
+def warn_cut_off(is_cut: bool, stated_s: float, duration_s: float) -> list[str]:
+    """What to say of a file that ends before it should."""
     if is_cut:
         return [f"the file is cut off; its frames end at {duration_s:.1f} s"]
     if stated_s <= duration_s + _DURATION_SLACK_S:
@@ -340,7 +347,8 @@ def _warn_cut_off(is_cut: bool, stated_s: float, duration_s: float) -> list[str]
     return [f"the file states {stated_s:.1f} s of video, but its frames end at {duration_s:.1f} s"]
 
 
-def _warn_few(num_frames: int, num_kept: int) -> list[str]:
+def warn_few(num_frames: int, num_kept: int) -> list[str]:
+    """What to say of a clip with fewer frames than were asked for."""
     if num_kept == num_frames:
         return []
     return [f"{num_frames} frames were asked for, but the video has only {num_kept} at these times"]

@@ -14,8 +14,9 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,68 +26,22 @@ from slipstream.logs import get_logger, heard
 from slipstream.video.confine import PROTECTIONS
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
+    Answer,
     BadAnswer,
     DecodeRequest,
+    Planned,
     Progress,
     Ready,
     Refused,
     Sampled,
     SampledVideo,
+    SampledWindows,
+    Started,
     parse_answer,
-    printable,
 )
+from slipstream.video.printed_output import PrintedOutput
 
-# -- output -----------------------------------------------------------------------------------------------------------
-
-# What a confined process prints becomes log events.
-
-_READ_BYTES = 64 * 1024
-MAX_LINES = 100
-"""Lines of one process's life that are logged; a hostile file could make it print for ever."""
-
-
-class PrintedOutput:
-    """The reading end of a pipe. Lines are cut to a bounded length, and beyond a bounded number they are dropped."""
-
-    def __init__(self, read_end: int, pid: int, kind: str) -> None:
-        self._read_end = read_end
-        self._pid = pid
-        self._kind = kind
-        self._unfinished = b""
-        self._num_lines = 0
-        self._loop = asyncio.get_running_loop()
-        os.set_blocking(read_end, False)
-        self._loop.add_reader(read_end, self._read)
-
-    def close(self) -> None:
-        """Logs what is still in the pipe and closes it."""
-        self._read()
-        self._log(self._unfinished)
-        self._stop_reading()
-        os.close(self._read_end)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._read_end, _READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:
-            self._stop_reading()
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        self._unfinished = self._unfinished[:_READ_BYTES]
-        for line in lines:
-            self._log(line)
-
-    def _stop_reading(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._read_end)
-
-    def _log(self, line: bytes) -> None:
-        if line.strip() and self._num_lines < MAX_LINES:
-            self._num_lines += 1
-            line_text = printable(line.decode(errors="replace"))
-            get_logger().warning(f"{self._kind}.printed", line=line_text, **{self._kind: self._pid})
-
+ResultT = TypeVar("ResultT")
 
 # -- confined process -------------------------------------------------------------------------------------------------
 
@@ -229,6 +184,8 @@ class ProtectionWatch:
 # -- decoder ----------------------------------------------------------------------------------------------------------
 
 OnProgress = Callable[[int, int], None]
+Read = Callable[[Answer, int], ResultT]
+"""Makes what the caller wants of an answer and the memory for frames. Raises BadAnswer for one to another question."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +235,10 @@ class Decoder(ConfinedProcess):
         get_logger().debug("decoder.started", decoder=self.process.pid, confined=confined)
         on_ready(confined)
 
-    async def sample(self, video: int, request: DecodeRequest, on_progress: OnProgress | None) -> SampledVideo:
-        """The frames of the file behind the descriptor `video`, in memory shared with the process, read-only here.
+    async def run(
+        self, video: int, request: DecodeRequest, on_progress: OnProgress | None, read: Read[ResultT]
+    ) -> ResultT:
+        """What comes of the file behind the descriptor `video`. Frames lie in memory shared with the process.
 
         Raises UnreadableVideo, LimitExceeded or InvalidRequest about the file, and DecoderLost.
         """
@@ -288,8 +247,8 @@ class Decoder(ConfinedProcess):
         try:
             async with asyncio.timeout(request.limits.timeout_s + KILL_SLACK_S):
                 answer = await self._ask(video, frames, request, on_progress)
-            if isinstance(answer, Sampled):
-                return _sampled_video(answer, frames)
+            if not isinstance(answer, Refused):
+                return read(answer, frames)
         except TimeoutError:
             self.kill()
             get_logger().warning("decoder.timed_out", decoder=self.process.pid)
@@ -305,9 +264,8 @@ class Decoder(ConfinedProcess):
             os.close(frames)
         raise answer.exception()
 
-    async def _ask(
-        self, video: int, frames: int, request: DecodeRequest, on_progress: OnProgress | None
-    ) -> Refused | Sampled:
+    async def _ask(self, video: int, frames: int, request: DecodeRequest, on_progress: OnProgress | None) -> Answer:
+        """Its last answer; what it refuses is one too."""
         has_started, num_reports = False, 0
         try:
             socket.send_fds(self._connection, [request.encode()], [video, frames])
@@ -318,10 +276,10 @@ class Decoder(ConfinedProcess):
             if not message:
                 raise await self._lost(request, has_started)
             answer = parse_answer(message, request)
-            if isinstance(answer, Refused | Sampled):
+            if not isinstance(answer, Ready | Started | Progress):
                 return answer
             num_reports += 1
-            if isinstance(answer, Ready) or num_reports > 1 + 2 * request.num_frames:
+            if isinstance(answer, Ready) or num_reports > 1 + 2 * request.most_frames:
                 raise BadAnswer("it reports more than there is")
             has_started = True
             if isinstance(answer, Progress) and on_progress is not None:
@@ -374,14 +332,56 @@ def sealed_memory(num_bytes: int) -> int:
     return memory
 
 
-def _sampled_video(answer: Sampled, memory: int) -> SampledVideo:
-    fields = asdict(answer)
-    shape = (*fields.pop("shape"), 3)
-    mapping = mmap.mmap(memory, int(np.prod(shape)), prot=mmap.PROT_READ)
-    return SampledVideo(frames=np.frombuffer(mapping, dtype=np.uint8).reshape(shape), **fields)
-
-
 def _took_too_long(request: DecodeRequest) -> LimitExceeded:
     return LimitExceeded(
         f"decoding took longer than {request.limits.timeout_s:g} s; send a shorter or smaller video, or raise timeout_s"
+    )
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+# What a decoder's answers become here: arrays over the memory which both share, read-only.
+
+
+def read_sampled(answer: Answer, memory: int) -> SampledVideo:
+    """The frames of a whole clip. Raises BadAnswer for an answer to another question."""
+    if not isinstance(answer, Sampled):
+        raise BadAnswer("a clip was asked for")
+    mapping = mmap.mmap(memory, _num_bytes(answer), prot=mmap.PROT_READ)
+    return _video(answer, mapping, 0)
+
+
+def read_windows(request: DecodeRequest, answer: Answer, memory: int) -> Sequence[SampledVideo | SlipstreamError]:
+    """The frames of each window, or why there are none. Raises BadAnswer for an answer to another question."""
+    if not isinstance(answer, SampledWindows):
+        raise BadAnswer("windows were asked for")
+    mapping = mmap.mmap(memory, request.frames_bytes, prot=mmap.PROT_READ)
+    return [
+        _video(window, mapping, number * request.window_bytes) if isinstance(window, Sampled) else window.exception()
+        for number, window in enumerate(answer.windows)
+    ]
+
+
+def read_planned(answer: Answer, memory: int) -> Planned:
+    """Where the clip is cut. Raises BadAnswer for an answer to another question."""
+    if not isinstance(answer, Planned):
+        raise BadAnswer("segments were asked for")
+    return answer
+
+
+def _num_bytes(answer: Sampled) -> int:
+    return int(np.prod((*answer.shape, 3)))
+
+
+def _video(answer: Sampled, mapping: mmap.mmap, offset: int) -> SampledVideo:
+    frames = np.frombuffer(mapping, dtype=np.uint8, count=_num_bytes(answer), offset=offset)
+    return SampledVideo(
+        frames.reshape((*answer.shape, 3)),
+        answer.timestamps_s,
+        answer.duration_s,
+        answer.source_width,
+        answer.source_height,
+        answer.codec,
+        answer.rotation,
+        answer.warnings,
     )

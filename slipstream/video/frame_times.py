@@ -99,6 +99,10 @@ class PacketTimes:
         """Time of a timestamp of the stream."""
         return (ticks - self.origin_ticks) * self.tick_s
 
+    def seconds_of_origin(self) -> float:
+        """What the container's own clock says at time zero; 0 where it knows no presentation times."""
+        return 0.0 if self.in_output_order else self.origin_ticks * self.tick_s
+
     def end_s(self) -> float:
         """When the last frame ends: its time plus the median gap, since stated durations lie."""
         shown_s = self.shown_s()

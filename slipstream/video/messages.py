@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.video.formats import DEFAULT_TIER
+from slipstream.video.segments import MAX_SEGMENTS
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,8 @@ class SampledVideo:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES = 160 * 1024
-"""Holds the timestamps of 4,096 frames; within what the kernel takes as one message by default."""
+"""Holds the timestamps of 4,096 frames, or the bounds of `MAX_SEGMENTS`; within what the kernel takes as one message by
+default."""
 _MAX_TEXT, _MAX_WARNINGS = 600, 8
 _MAX_SIDE = 2**31
 _ERRORS: dict[str, type[SlipstreamError]] = {
@@ -113,14 +115,23 @@ class BadAnswer(ValueError):
     """A decoder said what no sound decoder says."""
 
 
+Window = tuple[float, float]
+"""From when to when, in seconds from the first frame of the clip; the end is no part of it."""
+
+
 @dataclass(frozen=True)
 class DecodeRequest:
     """One job. The descriptors of the file and of the memory for its frames come with it."""
 
     num_frames: int
+    """Of the clip, or of each window."""
     limits: DecodeLimits
     size: FrameSize = ANY_SIZE
     """Of the frames that are wanted."""
+    windows: tuple[Window, ...] = ()
+    """Segments of the clip, ascending, each of which is sampled by itself; none: the whole clip is."""
+    cut: float | None = None
+    """No frame is wanted, but where segments begin: every so many seconds, or 0: with every shot."""
 
     def encode(self) -> bytes:
         """The message."""
@@ -131,11 +142,22 @@ class DecodeRequest:
         """The request of a message that the parent wrote."""
         fields = json.loads(message)
         limits, size = DecodeLimits(**fields["limits"]), FrameSize(**fields["size"])
-        return cls(**(fields | {"limits": limits, "size": size}))
+        windows = tuple((start_s, end_s) for start_s, end_s in fields["windows"])
+        return cls(**(fields | {"limits": limits, "size": size, "windows": windows}))
+
+    @property
+    def most_frames(self) -> int:
+        """Of all windows together."""
+        return self.num_frames * max(len(self.windows), 1)
 
     @property
     def frames_bytes(self) -> int:
-        """Most bytes that the frames can have."""
+        """Most bytes that the frames can have. Those of each window lie in an equal part of the memory."""
+        return self.window_bytes * max(len(self.windows), 1)
+
+    @property
+    def window_bytes(self) -> int:
+        """Most bytes that the frames of one window can have."""
         numbers = range(1, self.num_frames + 1)
         return 3 * max(n * (self.size.most_pixels(n) or self.limits.max_frame_pixels) for n in numbers)
 
@@ -194,12 +216,37 @@ class Sampled:
     warnings: tuple[str, ...]
 
 
-Answer = Ready | Started | Progress | Refused | Sampled
+@dataclass(frozen=True)
+class SampledWindows:
+    """What became of each window, in their order: one may have no frame that can be decoded, and the others have."""
+
+    windows: tuple[Sampled | Refused, ...]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Where a clip is cut."""
+
+    start_s: float
+    """When its first frame is shown, by the container's clock."""
+    bounds: tuple[float, ...]
+    """[num_segments + 1] seconds from that frame, ascending: where each segment begins, and where the last one ends."""
+    warnings: tuple[str, ...]
+    """What the caller should know about a damaged or cut off file, or one that is shorter than a segment."""
+
+
+Answer = Ready | Started | Progress | Refused | Sampled | SampledWindows | Planned
 
 
 def encode_answer(answer: Answer) -> bytes:
     """The message that `parse_answer` reads."""
-    return json.dumps({type(answer).__name__: asdict(answer)}).encode()
+    return json.dumps(_named(answer)).encode()
+
+
+def _named(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, SampledWindows):
+        return {type(answer).__name__: {"windows": [_named(window) for window in answer.windows]}}
+    return {type(answer).__name__: asdict(answer)}
 
 
 def parse_answer(message: bytes, request: DecodeRequest | None) -> Answer:
@@ -273,7 +320,7 @@ def _started(fields: _Fields, request: DecodeRequest | None) -> Started:
 
 
 def _progress(fields: _Fields, request: DecodeRequest | None) -> Progress:
-    limit = _asked(request).num_frames
+    limit = _asked(request).most_frames
     return Progress(fields.integer("done", 0, limit), fields.integer("total", 0, limit))
 
 
@@ -310,6 +357,27 @@ def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
     )
 
 
+def _sampled_windows(fields: _Fields, request: DecodeRequest | None) -> SampledWindows:
+    found = fields.list("windows")
+    if len(found) != len(_asked(request).windows):
+        raise BadAnswer("there are more or fewer windows than were asked for")
+    answers = [parse_answer(json.dumps(window).encode(), request) for window in found]
+    windows = tuple(answer for answer in answers if isinstance(answer, Sampled | Refused))
+    if len(windows) != len(answers):
+        raise BadAnswer("a window is neither sampled nor refused")
+    return SampledWindows(windows)
+
+
+def _planned(fields: _Fields, request: DecodeRequest | None) -> Planned:
+    bounds = tuple(_finite(bound) for bound in fields.list("bounds"))
+    if not 2 <= len(bounds) <= MAX_SEGMENTS + 1 or bounds[0] < 0 or bounds[-1] < bounds[-2]:
+        raise BadAnswer("there are no segments, or too many")
+    if any(late <= early for early, late in pairwise(bounds[:-1])) or _asked(request).cut is None:
+        raise BadAnswer("the segments are out of order, or nobody asked for them")
+    warnings = tuple(_text(warning) for warning in fields.list("warnings")[:_MAX_WARNINGS])
+    return Planned(fields.seconds("start_s"), bounds, warnings)
+
+
 def _asked(request: DecodeRequest | None) -> DecodeRequest:
     if request is None:
         raise BadAnswer("nothing was asked")
@@ -322,4 +390,6 @@ _PARSERS: dict[str, Callable[[_Fields, DecodeRequest | None], Answer]] = {
     "Progress": _progress,
     "Refused": _refused,
     "Sampled": _sampled,
+    "SampledWindows": _sampled_windows,
+    "Planned": _planned,
 }

@@ -9,17 +9,29 @@ import math
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, BinaryIO, Protocol, TypeVar, runtime_checkable
 
 from slipstream import metrics
-from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable
+from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.logs import get_logger
-from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, OnProgress, ProtectionWatch, Reaping
-from slipstream.video.messages import DecodeLimits, DecodeRequest, SampledVideo
+from slipstream.video.decoder_process import (
+    Decoder,
+    DecoderLost,
+    DecoderSpec,
+    OnProgress,
+    ProtectionWatch,
+    Read,
+    Reaping,
+    read_planned,
+    read_sampled,
+    read_windows,
+)
+from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
+from slipstream.video.segments import Cut
 
 ResultT = TypeVar("ResultT")
 
@@ -195,9 +207,45 @@ class DecodePool:
 
         Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file, ServiceUnavailable about the pool.
         """
-        if not 1 <= num_frames <= self._limits.max_frames_sampled:
-            raise InvalidRequest(f"num_frames is {num_frames}; ask for 1 to {self._limits.max_frames_sampled}")
         request = DecodeRequest(num_frames, self._limits, size)
+        return await self._run(source, request, owner, on_progress, files, read_sampled)
+
+    async def sample_windows(
+        self,
+        source: BinaryIO | int,
+        num_frames: int,
+        windows: Sequence[Window],
+        *,
+        size: FrameSize = ANY_SIZE,
+        owner: str = "",
+        on_progress: OnProgress | None = None,
+        files: FileThreads | None = None,
+    ) -> Sequence[SampledVideo | SlipstreamError]:
+        """The same of each window of the file, as `slipstream.video.windows.sample_windows` gives it."""
+        request = DecodeRequest(num_frames, self._limits, size, tuple(windows))
+        read = partial(read_windows, request)
+        return await self._run(source, request, owner, on_progress, files, read)
+
+    async def plan_segments(
+        self, source: BinaryIO | int, cut: Cut, *, owner: str = "", files: FileThreads | None = None
+    ) -> Planned:
+        """Where the file is cut, as `slipstream.video.windows.plan_segments` says. Raises what `sample` does."""
+        request = DecodeRequest(1, self._limits, FrameSize(1, 1), cut=cut.stride_s)
+        return await self._run(source, request, owner, None, files, read_planned)
+
+    async def _run(
+        self,
+        source: BinaryIO | int,
+        request: DecodeRequest,
+        owner: str,
+        on_progress: OnProgress | None,
+        files: FileThreads | None,
+        read: Read[ResultT],
+    ) -> ResultT:
+        if not 1 <= request.most_frames <= self._limits.max_frames_sampled:
+            most = self._limits.max_frames_sampled
+            raise InvalidRequest(f"num_frames is {request.most_frames}; ask for 1 to {most}")
+        size = request.size
         if size.height * size.width > self._limits.max_frame_pixels:
             raise LimitExceeded(
                 f"the model takes frames of {size.width} x {size.height} pixels, and this server gives at most"
@@ -207,7 +255,7 @@ class DecodePool:
             asked = asyncio.get_running_loop().time()
             async with self._turns:
                 metrics.WAIT_SECONDS.labels("decoder").observe(asyncio.get_running_loop().time() - asked)
-                return await self._sample(video, request, owner, on_progress)
+                return await self._sample(video, request, owner, on_progress, read)
 
     def close(self) -> None:
         """Ends all decoders; whoever waits for one gets ServiceUnavailable."""
@@ -221,13 +269,13 @@ class DecodePool:
         self._idle.clear()
 
     async def _sample(
-        self, video: int, request: DecodeRequest, owner: str, on_progress: OnProgress | None
-    ) -> SampledVideo:
+        self, video: int, request: DecodeRequest, owner: str, on_progress: OnProgress | None, read: Read[ResultT]
+    ) -> ResultT:
         is_last_try = False
         while True:
             decoder = await self._take(owner)
             try:
-                return await decoder.sample(video, request, on_progress)
+                return await decoder.run(video, request, on_progress, read)
             except DecoderLost as loss:
                 if self._is_closed:
                     raise _closed() from None

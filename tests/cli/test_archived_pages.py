@@ -33,7 +33,7 @@ def test_status_says_how_many_pages_are_read(
     capsys.readouterr()
     assert ask(archive, "status", batch) == 0
     first, problem = capsys.readouterr().out.splitlines()
-    assert first.startswith("batch-0 completed: done 2 of 3, 1 failed, 5 of 6 pages, ")
+    assert first.startswith("batch-0 completed: done 2 of 3, 1 failed, 5 of 6 parts, ")
     assert problem == "  failed torn.pdf: page 3 cannot be opened (2 of 3 pages are kept)"
     assert ask(archive, "status", batch, "--json") == 0
     document = json.loads(capsys.readouterr().out)

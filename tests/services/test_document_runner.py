@@ -20,7 +20,7 @@ from slipstream.archive.records import (
     JobPayload,
     job_of,
     part_of,
-    read_document_result,
+    read_parts_result,
     write_batch,
     write_job,
 )
@@ -176,7 +176,7 @@ async def test_every_page_is_a_part_with_text_receipt_and_regions() -> None:
         assert part.receipt.options["prompt"] == PAGE_OPTIONS.prompt and part.receipt.target.revision == "r1"
         assert part.draft.regions[0].text == f"ocr {part.page}"
     assert world.progress == ["page 1/3", "page 2/3", "page 3/3"]
-    assert read_document_result(outcome.result).video_sha256 == digest
+    assert read_parts_result(outcome.result).video_sha256 == digest
     (record,), _ = await world.queue.list_jobs("batch")
     job = job_of(record)
     assert (job.kind, job.parts_done, job.parts_total, job.caption) == (JobKind.DOCUMENT, 3, 3, None)
@@ -261,7 +261,7 @@ async def test_a_late_part_of_who_lost_the_lease_is_refused() -> None:
 
 
 async def test_while_the_store_is_away_a_page_that_was_read_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.archive.document_runner.STORE_AWAY_S", 0.0)
+    monkeypatch.setattr("slipstream.archive.part_keeper.STORE_AWAY_S", 0.0)
     world, failures = World(FakeSource()), [4]
     lease = await world.submit()
     put, opened = world.queue.put_part, world.queue.open_parts

@@ -22,7 +22,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from slipstream.errors import SlipstreamError
-from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec
+from slipstream.video.decoder_process import Decoder, DecoderLost, DecoderSpec, read_sampled
 from slipstream.video.messages import DecodeLimits, DecodeRequest
 from tests.support.captured_decoder import (
     BEFORE,
@@ -134,7 +134,7 @@ async def run_captured(module: str, order: str, limit_s: float = ANSWER_S) -> tu
         file.flush()
         try:
             await decoder.wait_ready()
-            await decoder.sample(file.fileno(), request, said.__setitem__)
+            await decoder.run(file.fileno(), request, said.__setitem__, read_sampled)
         except DecoderLost:
             return "", said
         except SlipstreamError as error:

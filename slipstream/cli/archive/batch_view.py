@@ -104,7 +104,7 @@ def describe(batch: Batch, figures: Figures) -> str:
         if number
     ]
     if batch.parts_total:
-        facts.append(f"{batch.parts_done:,} of {batch.parts_total:,} pages")
+        facts.append(f"{batch.parts_done:,} of {batch.parts_total:,} parts")
     return ", ".join(facts + describe_figures(figures))
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.archive.messages import Batch, Job
+from slipstream.archive.messages import Batch, Job, JobKind
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOption, JsonOption, RawOption, ask
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
@@ -54,7 +54,8 @@ def status_command(
         return
     typer.echo(f"{printable(found.batch_id)} {found.state}: {describe(found, overall(found))}")
     for job in problems:
-        kept = f" ({job.parts_done} of {job.parts_total} pages are kept)" if job.parts_done else ""
+        parts = "segments" if job.kind is JobKind.FILM else "pages"
+        kept = f" ({job.parts_done} of {job.parts_total} {parts} are kept)" if job.parts_done else ""
         typer.echo(f"  {job.state} {_one_line(job.custom_id)}: {_one_line(job.error)}{kept}")
 
 

@@ -19,12 +19,20 @@ from typing import Any, TextIO
 
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
-from slipstream.cli.archive.subtitles import safe_name, to_srt, to_vtt
+from slipstream.cli.archive.subtitles import (
+    SEGMENTS_NOTE,
+    safe_name,
+    segment_cue,
+    srt_of,
+    to_srt,
+    to_vtt,
+    vtt_of,
+)
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Caption
+from slipstream.messages import Caption, Segment
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -45,7 +53,7 @@ NO_MODEL = ModelReceipt("", "", "")
 
 def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
     """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result. That of a
-    document also has its `parts`, the pages that are read; its text is theirs, where all are."""
+    document or film also has its `parts`, the pages or segments that are there; its text is theirs, where all are."""
     record: dict[str, Any] = {
         "custom_id": job.custom_id,
         "source": job.source,
@@ -59,17 +67,18 @@ def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
     }
     if job.caption is not None and job.receipt is not None:
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
-    if job.kind is JobKind.DOCUMENT:
+    if job.kind.has_parts:
+        as_record = _segment_dict if job.kind is JobKind.FILM else _part_dict
         record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
         record["text"] = document_text(parts) if job.state is JobState.DONE else None
-        record["parts"] = [_part_dict(part) for part in parts]
+        record["parts"] = [as_record(part) for part in parts]
         if job.receipt is not None:
             record["receipt"] = _made_of(job.receipt) | _run_dict(job)
     return record
 
 
 def document_text(parts: Sequence[JobPart]) -> str:
-    """The pages' texts, parted by empty lines."""
+    """The texts of pages or segments, parted by empty lines."""
     return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text)
 
 
@@ -89,6 +98,17 @@ def _part_dict(part: JobPart) -> dict[str, Any]:
         "warnings": list(draft.warnings),
         "receipt": _made_of(part.receipt) | summary,
     }
+
+
+def _segment_dict(part: JobPart) -> dict[str, Any]:
+    segment = part.segment or Segment(part.number)
+    times = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s}
+    if part.caption is None or part.receipt is None:
+        return times | {"error": part.error}
+    summary = caption_dict(part.caption)
+    for stated_before in ("text", "request_id"):
+        summary.pop(stated_before)
+    return times | {"text": part.caption.text, "receipt": _made_of(part.receipt) | summary}
 
 
 def _made_of(receipt: Receipt) -> dict[str, Any]:
@@ -157,14 +177,15 @@ class Format(StrEnum):
 
     @property
     def is_folder(self) -> bool:
-        """One file a job, in a folder: subtitles of videos, Markdown of documents."""
+        """One file a job, in a folder: subtitles of videos and films, Markdown of documents."""
         return self in (Format.VTT, Format.SRT, Format.MD)
 
     def takes(self, job: Job) -> bool:
         """Whether such a file can be made of the job."""
         if self is Format.MD:
             return job.kind is JobKind.DOCUMENT and job.parts_done > 0
-        return not self.is_folder or job.caption is not None
+        has_text = job.caption is not None or (job.kind is JobKind.FILM and job.parts_done > 0)
+        return not self.is_folder or has_text
 
 
 def choose_format(wanted: Format | None, output: str) -> Format:
@@ -242,6 +263,10 @@ def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
     caption = job.caption or NO_CAPTION
     if form is Format.MD:
         return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
+    if job.kind is JobKind.FILM:
+        timed = [(part.segment, part.caption) for part in parts]
+        cues = [segment_cue(at.start_s, at.end_s, said.text) for at, said in timed if at and said]
+        return vtt_of(cues, SEGMENTS_NOTE) if form is Format.VTT else srt_of(cues)
     if form is Format.VTT:
         return to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
     return to_srt(caption.text, caption.video.duration_s)

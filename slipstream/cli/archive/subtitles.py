@@ -1,13 +1,15 @@
-"""A caption as WebVTT or SRT, and names of files that stay where they belong. Pure: no files, no service.
+"""Captions as WebVTT or SRT, and names of files that stay where they belong. Pure: no files, no service.
 
 A caption is one text over frames of the whole video; no model said when each sentence happens. The sentences share the
-video's duration in proportion to their length, so the times are approximate, and a WebVTT file says so.
+video's duration in proportion to their length, so the times are approximate, and a WebVTT file says so. A segment of a
+film has times of its own, which are those of the file's timestamps.
 """
 
 import hashlib
 import html
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MS_PER_S = 1000
@@ -60,21 +62,41 @@ def to_vtt(text: str, duration_s: float, num_frames: int) -> str:
         f"NOTE One caption of {num_frames} frames of the video, split into sentences. Their times are approximate:\n"
         "they share out the duration by length of text and were not found by a model."
     )
-    cues = [
-        f"{_time(cue.start_ms, '.')} {_ARROW} {_time(cue.end_ms, '.')}\n{html.escape(_visible(cue.text), quote=False)}"
-        for cue in make_cues(text, duration_s)
-    ]
-    return "\n\n".join(["WEBVTT", note, *cues]) + "\n"
+    return vtt_of(make_cues(text, duration_s), note)
 
 
 def to_srt(text: str, duration_s: float) -> str:
     """A SubRip file. The format has no place for a note."""
-    cues = [
+    return srt_of(make_cues(text, duration_s))
+
+
+SEGMENTS_NOTE = "NOTE Each cue is the caption of a segment of the film, from its first frame's timestamp in the file."
+
+
+def segment_cue(start_s: float, end_s: float, text: str) -> Cue:
+    """One cue for a segment, at its times; those before 0, which a file may have, are 0, and none is empty."""
+    start_ms = max(round(start_s * MS_PER_S), 0)
+    return Cue(start_ms, max(round(end_s * MS_PER_S), start_ms + 1), " ".join(text.split()))
+
+
+def vtt_of(cues: Sequence[Cue], note: str) -> str:
+    """A WebVTT file of these cues, without those that say nothing."""
+    lines = [
+        f"{_time(cue.start_ms, '.')} {_ARROW} {_time(cue.end_ms, '.')}\n{html.escape(_visible(cue.text), quote=False)}"
+        for cue in cues
+        if cue.text
+    ]
+    return "\n\n".join(["WEBVTT", note, *lines]) + "\n"
+
+
+def srt_of(cues: Sequence[Cue]) -> str:
+    """A SubRip file of these cues, without those that say nothing."""
+    lines = [
         f"{number}\n{_time(cue.start_ms, ',')} {_ARROW} {_time(cue.end_ms, ',')}\n"
         + _visible(cue.text).replace(_ARROW, "->")
-        for number, cue in enumerate(make_cues(text, duration_s), start=1)
+        for number, cue in enumerate((cue for cue in cues if cue.text), start=1)
     ]
-    return "\n\n".join(cues) + "\n" if cues else ""
+    return "\n\n".join(lines) + "\n" if lines else ""
 
 
 def safe_name(custom_id: str, extension: str) -> str:

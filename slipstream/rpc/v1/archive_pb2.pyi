@@ -14,6 +14,7 @@ class JobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_KIND_UNSPECIFIED: _ClassVar[JobKind]
     JOB_KIND_VIDEO: _ClassVar[JobKind]
     JOB_KIND_DOCUMENT: _ClassVar[JobKind]
+    JOB_KIND_FILM: _ClassVar[JobKind]
 
 class JobPriority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,6 +44,7 @@ class BatchState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 JOB_KIND_UNSPECIFIED: JobKind
 JOB_KIND_VIDEO: JobKind
 JOB_KIND_DOCUMENT: JobKind
+JOB_KIND_FILM: JobKind
 JOB_PRIORITY_UNSPECIFIED: JobPriority
 JOB_PRIORITY_HIGH: JobPriority
 JOB_PRIORITY_NORMAL: JobPriority
@@ -186,7 +188,7 @@ class JobCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class BatchTotals(_message.Message):
-    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages")
+    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages", "segments")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +199,7 @@ class BatchTotals(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REUSED_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     video_s: float
     decode_s: float
@@ -207,7 +210,8 @@ class BatchTotals(_message.Message):
     accepted: int
     reused: int
     pages: int
-    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ...) -> None: ...
+    segments: int
+    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class GetBatchRequest(_message.Message):
     __slots__ = ("batch",)
@@ -312,7 +316,7 @@ class ListPartsResponse(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[JobPart, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class JobPart(_message.Message):
-    __slots__ = ("number", "page", "width", "height", "dpi", "summary", "receipt", "draft", "error")
+    __slots__ = ("number", "page", "width", "height", "dpi", "summary", "receipt", "draft", "error", "segment")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PAGE_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +326,7 @@ class JobPart(_message.Message):
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
     number: int
     page: int
     width: int
@@ -331,7 +336,8 @@ class JobPart(_message.Message):
     receipt: Receipt
     draft: _reader_pb2.PageDraft
     error: str
-    def __init__(self, number: _Optional[int] = ..., page: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., dpi: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    segment: _gateway_pb2.Segment
+    def __init__(self, number: _Optional[int] = ..., page: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., dpi: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ..., error: _Optional[str] = ..., segment: _Optional[_Union[_gateway_pb2.Segment, _Mapping]] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused", "accepted_prediction_tokens", "rejected_prediction_tokens")

@@ -115,7 +115,7 @@ class ArchiveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListParts(self, request, context):
-        """The parts of a job that are there, in order, such as the pages of a document; also of a job that goes on or failed.
+        """The parts of a job that are there, in order: pages of a document or segments of a film; also of a job that goes on or failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

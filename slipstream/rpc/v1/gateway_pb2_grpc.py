@@ -44,6 +44,11 @@ class GatewayStub:
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.FromString,
                 _registered_method=True)
+        self.CaptionSegments = channel.stream_stream(
+                '/slipstream.rpc.v1.Gateway/CaptionSegments',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.FilmEvent.FromString,
+                _registered_method=True)
         self.GetGateway = channel.unary_unary(
                 '/slipstream.rpc.v1.Gateway/GetGateway',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.GetGatewayRequest.SerializeToString,
@@ -74,6 +79,16 @@ class GatewayServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CaptionSegments(self, request_iterator, context):
+        """Captions the segments of one video, as its option `segments` cuts it. Asked like `Caption`; answered by `film` once,
+        and then for each segment in order: `segment`, and where that has no error its `caption`... to its `summary`. A
+        segment of which no frame can be decoded has an error, and the others go on. Segments whose `summary` has come are
+        whole, whatever ends the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetGateway(self, request, context):
         """What this gateway serves and its limits.
         """
@@ -93,6 +108,11 @@ def add_GatewayServicer_to_server(servicer, server):
                     servicer.ReadDocument,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.SerializeToString,
+            ),
+            'CaptionSegments': grpc.stream_stream_rpc_method_handler(
+                    servicer.CaptionSegments,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_gateway__pb2.FilmEvent.SerializeToString,
             ),
             'GetGateway': grpc.unary_unary_rpc_method_handler(
                     servicer.GetGateway,
@@ -154,6 +174,33 @@ class Gateway:
             '/slipstream.rpc.v1.Gateway/ReadDocument',
             slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_gateway__pb2.ReadDocumentEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CaptionSegments(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/slipstream.rpc.v1.Gateway/CaptionSegments',
+            slipstream_dot_rpc_dot_v1_dot_gateway__pb2.CaptionRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_gateway__pb2.FilmEvent.FromString,
             options,
             channel_credentials,
             insecure,

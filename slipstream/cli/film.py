@@ -1,0 +1,82 @@
+"""How a film in segments is shown: its segments as they come, each with its times; and written, as subtitles."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from slipstream.cli.archive.output import replacing
+from slipstream.cli.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
+from slipstream.cli.views import caption_dict, closing_line, complain, printable
+from slipstream.client.async_captioner import AsyncCaptioner
+from slipstream.client.film_client import segment_captions
+from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.messages import SegmentCaption
+from slipstream.options import CaptionOptions
+
+EXTENSIONS = (".vtt", ".srt")
+
+
+def check_subtitles(path: Path | None, options: CaptionOptions, num_videos: int) -> None:
+    """Raises `InvalidConfig` for subtitles that cannot be written."""
+    if path is None:
+        return
+    if path.suffix.lower() not in EXTENSIONS:
+        raise InvalidConfig(f"--subtitles {str(path)!r}: the file's name must end in .vtt or .srt")
+    if not options.in_segments or num_videos != 1:
+        raise InvalidConfig("--subtitles is a file for one film whose segments are captioned: give --segments too")
+
+
+async def caption_film(
+    captioner: AsyncCaptioner,
+    video: Path,
+    options: CaptionOptions,
+    timeout_s: float,
+    as_json: bool,
+    subtitles: Path | None,
+) -> int:
+    """Shows the captions of a film's segments; returns the exit status that this film asks for. What came before an
+    error is written all the same."""
+    cues: list[Cue] = []
+    exit_code = 0
+    try:
+        async for part in segment_captions(captioner.film_events(video, options=options, timeout_s=timeout_s)):
+            cues.append(segment_cue(part.segment.start_s, part.segment.end_s, part.text))
+            typer.echo(json.dumps(segment_record(str(video), part)) if as_json else segment_line(part))
+            if part.segment.error:
+                complain(str(video), f"segment {part.segment.number}: {part.segment.error}")
+    except SlipstreamError as error:
+        if as_json:
+            typer.echo(json.dumps({"file": str(video), "error": str(error)}))
+        complain(str(video), str(error))
+        exit_code = error.exit_code
+    if subtitles is not None:
+        is_vtt = subtitles.suffix.lower() == ".vtt"
+        with replacing(subtitles) as file:
+            file.write(vtt_of(cues, SEGMENTS_NOTE) if is_vtt else srt_of(cues))
+    return exit_code
+
+
+def segment_record(video: str, part: SegmentCaption) -> dict[str, Any]:
+    """A segment as a line of JSON."""
+    segment = part.segment
+    record: dict[str, Any] = {"file": video, "segment": segment.number, "start_s": segment.start_s}
+    record |= {"end_s": segment.end_s}
+    return record | ({"error": segment.error} if part.caption is None else caption_dict(part.caption))
+
+
+def segment_line(part: SegmentCaption) -> str:
+    """A segment for people: its times, its text and its figures."""
+    segment = part.segment
+    times = f"{clock_time(segment.start_s)} - {clock_time(segment.end_s)}"
+    if part.caption is None:
+        return f"{times}  ({printable(segment.error)})"
+    return f"{times}  {printable(part.text)}\n[{closing_line(part.caption)}]"
+
+
+def clock_time(seconds: float) -> str:
+    """Hours, minutes and seconds to the millisecond."""
+    sign, total_ms = "-" if seconds < 0 else "", round(abs(seconds) * 1000)
+    minutes, ms = divmod(total_ms, 60_000)
+    return f"{sign}{minutes // 60:02}:{minutes % 60:02}:{ms // 1000:02}.{ms % 1000:03}"

@@ -1,0 +1,90 @@
+"""Where a film is cut into segments: by a stride, or where one shot ends and the next begins. Pure: no I/O, no codec.
+
+A segment begins with a frame of its own and ends where the next one begins, so segments lie side by side without gaps
+and every frame belongs to one of them.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.video.frame_times import TIME_TOLERANCE_S, PacketTimes
+
+MAX_SEGMENTS = 10_000
+"""Of one film; a job of the archive has no more parts."""
+LEAST_STRIDE_S = 0.001
+_FIXED = re.compile(r"fixed:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)s?", re.ASCII)
+_WAYS = "fixed:SECONDS such as fixed:10s, shots, or none"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a film is cut."""
+
+    stride_s: float
+    """Length of a segment; 0: a segment is a shot."""
+
+
+def parse_segments(text: str) -> Cut | None:
+    """What the option `segments` says; None: the film is captioned as a whole. Raises `InvalidRequest`."""
+    if text == "none":
+        return None
+    if text == "shots":
+        return Cut(0.0)
+    if (found := _FIXED.fullmatch(text)) is None:
+        raise InvalidRequest(f"segments {text!r} is unknown; say {_WAYS}")
+    stride_s = float(found[1])
+    if not LEAST_STRIDE_S <= stride_s < math.inf:
+        raise InvalidRequest(f"segments {text!r}: a segment has at least {LEAST_STRIDE_S:g} s, such as fixed:10s")
+    return Cut(stride_s)
+
+
+def fixed_starts(shown_s: NDArray[np.float64], stride_s: float) -> NDArray[np.float64]:
+    """When each segment begins: the first frame at or after each multiple of the stride, where there is one before the
+    next multiple.
+
+    Args:
+        shown_s: [n] when frames are shown, ascending from 0; n is at least 1.
+        stride_s: length of a segment.
+    """
+    number = np.floor((shown_s + TIME_TOLERANCE_S) / stride_s)
+    return shown_s[np.diff(number, prepend=-1.0) > 0]
+
+
+def bounds_of(starts_s: NDArray[np.float64], end_s: float) -> tuple[float, ...]:
+    """[num_segments + 1] where segments begin, and where the last one ends; in microseconds, which a message can hold.
+
+    Raises `LimitExceeded` for more than `MAX_SEGMENTS`.
+    """
+    rounded = np.unique(np.round(starts_s, 6))
+    if len(rounded) > MAX_SEGMENTS:
+        raise LimitExceeded(
+            f"the film would have {len(rounded)} segments, more than the {MAX_SEGMENTS} served; ask for longer ones, "
+            "or cut the film"
+        )
+    return (*map(float, rounded), max(float(np.round(end_s, 6)), float(rounded[-1])))
+
+
+def check_times(packets: PacketTimes) -> None:
+    """Raises `InvalidRequest` for frames that all are shown at the same time: nothing can be said of when they are."""
+    if int(packets.is_shown.sum()) > 1 and len(packets.shown_s()) < 2:
+        raise InvalidRequest(
+            "the frames of this file have no times of their own, so it has no segments; write it anew with timestamps, "
+            "or ask for segments none"
+        )
+
+
+def groups(numbers: Sequence[int], size: int) -> list[list[int]]:
+    """Segments to decode together: at most `size` that follow on one another."""
+    gathered: list[list[int]] = []
+    for number in numbers:
+        if gathered and len(gathered[-1]) < size and number == gathered[-1][-1] + 1:
+            gathered[-1].append(number)
+        else:
+            gathered.append([number])
+    return gathered

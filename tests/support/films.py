@@ -1,0 +1,90 @@
+"""Films with known times: each frame says when it is shown, each scene has colours of its own."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+import av
+import numpy as np
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+CELLS = 4
+
+
+@dataclass(frozen=True)
+class Film:
+    """A file, and what is true of it."""
+
+    data: bytes
+    times_s: tuple[float, ...]
+    """[n] when frames are shown, by the container's clock."""
+    scenes_s: tuple[float, ...]
+    """When scenes begin, by the same clock."""
+
+
+def frame_times(scene_frames: Sequence[int], step_s: float = 0.125, start_s: float = 0.0) -> list[float]:
+    """Of a film with a constant rate whose scenes have so many frames."""
+    return [start_s + number * step_s for number in range(sum(scene_frames))]
+
+
+def make_film(
+    scene_frames: Sequence[int],
+    times_s: Sequence[float],
+    *,
+    seed: int = 0,
+    codec: str = "libx264",
+    container: str = "matroska",
+    size: tuple[int, int] = (64, 48),
+    key_every: int = 12,
+) -> Film:
+    """Scenes of so many frames, shown at these times in whole milliseconds. `size`: width and height."""
+    pictures = [picture for number, n in enumerate(scene_frames) for picture in scene(seed + number, n, size)]
+    firsts = [0, *accumulate(scene_frames)][:-1]
+    data = write_film(pictures, times_s, codec=codec, container=container, key_every=key_every)
+    return Film(data, tuple(times_s), tuple(times_s[first] for first in firsts))
+
+
+def scene(seed: int, num_frames: int, size: tuple[int, int] = (64, 48)) -> list[NDArray[np.uint8]]:
+    """RGB pictures of tiles that change slowly."""
+    width, height = size
+    chance = np.random.default_rng(seed)
+    first = chance.uniform(0, 255, (CELLS, CELLS, 3))
+    first[..., seed % 3] = 250 - 240 * (seed % 2)
+    last = np.clip(first + chance.uniform(-20, 20, first.shape), 0, 255)
+    return [
+        ((1 - share) * first + share * last)
+        .astype(np.uint8)
+        .repeat(height // CELLS, axis=0)
+        .repeat(width // CELLS, axis=1)
+        for share in np.linspace(0, 1, num_frames)
+    ]
+
+
+def write_film(
+    pictures: Sequence[NDArray[np.uint8]],
+    times_s: Sequence[float],
+    *,
+    codec: str = "libx264",
+    container: str = "matroska",
+    key_every: int = 12,
+) -> bytes:
+    """RGB pictures [height, width, 3] as a file; with "ffv1" they are decoded as they are."""
+    tick = Fraction(1, 1000)
+    output_file = io.BytesIO()
+    with av.open(output_file, "w", format=container) as output:
+        stream = output.add_stream(codec, rate=Fraction(25))
+        assert isinstance(stream, VideoStream)
+        height, width, _ = pictures[0].shape
+        stream.width, stream.height = width, height
+        stream.pix_fmt = "bgr0" if codec == "ffv1" else "yuv420p"
+        stream.codec_context.time_base = stream.time_base = tick
+        stream.codec_context.gop_size = key_every
+        for picture, time_s in zip(pictures, times_s, strict=True):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = round(time_s * 1000), tick
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    return output_file.getvalue()
