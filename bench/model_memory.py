@@ -15,7 +15,8 @@ import torch
 from bench.gpu.random_model import GEOMETRIES, Geometry, count_parameters, make_upstream, plan_of
 from bench.output import finish
 from slipstream.engine.attention import SdpaKernel
-from slipstream.engine.forward import Decoder, Rows, Runner
+from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.segments import Rows
 from tests.support.live_memory import LiveBytes
 
 NUM_VIDEO_TOKENS = 25_088

@@ -95,18 +95,25 @@ class MatmulKernel(SdpaKernel):
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         heads, num_rows, head_dim = query.shape
-        kv_heads, num_tokens, _ = keys.shape
+        kv_heads = keys.shape[0]
         scaled = (query * scale).view(kv_heads, -1, num_rows, head_dim)
+        if num_rows <= _MAX_ROWS:
+            return self._block(scaled, keys, values, segment, slice(None)).view(heads, num_rows, head_dim)
         output = torch.empty_like(scaled)
         for first in range(0, num_rows, _MAX_ROWS):
             rows = slice(first, min(first + _MAX_ROWS, num_rows))
             block = scaled[:, :, rows]
-            scores = torch.bmm(block.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2))
-            if segment.is_masked:
-                scores.view(*block.shape[:3], num_tokens)[..., segment.past :] += segment.window_mask[rows]
-            weights = torch.softmax(scores, dim=-1)
-            output[:, :, rows] = torch.bmm(weights, values).view(block.shape)
+            output[:, :, rows] = self._block(block, keys, values, segment, rows).view(block.shape)
         return output.view(heads, num_rows, head_dim)
+
+    @staticmethod
+    def _block(scaled: Tensor, keys: Tensor, values: Tensor, segment: Segment, rows: slice) -> Tensor:
+        """Some rows' queries [kv_heads, group, n, head_dim] -> the attention of [kv_heads, group * n, head_dim]."""
+        kv_heads, group_size, num_rows, head_dim = scaled.shape
+        scores = torch.bmm(scaled.reshape(kv_heads, -1, head_dim), keys.transpose(1, 2))
+        if segment.is_masked:
+            scores.view(kv_heads, group_size, num_rows, -1)[..., segment.past :] += segment.window_mask[rows]
+        return torch.bmm(torch.softmax(scores, dim=-1), values)
 
 
 PastAttention = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

@@ -2,7 +2,7 @@
 `DecodeState` afterwards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from slipstream.engine.attention import Attend, Kernel, attend_segments
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.row_chunks import in_chunks, prefill_bytes, whole_rows
-from slipstream.engine.segments import Observer, Segment, kept_rows
+from slipstream.engine.segments import Additions, Observer, Rows, kept_rows, pack, take
 from slipstream.engine.static.pool import KVPool, PooledCache
 from slipstream.engine.thread import finish_work
-from slipstream.speculation.protocol import TokenTree
 
 
 class Decoder(Protocol):
@@ -29,42 +28,6 @@ class Decoder(Protocol):
     embed_tokens: nn.Embedding
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What one session adds to a pass."""
-
-    cache: KVCache
-    hidden: Tensor
-    """Input embeddings, [n, hidden]."""
-    positions: Tensor
-    """Position ids, [n], or [axes, n] for rotary embeddings of several axes."""
-    tree: TokenTree | None = None
-    """Whose new nodes these are; None: each row follows the one before it."""
-    observer: Observer | None = None
-    """Sees the rows' attention in every layer."""
-    additions: "Additions | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """What the first layers add to some of a session's rows, behind the layer: DeepStack's features of a video."""
-
-    rows: Tensor
-    """int64 [m], ascending."""
-    features: tuple[Tensor, ...]
-    """One for each of these layers, from the first: [m, hidden]."""
-
-    def behind(self, num_rows: int) -> "Additions":
-        """The same for rows that follow so many others."""
-        return replace(self, rows=self.rows + num_rows)
-
-    def among(self, keep: Tensor) -> "Additions":
-        """For those rows that are kept, by their new numbers. `keep`: int64, ascending."""
-        stays = torch.isin(self.rows, keep)
-        rows = torch.searchsorted(keep, self.rows[stays])
-        return Additions(rows, tuple(_take(each, stays.nonzero().squeeze(1)) for each in self.features))
-
-
 class ForwardPass:
     """One packed pass that may stop after any layer and go on later.
 
@@ -72,15 +35,10 @@ class ForwardPass:
     """
 
     def __init__(self, runner: "Runner", batch: Sequence[Rows]) -> None:
-        for rows in batch:
-            assert rows.hidden.shape[0] > 0, "every session in a pass needs rows"
-            rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+        packed = pack(batch)
         self._runner = runner
-        self._hidden = torch.cat([rows.hidden for rows in batch])[None]
-        self._segments = _segments(batch)
+        self._hidden, self._position_ids, self._segments = packed.hidden, packed.position_ids, packed.segments
         self._num_tokens = [segment.length for segment in self._segments]
-        positions = torch.cat([rows.positions for rows in batch], dim=-1)
-        self._position_ids = positions[..., None, :]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
         self._additions = _additions(batch)
         self._next_layer = 0
@@ -239,16 +197,6 @@ def call_layer(layer: nn.Module, hidden: Tensor, position_ids: Tensor, rotary: A
     return cast(Tensor, layer(hidden, attention_mask=None, **places, attend=attend))
 
 
-def _segments(batch: Sequence[Rows]) -> list[Segment]:
-    segments, start = list[Segment](), 0
-    for rows in batch:
-        hidden, length = rows.hidden, rows.hidden.shape[0]
-        past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)
-        segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
-        start += length
-    return segments
-
-
 def _additions(batch: Sequence[Rows]) -> list[Additions]:
     """With the rows that they have in the packed pass."""
     starts = accumulate((rows.hidden.shape[0] for rows in batch), initial=0)
@@ -354,7 +302,7 @@ class Prefill:
 
     def video_states(self) -> Tensor:
         """Current states of the kept video tokens, [m, hidden]: their embeddings before any layer has run."""
-        return _take(self._forward.hidden, self._video)
+        return take(self._forward.hidden, self._video)
 
     def text_states(self) -> Tensor:
         """Current states of the text tokens after the video, [n, hidden]."""
@@ -391,10 +339,3 @@ class Prefill:
         (logits,) = self._forward.finish(last_row_only=True)
         finish_work(logits.device)
         return self._state, logits[0]
-
-
-def _take(hidden: Tensor, rows: Tensor) -> Tensor:
-    """Some rows, ascending; without a copy where they lie together."""
-    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
-        return hidden[int(rows[0]) : int(rows[-1]) + 1]
-    return hidden.index_select(0, rows.to(hidden.device))

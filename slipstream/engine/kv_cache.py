@@ -121,12 +121,11 @@ class KVCache:
             head_dim], or as long as `view_length` says.
         """
         buffers = self._buffers(layer, keys, values)
-        first = self._num_rows(layer)
-        end = first + keys.shape[1]
-        buffers.keys[:, first:end] = keys
-        buffers.values[:, first:end] = values
-        shown = self.view_length(end)
-        return buffers.keys[:, :shown], buffers.values[:, :shown]
+        first, num_new = self._num_rows(layer), keys.shape[1]
+        buffers.keys.narrow(1, first, num_new).copy_(keys)
+        buffers.values.narrow(1, first, num_new).copy_(values)
+        shown = self.view_length(first + num_new)
+        return buffers.keys.narrow(1, 0, shown), buffers.values.narrow(1, 0, shown)
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of all keys and values of a layer that has been written to, [kv_heads, rows, head_dim]."""

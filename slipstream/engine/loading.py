@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from slipstream.engine.attention import IMPLEMENTATION, get_kernel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.fused_layers import fastest_runner
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import localise, placement
 from slipstream.engine.video_lm import Adapter, VideoLM
@@ -57,7 +59,7 @@ def load_model(
     attention: str = "auto",
     strict_width: int = 0,
     group: Group | None = None,
-    make_runner: Callable[..., Runner] = Runner,
+    make_runner: Callable[..., Runner] | None = None,
 ) -> VideoLM:
     """Load a Video-LLM.
 
@@ -68,7 +70,7 @@ def load_model(
         attention: one of `ATTENTION_NAMES`.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
         group: the ranks that the model is spread over, of which this process is one and has `device`; None: no others.
-        make_runner: what runs its passes.
+        make_runner: what runs its passes; None: whatever is the fastest here.
 
     Raises:
         ModelNotUsable: the message says what is wrong and what to do.
@@ -96,6 +98,8 @@ def load_model(
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
+    if make_runner is None:
+        make_runner = Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
     runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
     return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
 

@@ -1,6 +1,6 @@
 """One session's rows in a packed pass and what each of them may see."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -120,6 +120,67 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """What one session adds to a pass."""
+
+    cache: KVCache
+    hidden: Tensor
+    """Input embeddings, [n, hidden]."""
+    positions: Tensor
+    """Position ids, [n], or [axes, n] for rotary embeddings of several axes."""
+    tree: TokenTree | None = None
+    """Whose new nodes these are; None: each row follows the one before it."""
+    observer: Observer | None = None
+    """Sees the rows' attention in every layer."""
+    additions: "Additions | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """What the first layers add to some of a session's rows, behind the layer: DeepStack's features of a video."""
+
+    rows: Tensor
+    """int64 [m], ascending."""
+    features: tuple[Tensor, ...]
+    """One for each of these layers, from the first: [m, hidden]."""
+
+    def behind(self, num_rows: int) -> "Additions":
+        """The same for rows that follow so many others."""
+        return replace(self, rows=self.rows + num_rows)
+
+    def among(self, keep: Tensor) -> "Additions":
+        """For those rows that are kept, by their new numbers. `keep`: int64, ascending."""
+        stays = torch.isin(self.rows, keep)
+        rows = torch.searchsorted(keep, self.rows[stays])
+        return Additions(rows, tuple(take(each, stays.nonzero().squeeze(1)) for each in self.features))
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The rows of all sessions in one pass."""
+
+    hidden: Tensor
+    """[1, rows, hidden]."""
+    position_ids: Tensor
+    """[1, rows], or [axes, 1, rows]."""
+    segments: list[Segment]
+
+
+def pack(batch: Sequence[Rows]) -> Packed:
+    """Puts the sessions' rows behind one another, and makes room for them in every cache."""
+    segments, start = list[Segment](), 0
+    for rows in batch:
+        assert rows.hidden.shape[0] > 0, "every session in a pass needs rows"
+        rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
+        hidden, length = rows.hidden, rows.hidden.shape[0]
+        past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)
+        segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
+        start += length
+    positions = torch.cat([rows.positions for rows in batch], dim=-1)
+    return Packed(torch.cat([rows.hidden for rows in batch])[None], positions[..., None, :], segments)
+
+
+@dataclass(frozen=True, slots=True)
 class PassRows:
     """What a pass says of one session's new tokens, on the device."""
 
@@ -146,3 +207,10 @@ def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tenso
     is_kept[video[keep]] = True
     rows = is_kept.nonzero().squeeze(1)
     return rows, torch.searchsorted(rows, video[keep])
+
+
+def take(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, ascending; without a copy where they lie together."""
+    if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return hidden[int(rows[0]) : int(rows[-1]) + 1]
+    return hidden.index_select(0, rows.to(hidden.device))

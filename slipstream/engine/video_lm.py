@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import Additions, DecodeState, Prefill, Rows, Runner
+from slipstream.engine.forward import DecodeState, Prefill, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.segments import Observer, PassRows, kept_rows
+from slipstream.engine.segments import Additions, Observer, PassRows, Rows, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded

@@ -8,7 +8,8 @@ from transformers import AutoConfig, AutoModel
 
 from slipstream.engine import row_chunks
 from slipstream.engine.attention import IMPLEMENTATION, SdpaKernel
-from slipstream.engine.forward import Decoder, Rows, Runner
+from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.segments import Rows
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

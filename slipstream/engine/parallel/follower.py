@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.engine.forward import Additions, ForwardPass, Rows, Runner
+from slipstream.engine.forward import ForwardPass, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.loading import load_model
 from slipstream.engine.parallel.links import LinkLost
 from slipstream.engine.parallel.mirror import join_heads, own_heads
 from slipstream.engine.parallel.ranks import Member, RankOrder, join
+from slipstream.engine.segments import Additions, Rows
 from slipstream.engine.text_attention import TextAttention
 from slipstream.errors import SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slipstream.engine.forward import ForwardPass, Rows, Runner
+from slipstream.engine.forward import ForwardPass, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.parallel.ranks import Leader
 from slipstream.engine.parallel.shards import gather_last
-from slipstream.engine.segments import Observer, Recording
+from slipstream.engine.segments import Observer, Recording, Rows
 
 # -- to the followers -------------------------------------------------------------------------------------------------
 

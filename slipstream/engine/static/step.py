@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slipstream.engine.attention import Attend
+from slipstream.engine.fused_layers import on_axes
 from slipstream.engine.segments import PassRows
-from slipstream.engine.static.fused import on_axes
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape
 from slipstream.sampling.sampler import largest_of

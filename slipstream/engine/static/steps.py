@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
+from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse
 from slipstream.engine.kv_cache import LayerBuffers, round_up
 from slipstream.engine.segments import PassRows
-from slipstream.engine.static.fused import FusedLayers, can_fuse
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
@@ -64,7 +64,10 @@ class StaticSteps:
         vocab_size = cast(Any, runner.lm_head).weight.shape[0]
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
         decoder, recorder = runner.decoder, Recorder(like.device)
-        fused = FusedLayers(decoder) if can_fuse(decoder, num_axes) else None
+        if isinstance(runner, FusedRunner):
+            fused: FusedLayers | None = runner.fused
+        else:
+            fused = FusedLayers(decoder) if can_fuse(decoder, num_axes) else None
         self.layers = "upstream" if fused is None else fused.glue
         """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
         run_layers = fused or runner.run_through

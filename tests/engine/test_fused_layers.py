@@ -10,11 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slipstream.engine import VideoLM, load_model
+from slipstream.engine import VideoLM, fused_layers, load_model
+from slipstream.engine.forward import Runner
+from slipstream.engine.fused_layers import (
+    FusedLayers,
+    FusedRunner,
+    GlueShape,
+    MakeGlue,
+    can_fuse,
+    choose_glue,
+    compiled_glue,
+    exact_glue,
+    on_axes,
+    torch_glue,
+)
 from slipstream.engine.parallel.shards import SummedLinear
-from slipstream.engine.static import glue
-from slipstream.engine.static.fused import FusedLayers, can_fuse, on_axes
-from slipstream.engine.static.glue import GlueShape, MakeGlue, choose_glue, compiled_glue, exact_glue, torch_glue
+from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import POOL_BYTES, close, prefill
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
@@ -103,6 +114,23 @@ def test_a_fused_model_steps_and_prefills_as_before(pair: Pair) -> None:
         close(model.step([(state, window)])[0], pair.ours.step([(other, window)])[0])
 
 
+def test_steps_on_a_cpu_are_fused_and_have_upstreams_logits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of chains and of a tree, alone and packed."""
+    model = load_model(str(pair.path))
+    assert type(model.runner) is FusedRunner
+    tree = TokenTree((5, 6, 7, 8), (-1, 0, 0, 2))
+    for windows in ([[5]], [[6, 7, 8]], [[9] * 70], [tree], [[5, 6], tree, [7]]):
+        batch = [(prefill(model, num_frames), window) for num_frames, window in enumerate(windows, 1)]
+        found = model.step(batch)
+        for state, window in batch:
+            state.rollback(state.num_tokens - len(window))
+        with monkeypatch.context() as patched:
+            patched.setattr(FusedRunner, "run", Runner.run)
+            expected = model.step(batch)
+        for ours, theirs in zip(found, expected, strict=True):
+            close(ours, theirs)
+
+
 class Quantised(nn.Linear):
     """Whose weight is not what it multiplies with."""
 
@@ -135,6 +163,7 @@ def test_layers_that_are_not_plain_are_left_alone(pair: Pair, change: Callable[[
 def test_a_family_with_other_layers_takes_upstreams(tmp_path: Path) -> None:
     path = write_tiny_qwen3(tmp_path / "model", seed=2)
     model, other = load_model(str(path)), load_model(str(path))
+    assert type(model.runner) is Runner
     model.open_static_steps(POOL_BYTES)
     assert model.static is not None and model.static.layers == "upstream"
     close(model.step([(prefill(model), [5, 6])])[0], other.step([(prefill(other), [5, 6])])[0])
@@ -214,7 +243,7 @@ def test_glue_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatc
         return exact_glue(GlueShape(**{**vars(shape), "eps": 1.0}))
 
     ways: dict[str, MakeGlue] = {"fails": fails, "wrong": is_wrong, "torch": torch_glue, "exact": exact_glue}
-    monkeypatch.setattr(glue, "known_glue", lambda device: ways)
+    monkeypatch.setattr(fused_layers, "known_glue", lambda device: ways)
     for like in (torch.empty(0), torch.empty(0, dtype=torch.bfloat16)):
         assert choose_glue(SHAPE, like)[0] == "torch"
 
