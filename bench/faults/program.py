@@ -14,7 +14,8 @@ Parts, each on processes of its own:
 - `owners`: one tenant hands in hundreds of jobs, another a few.
 - `sandbox`: a captured decoder tries every known way out, and then random system calls.
 - `stop`: `slipstream up` gets Ctrl-C and SIGTERM, idle and busy; it has to end in time.
-- `requests`, `files`: the tests that damage messages to the services and videos, with more examples.
+- `requests`, `files`, `old-files`: the tests that damage messages to the services and videos of modern and of old
+  formats, with more examples.
 - `fuzz`: the test of every parser of what strangers send, for `--fuzz` seconds.
 """
 
@@ -41,9 +42,11 @@ from bench.soak import run_memory
 from tests.support.escapes import find_escapes
 from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
 
+MUTATED_FILES = "tests/video/test_mutated_files.py::test_damaged_files_give_frames_or_a_documented_error"
 TESTS = {
     "requests": "tests/faults/test_mutated_requests.py",
-    "files": "tests/video/test_mutated_files.py",
+    "files": f"{MUTATED_FILES}[files]",
+    "old-files": f"{MUTATED_FILES}[old-files]",
     "fuzz": "tests/faults/test_fuzzed_parsers.py",
 }
 COMPOSE, LEAST_VIDEOS = "tests/e2e/test_compose_stack.py", 6
@@ -83,6 +86,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
+        "old-files": lambda: _fuzz("old-files", given.seed, examples=given.files),
         "fuzz": lambda: _fuzz("fuzz", given.seed, examples=ROUND, seconds=given.fuzz),
     }
 
@@ -135,12 +139,13 @@ def _summary(found: dict[str, Any]) -> dict[str, Any]:
         "sandbox_bypasses": found.get("sandbox", {}).get("sandbox_bypasses"),
         "mutated_requests": found.get("requests", {}).get("requests"),
         "mutated_files": found.get("files", {}).get("files"),
+        "mutated_old_files": found.get("old-files", {}).get("files"),
         "fuzzed": found.get("fuzz", {}).get("examples"),
     }
 
 
 def main(argv: Sequence[str]) -> None:
-    counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of that part")}
+    counts = {"jobs": (200, "of `drain`"), "requests": (10_000, "of that part"), "files": (2_000, "of both parts")}
     counts["fuzz"] = (120, "seconds of that part")
     parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")

@@ -1,4 +1,6 @@
-"""Small clips of every container and codec that is served."""
+"""Small clips of containers and codecs that are served."""
+
+from typing import Any
 
 from tests.support.media import ClipSpec, even_times_ms
 
@@ -34,3 +36,69 @@ CLIPS = {
     "two frames": ClipSpec([0, 40]),
     "one frame": ClipSpec([0]),
 }
+
+_FEW_MS = even_times_ms(12)
+_REORDERED = {"g": "6", "bf": "2"}
+
+
+def _old(container: str, codec: str, pix_fmt: str = "yuv420p", **more: Any) -> ClipSpec:
+    return ClipSpec(_FEW_MS, container=container, codec=codec, pix_fmt=pix_fmt, **more)
+
+
+_CIF = {"width": 176, "height": 144}
+OLD_CLIPS = {
+    "archive": {
+        "flv1 flv": _old("flv", "flv"),
+        "screen video flv": _old("flv", "flashsv", "bgr24"),
+        "screen video 2 flv": _old("flv", "flashsv2", "bgr24"),
+        "h264 reordered flv": _old("flv", "libx264", codec_options=_REORDERED),
+        "wmv1 asf": _old("asf", "wmv1"),
+        "wmv2 asf": _old("asf", "wmv2"),
+        "msmpeg4 v3 asf": _old("asf", "msmpeg4"),
+        "msmpeg4 v2 avi": _old("avi", "msmpeg4v2"),
+        "mpeg4 reordered asf": _old("asf", "mpeg4", codec_options=_REORDERED),
+        "h264 reordered asf": _old("asf", "libx264", codec_options=_REORDERED),
+        "cinepak avi": _old("avi", "cinepak", "rgb24"),
+        "video 1 avi": _old("avi", "msvideo1", "rgb555le"),
+        "huffyuv avi": _old("avi", "huffyuv", "yuv422p"),
+        "ffvhuff avi": _old("avi", "ffvhuff"),
+        "utvideo avi": _old("avi", "utvideo"),
+        "uncompressed avi": _old("avi", "rawvideo"),
+        "v210 avi": _old("avi", "v210", "yuv422p10le"),
+        "h261 avi": _old("avi", "h261", **_CIF),
+        "svq1 mov": _old("mov", "svq1", "yuv410p"),
+        "animation mov": _old("mov", "qtrle", "rgb24"),
+        "png mov": _old("mov", "png", "rgb24"),
+        "jpeg 2000 mov": _old("mov", "jpeg2000", "rgb24"),
+        "cineform mov": _old("mov", "cfhd", "yuv422p10le"),
+        "dnxhd mov": _old("mov", "dnxhd", "yuv422p", width=256, height=144, codec_options={"profile": "dnxhr_sq"}),
+        "dnxhd mxf": _old("mxf", "dnxhd", "yuv422p", width=256, height=144, codec_options={"profile": "dnxhr_sq"}),
+        "h264 reordered mxf": _old("mxf", "libx264", codec_options=_REORDERED),
+        "mpeg2 reordered mxf": _old("mxf", "mpeg2video", codec_options=_REORDERED),
+        "rv10 rm": _old("rm", "rv10"),
+        "rv20 rm": _old("rm", "rv20"),
+        "mpeg1 mpg": _old("mpeg", "mpeg1video", codec_options=_REORDERED),
+        "mpeg2 vob": _old("vob", "mpeg2video", codec_options=_REORDERED),
+        "mpeg2 wtv": _old("wtv", "mpeg2video", codec_options=_REORDERED),
+        "vp8 ogg": _old("ogg", "libvpx", codec_options={"b": "300k"}),
+        "vp8 ivf": _old("ivf", "libvpx", codec_options={"b": "300k"}),
+        "ffv1 nut": _old("nut", "ffv1"),
+    },
+    "all": {
+        "mszh zlib avi": _old("avi", "zlib", "bgr24"),
+        "dosbox avi": _old("avi", "zmbv", "bgr0"),
+        "magicyuv avi": _old("avi", "magicyuv"),
+        "asus avi": _old("avi", "asv1"),
+        "speedhq avi": _old("avi", "speedhq"),
+        "jpeg-ls avi": _old("avi", "jpegls", "rgb24"),
+        "dxv mov": _old("mov", "dxv", "rgba"),
+        "cinepak film": _old("film_cpk", "cinepak", "rgb24"),
+        "flv1 swf": _old("swf", "flv"),
+        "roq": _old("roq", "roqvideo", "yuvj444p", width=64, height=64),
+        "gif": _old("gif", "gif", "rgb8"),
+        "animated png": _old("apng", "apng", "rgb24"),
+    },
+}
+"""By the first tier that takes them; of what PyAV has an encoder for."""
+DOUBTFUL_KEYS = _old("avi", "h263p")
+"""libav calls each of its packets a key packet."""

@@ -1,7 +1,7 @@
 """Damaged videos through the gateway's decoders: every answer is frames or a documented error, in time.
 
 Sound files must be decoded as before afterwards, and no process, descriptor or memory may be left. `make faults` tries
-2,000 files.
+2,000 files of modern formats, and 2,000 of old ones at the tier that takes all.
 """
 
 import asyncio
@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.messages import DecodeLimits
 from slipstream.video.pool import DecodePool
+from tests.support.clip_kinds import OLD_CLIPS
 from tests.support.fuzzing import fuzzing, report_findings
 from tests.support.media import ClipSpec, even_times_ms, make_clip
 from tests.support.processes import eventually, file_threads_rest, our_children
@@ -43,6 +45,7 @@ SOUND = (
     ClipSpec(_TIMES_MS, container="avi", codec="mpeg4", codec_options={"g": "6"}),
     ClipSpec(_TIMES_MS, container="mpegts", codec="mpeg2video", codec_options={"g": "6"}),
 )
+OLD = tuple(spec for clips in OLD_CLIPS.values() for spec in clips.values())
 HEAD_BYTES, TAIL_BYTES = 800, 1200
 """What a demuxer reads first, and where an MP4 or AVI has its index."""
 LENGTHS = (0, 1, 7, 8, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -97,10 +100,17 @@ def _falsify_length(draw: st.DrawFn, data: bytearray) -> None:
     data[at : at + 4] = value.to_bytes(4, order)
 
 
-def test_damaged_files_give_frames_or_a_documented_error() -> None:
-    sound = [make_clip(spec) for spec in SOUND]
+@pytest.mark.parametrize(
+    ("kind", "specs", "formats", "usual_examples"),
+    [("files", SOUND, "archive", 60), ("old-files", OLD, "all", 40)],
+    ids=["files", "old-files"],
+)
+def test_damaged_files_give_frames_or_a_documented_error(
+    kind: str, specs: Sequence[ClipSpec], formats: str, usual_examples: int
+) -> None:
+    sound = [make_clip(spec) for spec in specs]
     outcomes: collections.Counter[str] = collections.Counter()
-    pool = DecodePool(WORKERS, DecodeLimits(timeout_s=TIMEOUT_S), max_jobs=MAX_JOBS)
+    pool = DecodePool(WORKERS, DecodeLimits(timeout_s=TIMEOUT_S, formats=formats), max_jobs=MAX_JOBS)
     with asyncio.Runner() as runner:
         runner.run(_prepare(pool))
         try:
@@ -108,7 +118,7 @@ def test_damaged_files_give_frames_or_a_documented_error() -> None:
             runner.run(file_threads_rest())
             before = _held()
 
-            @fuzzing(usual_examples=60)
+            @fuzzing(usual_examples)
             @given(damaged_files(sound))
             def decode(data: bytes) -> None:
                 outcomes[runner.run(_outcome(pool, data))] += 1
@@ -124,7 +134,7 @@ def test_damaged_files_give_frames_or_a_documented_error() -> None:
     grown_bytes = after["rss_bytes"] - before["rss_bytes"]
     assert grown_bytes < MAX_GROWTH_BYTES
     found = {"files": outcomes.total(), "outcomes": dict(outcomes), "parent_growth_mb": round(grown_bytes / 1e6, 1)}
-    report_findings("files", found)
+    report_findings(kind, found)
 
 
 async def _prepare(pool: DecodePool) -> None:
