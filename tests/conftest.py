@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from slipstream.rpc.calls import open_channel
-from slipstream.stack import process
+from slipstream.stack import addresses, process
 from slipstream.stack.local import Stack
 from tests.support.forked_services import START_AFRESH, services_forked
 from tests.support.processes import check_logs
@@ -26,6 +26,10 @@ def pytest_configure() -> None:
     os.environ["SLIPSTREAM_GATEWAY_GATE_MEMORY"] = "false"
     # A shell starts what runs in its background with Ctrl-C ignored, and processes of the tests would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Each worker looks for free ports among its own: two could find the same one before either listens there.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    addresses.UNASSIGNED_PORTS = addresses.UNASSIGNED_PORTS[worker::num_workers]
     # The same examples in every run: `make fuzz` looks for new ones. How long one takes says how busy the machine is.
     settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("same")

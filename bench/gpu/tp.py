@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Group, RankOrder, join, lead, rank_here
 from slipstream.engine.parallel.shards import GatheredLinear, SummedLinear, check_split
 from slipstream.errors import DeviceLost
+from slipstream.stack.addresses import gateway_address
 
 SUMMED = ("o_proj", "down_proj")
 ROWS = (1, 8)
@@ -194,9 +194,8 @@ def start_ranks(given: Namespace, folder: Path) -> list[subprocess.Popen[bytes]]
     words = ["--model", given.model, "--order", json.dumps(asdict(order)), "--figures", str(folder / "figures.json")]
     words += ["--video-tokens", str(given.video_tokens), "--repeats", str(given.repeats)]
     words += ["--tiny"] if given.tiny else []
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(given.tp)}
+    host, _, port = gateway_address(None).rpartition(":")  # which no connection is given before rank 0 listens there
+    shared = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": str(given.tp)}
     shared |= {"GLOO_SOCKET_IFNAME": "lo", "LOCAL_WORLD_SIZE": str(given.tp)}
     argv = [sys.executable, "-m", "bench", "gpu-tp", *words]
     return [

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 from slipstream.errors import InvalidConfig
@@ -12,6 +13,8 @@ from slipstream.stack.process import LONGEST_SOCKET_PATH
 UNASSIGNED_PORTS = range(20_000, 30_000)
 """Linux gives none of these to a connection, or to whoever asks for any port."""
 PORT_TRIES = 50
+_chosen: deque[int] = deque(maxlen=100)
+"""Ports that were chosen of late: who is to listen there may not do so yet."""
 
 
 def gateway_address(listen: str | None) -> str:
@@ -29,7 +32,8 @@ def gateway_address(listen: str | None) -> str:
 def _free_port(host: str, port: int) -> int:
     """The port itself; for 0 one that is likely to be free still when the gateway has started."""
     family, reason = socket.AF_INET6 if ":" in host else socket.AF_INET, ""
-    for candidate in [port] if port else random.sample(UNASSIGNED_PORTS, PORT_TRIES):
+    free = (candidate for candidate in random.sample(UNASSIGNED_PORTS, PORT_TRIES) if candidate not in _chosen)
+    for candidate in [port] if port else free:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -37,6 +41,7 @@ def _free_port(host: str, port: int) -> int:
             except OSError as error:
                 reason = "the port is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
             else:
+                _chosen.append(candidate)
                 return candidate
     raise InvalidConfig(f"cannot listen at {host}:{port}: {reason}")
 

@@ -31,8 +31,9 @@ _PROBE_OPTIONS = tuple((f"grpc.{bound}_reconnect_backoff_ms", 100) for bound in 
 
 async def start_child(argv: Sequence[str], env: Mapping[str, str], log: int) -> asyncio.subprocess.Process:
     """A child in its own process group, so that a terminal's Ctrl-C reaches only the parent. `log`: a descriptor."""
-    pipes: dict[str, int] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": log, "stderr": log}
-    return await asyncio.create_subprocess_exec(*argv, **pipes, env=env, process_group=0)
+    return await asyncio.create_subprocess_exec(
+        *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=env, process_group=0
+    )
 
 
 class ServiceProcess:

@@ -145,7 +145,7 @@ async def test_a_call_that_is_cancelled_at_any_moment_ends_its_task(server: Embe
             for _ in range(num_ticks):
                 await asyncio.sleep(0)
             task.cancel()
-            await asyncio.wait({task}, timeout=10)
+            await asyncio.wait({task}, timeout=60)
             assert task.cancelled(), f"cancelled after {num_ticks} ticks, and it went on"
 
 

@@ -191,7 +191,7 @@ async def test_whoever_stops_listening_ends_the_reader(pool: ReaderPool) -> None
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.to_thread(psutil.wait_procs, busy, 10)
+    await asyncio.to_thread(psutil.wait_procs, busy, 60)
     assert busy and not any(process.is_running() for process in busy)
     await check_sound(pool)
 

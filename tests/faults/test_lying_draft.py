@@ -310,7 +310,7 @@ async def test_lies_are_not_remembered(liar: Liar) -> None:
 
 def faults(address: str) -> dict[str, float]:
     """By kind, from the gateway's metrics."""
-    page = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
     samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
     return {one.labels["kind"]: one.value for one in samples if one.name == "slipstream_draft_faults_total"}
 

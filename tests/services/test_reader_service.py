@@ -202,7 +202,7 @@ async def test_the_service_as_a_process(tmp_path: Path) -> None:
         assert process.pid is not None
         children = psutil.Process(process.pid).children(recursive=True)
     assert children
-    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, children, 60)
     assert not alive
     assert logged(process.log_path, "service.stopped") and logged(process.log_path, "document.read", num_pages=1)
 

@@ -117,7 +117,7 @@ async def test_a_decoder_leaves_no_process_behind() -> None:
     async with running() as (decoder, _):
         processes = [psutil.Process(decoder.process.pid)]
         processes += processes[0].children(recursive=True)
-    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, timeout=60)
     assert not alive
 
 
