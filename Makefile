@@ -80,6 +80,7 @@ compose-check: setup
 
 front-check: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[front-check]'
+	-npm install --silent --no-fund --no-audit --prefix .cache/axe axe-core@4
 	$(BIN)/python -m bench front-check
 
 secrets: secrets/redis_password

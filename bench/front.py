@@ -1,5 +1,5 @@
 """The HTTP front before a real stack of the pocket models: OpenAI's client, random requests from the OpenAPI document,
-what streaming over HTTP costs beside gRPC, and a batch under which front and gateway are killed."""
+what streaming costs beside gRPC, a batch under which front and gateway are killed, and the page in a browser."""
 
 import asyncio
 import importlib.util
@@ -21,13 +21,14 @@ from typing import Any
 import openai
 
 from bench.common import PROMPT, ROOT, held_out_clips, machine_facts, make_parser, run_to_end, say
+from bench.front_page import page_part
 from bench.output import finish
 from slipstream.client.async_captioner import connect_async
 from slipstream.messages import CommittedText
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.front import CHAT, asked, batch_line, client_of, data_url
 
-PARTS = ("clients", "schemathesis", "overhead", "kills")
+PARTS = ("clients", "schemathesis", "overhead", "kills", "page")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 COUNTED = re.compile(r"(\d+) generated, (\d+) passed")
 NUM_FRAMES, NUM_TOKENS = 16, 160
@@ -193,7 +194,7 @@ def _small(url: str, num_tokens: int) -> dict[str, Any]:
 # -- program ----------------------------------------------------------------------------------------------------------
 
 
-async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: int) -> dict[str, Any]:
+async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: int, minutes: float) -> dict[str, Any]:
     """The parts by name."""
     found: dict[str, Any] = {}
     if "clients" in parts:
@@ -206,6 +207,8 @@ async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: 
                 found["schemathesis"] = await _schemathesis(stack.http_address, cases)
             if "kills" in parts:
                 found["kills"] = await _kills(stack, lines, kills)
+            if "page" in parts:
+                found["page"] = await page_part(stack, Path(folder), minutes)
     return found
 
 
@@ -219,9 +222,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=(20, "captions over each door"),
         lines=(200, "of the batch"),
         kills=(10, "of the front, and of the gateway"),
+        minutes=(1.0, "of the page's longest stream, at 10,000 events a minute"),
     )
     given = parser.parse_args(argv)
-    found = run_to_end(run(given.parts, given.cases, given.rounds, given.lines, given.kills))
+    found = run_to_end(run(given.parts, given.cases, given.rounds, given.lines, given.kills, given.minutes))
     finish("front", {"machine": machine_facts(), **found})
     if any(part["passed"] is False for part in found.values()):
         sys.exit(1)

@@ -1,5 +1,13 @@
 """The one table of endpoints; the application and the OpenAPI document are made from it."""
 
+from slipstream.services.front.archive_calls import (
+    cancel_archive_batch,
+    get_archive_batch,
+    list_archive_batches,
+    list_archive_errors,
+    list_archive_jobs,
+    retry_archive_batch,
+)
 from slipstream.services.front.batch_calls import cancel_batch, create_batch, get_batch, list_batches
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.chat import create_chat, get_model, list_models
@@ -55,6 +63,18 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/batches/{batch_id}", get_batch, "One batch.", BATCH),
     Endpoint("POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "Ends a batch.", BATCH),
+    Endpoint("GET", "/archive/batches", list_archive_batches, "The caller's batches in the archive."),
+    Endpoint("GET", "/archive/batches/{batch}", get_archive_batch, "One of them."),
+    Endpoint(
+        "GET", "/archive/batches/{batch}/jobs", list_archive_jobs, "Its jobs, a page at a time.",
+        query={"states": {"type": "string"}, "page": {"type": "string"}},
+    ),
+    Endpoint("GET", "/archive/batches/{batch}/errors", list_archive_errors, "What failed, by message."),
+    Endpoint("POST", "/archive/batches/{batch}/cancel", cancel_archive_batch, "Ends it."),
+    Endpoint(
+        "POST", "/archive/batches/{batch}/retry", retry_archive_batch, "Runs again what was given up.",
+        query={"failed": {"enum": ["true", "false"]}},
+    ),
     Endpoint("GET", "/health", get_health, "The process answers.", is_open=True),
     Endpoint("GET", "/ready", get_ready, "It can do its work.", statuses=(503,), is_open=True),
     Endpoint("GET", "/metrics", get_metrics, "What it counts.", content=(TEXT_TYPE.partition(";")[0],), is_open=True),

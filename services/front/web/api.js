@@ -33,7 +33,7 @@ export async function send(path, options = {}) {
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
-  if (response.status === 503) throw new Away(said.error?.message || "the server is not ready");
+  if (response.status === 503 || response.status === 504) throw new Away(said.error?.message || "the server is not ready");
   throw new Refused(response.status, said.error || {});
 }
 

@@ -1,11 +1,19 @@
 // The page: which view is shown, whose token is sent, whether the server is there.
 
 import { Away, keepToken, send, token } from "./api.js";
+import { batch } from "./batch.js";
 import { make } from "./dom.js";
+import { item } from "./item.js";
+import { overview } from "./overview.js";
 import { tryIt } from "./try.js";
 
 const LOOK_MS = 5000;
-const ROUTES = [[/^#\/$/, tryIt, "Try it"]];
+const ROUTES = [
+  [/^#\/$/, tryIt, "Try it"],
+  [/^#\/overview$/, overview, "Overview"],
+  [/^#\/batch\/([^/]+)$/, batch, "Batch"],
+  [/^#\/batch\/([^/]+)\/item\/([^/]+)\/([^/]*)$/, item, "Item"],
+];
 
 const main = document.getElementById("main");
 const field = document.getElementById("token");

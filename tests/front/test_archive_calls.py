@@ -1,0 +1,117 @@
+"""What the page is told of the archive: batches, jobs, errors by message, and only the caller's own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.archive.messages import BatchItem, BatchOptions
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.caption_client import GatewayAddress
+from slipstream.rpc.security import new_token
+from slipstream.rpc.v1 import archive_pb2 as pb
+from tests.cli.fake_archive import Context, FakeArchive
+from tests.cli.fake_gateway import FakeGateway
+from tests.support.front import error_of, front_at, post, raw, status_of
+
+NAMES = ("good", "bad", "dead", "good-2", "bad-2", "stuck")
+ITEMS = [BatchItem(custom_id=f"<b>{name}", source=f"/v/{name.partition('-')[0]}.mp4") for name in NAMES]
+
+
+class HeardArchive(FakeArchive):
+    """Remembers who asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callers: list[Any] = []
+
+    async def ListBatches(self, request: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
+        self.callers.append(dict(context.invocation_metadata() or ()).get("authorization"))
+        return await super().ListBatches(request, context)
+
+
+@pytest.fixture
+def archive() -> Iterator[HeardArchive]:
+    with HeardArchive() as running:
+        yield running
+
+
+async def submit(archive: FakeArchive) -> str:
+    async with GatewayAddress(archive.address).open() as connection:
+        return (await ArchiveClient(connection).submit(BatchOptions("films"), ITEMS)).batch_id
+
+
+async def get(address: str, path: str, more: str = "") -> Any:
+    answer = await raw(address, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n".encode())
+    return status_of(answer), json.loads(answer.partition(b"\r\n\r\n")[2])
+
+
+async def test_batches_and_their_jobs(archive: HeardArchive) -> None:
+    batch_id = await submit(archive)
+    async with front_at(archive.address) as address:
+        _, listed = await get(address, "/archive/batches")
+        (batch,) = listed["batches"]
+        assert batch["key"] == "films" and batch["counts"]["total"] == len(ITEMS) and not batch["is_ended"]
+        assert (await get(address, f"/archive/batches/{batch_id}"))[1] == batch
+        jobs, page = [], ""
+        while page is not None:
+            _, told = await get(address, f"/archive/batches/{batch_id}/jobs?page={page}")
+            jobs += told["jobs"]
+            page = told["next_page"]
+        assert [job["custom_id"] for job in jobs] == [item.custom_id for item in ITEMS]
+        done = jobs[0]
+        assert done["state"] == "done" and done["text"] and done["figures"]["slipstream"]["passes"] > 0
+        assert " ".join(cue["text"] for cue in done["cues"]) == done["text"] and done["cues"][-1]["end_ms"] == 10_000
+        _, told = await get(address, f"/archive/batches/{batch_id}/jobs?states=dead,failed")
+        assert all(job["state"] in ("dead", "failed") for job in told["jobs"])
+
+
+async def test_errors_are_told_by_message(archive: HeardArchive) -> None:
+    batch_id = await submit(archive)
+    async with front_at(archive.address) as address:
+        _, told = await get(address, f"/archive/batches/{batch_id}/errors")
+    assert [(group["state"], group["count"]) for group in told["errors"]] == [("failed", 2), ("dead", 1)]
+    assert told["errors"][0]["such_as"] == ["<b>bad", "<b>bad-2"] and told["is_whole"]
+
+
+async def test_a_batch_is_cancelled_and_retried(archive: HeardArchive) -> None:
+    batch_id = await submit(archive)
+    async with front_at(archive.address) as address:
+        answer = await raw(address, post(f"/archive/batches/{batch_id}/retry?failed=true", b""))
+        assert status_of(answer) == 200 and json.loads(answer.partition(b"\r\n\r\n")[2])["retried"] > 0
+        answer = await raw(address, post(f"/archive/batches/{batch_id}/cancel", b""))
+        assert status_of(answer) == 200 and archive.batches["films"].cancelled
+
+
+async def test_what_is_asked_wrongly_is_named(archive: HeardArchive) -> None:
+    batch_id = await submit(archive)
+    async with front_at(archive.address) as address:
+        for path, status, param in (
+            (f"/archive/batches/{batch_id}/jobs?states=lost", 400, "states"),
+            (f"/archive/batches/{batch_id}/jobs?magic=1", 400, "magic"),
+            ("/archive/batches/batch-none", 404, None),
+            ("/archive/batches/batch-none/errors", 404, None),
+        ):
+            told_status, told = await get(address, path)
+            assert (told_status, told["error"]["param"]) == (status, param), path
+        answer = await raw(address, post(f"/archive/batches/{batch_id}/retry?failed=perhaps", b""))
+        assert status_of(answer) == 400 and error_of(answer)["param"] == "failed"
+
+
+async def test_who_asks_is_sent_on(archive: HeardArchive, tmp_path: Path) -> None:
+    pairs = [new_token(owner) for owner in ("ann", "bob")]
+    path = tmp_path / "tokens"
+    path.write_text("\n".join(line for _, line in pairs))
+    async with front_at(archive.address, tokens=str(path)) as address:
+        assert (await get(address, "/archive/batches"))[0] == 401
+        for token, _ in pairs:
+            await get(address, "/archive/batches", f"Authorization: Bearer {token}\r\n")
+    assert archive.callers == [f"Bearer {token}" for token, _ in pairs]
+
+
+async def test_without_an_archive_it_is_told(gateway: FakeGateway) -> None:
+    async with front_at(gateway.address) as address:
+        status, told = await get(address, "/archive/batches")
+    assert status >= 400 and told["error"]["message"]
