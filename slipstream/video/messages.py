@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.video.segments import MAX_SEGMENTS
+from slipstream.video.film_cuts import MAX_SEGMENTS
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 
