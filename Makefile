@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench simulate documents compose-check front-check
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale simulate documents compose-check front-check
 
 setup: $(VENV)/.ready
 
@@ -68,6 +68,9 @@ fuzz: setup
 
 archive-bench: setup
 	$(BIN)/python -m bench archive
+
+archive-scale: setup
+	$(BIN)/python -m bench archive-scale
 
 simulate: setup
 	$(BIN)/python -m bench simulate

@@ -31,6 +31,7 @@ PROGRAMS = {
     "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),
     "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
+    "archive-scale": ("bench.archive_scale", "long films in segments, killed at random points"),
     "compose-check": (
         "bench.faults.program:main_compose",
         "the containers, harmed under a batch; needs Docker",

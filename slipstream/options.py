@@ -17,7 +17,7 @@ from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
-from slipstream.video.segments import parse_segments
+from slipstream.video.film_cuts import parse_segments
 
 UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1

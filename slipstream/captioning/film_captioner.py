@@ -19,8 +19,8 @@ from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable,
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, FilmEvent, FilmFacts, Segment
 from slipstream.rpc.security import current_rights
+from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo
-from slipstream.video.segments import Cut, groups, parse_segments
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, Slipstream
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
+from slipstream.video.film_cuts import Cut
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
-from slipstream.video.segments import Cut
 
 FRAMES_SHARE = 0.25
 """Of the memory that is left at start, how much frames may take when nobody said."""

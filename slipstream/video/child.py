@@ -27,6 +27,8 @@ from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine, limit_cpu
 from slipstream.video.container import LACKED_MEMORY
 from slipstream.video.decode import sample_video
+from slipstream.video.film_cuts import Cut
+from slipstream.video.film_windows import plan_segments, sample_windows
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -41,8 +43,6 @@ from slipstream.video.messages import (
     Started,
     encode_answer,
 )
-from slipstream.video.segments import Cut
-from slipstream.video.windows import plan_segments, sample_windows
 
 # -- preloading -------------------------------------------------------------------------------------------------------
 

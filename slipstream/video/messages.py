@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.video.film_cuts import MAX_SEGMENTS
 from slipstream.video.formats import DEFAULT_TIER
-from slipstream.video.segments import MAX_SEGMENTS
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 

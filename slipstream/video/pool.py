@@ -30,8 +30,8 @@ from slipstream.video.decoder_process import (
     read_sampled,
     read_windows,
 )
+from slipstream.video.film_cuts import Cut
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
-from slipstream.video.segments import Cut
 
 ResultT = TypeVar("ResultT")
 
@@ -221,7 +221,7 @@ class DecodePool:
         on_progress: OnProgress | None = None,
         files: FileThreads | None = None,
     ) -> Sequence[SampledVideo | SlipstreamError]:
-        """The same of each window of the file, as `slipstream.video.windows.sample_windows` gives it."""
+        """The same of each window of the file, as `slipstream.video.film_windows.sample_windows` gives it."""
         request = DecodeRequest(num_frames, self._limits, size, tuple(windows))
         read = partial(read_windows, request)
         return await self._run(source, request, owner, on_progress, files, read)
@@ -229,7 +229,7 @@ class DecodePool:
     async def plan_segments(
         self, source: BinaryIO | int, cut: Cut, *, owner: str = "", files: FileThreads | None = None
     ) -> Planned:
-        """Where the file is cut, as `slipstream.video.windows.plan_segments` says. Raises what `sample` does."""
+        """Where the file is cut, as `slipstream.video.film_windows.plan_segments` says. Raises what `sample` does."""
         request = DecodeRequest(1, self._limits, FrameSize(1, 1), cut=cut.stride_s)
         return await self._run(source, request, owner, None, files, read_planned)
 

@@ -29,6 +29,9 @@ CAME_WITH = {
     "documents at the gateway: run, source, hints that come late, codec, client": 7,
     "jobs of many parts, and documents in the archive": 6,
     "a gate that remembers": 1,
+    "the costs that foresee how many targets a draft should serve": 1,
+    "films in segments: cuts, shots, windows; captioner, codec, client, view; their runner, and parts of any job": 9,
+    "what a confined process prints, on its own": 1,
     "the HTTP front": 29,
     "its page, and the archive as it shows it": 2,
     "traces for OpenTelemetry": 1,
@@ -37,7 +40,7 @@ CAME_WITH = {
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
-CODECS_CAME_WITH = {"documents at the gateway"}
+CODECS_CAME_WITH = {"documents at the gateway", "films in segments"}
 """The same of modules that see messages of the wire."""
 CHECKS_CAME_WITH = {
     "checks for a GPU": 1,
@@ -49,6 +52,8 @@ CHECKS_CAME_WITH = {
     "rounds": 1,
     "dynamic trees": 1,
     "the simulator apart from the program that prints its table": 1,
+    "the archive at scale": 1,
+    "one draft for several targets": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

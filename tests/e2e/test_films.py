@@ -26,7 +26,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
-from slipstream.video.windows import NO_FRAME
+from slipstream.video.film_windows import NO_FRAME
 from tests.support.films import Film, frame_times, make_film, scene, write_film
 from tests.support.processes import START_S, STOP_S, eventually, logged, new_process
 

@@ -26,6 +26,7 @@ from slipstream.video.decode import (
     warn_cut_off,
     warn_few,
 )
+from slipstream.video.film_cuts import Cut, bounds_of, check_times, fixed_starts
 from slipstream.video.frame_times import (
     TIME_TOLERANCE_S,
     DecodeRun,
@@ -35,7 +36,6 @@ from slipstream.video.frame_times import (
     sample_times,
 )
 from slipstream.video.messages import DecodeLimits, Planned, SampledVideo, Window
-from slipstream.video.segments import Cut, bounds_of, check_times, fixed_starts
 from slipstream.video.shots import find_shots
 
 NO_FRAME = "no frame of this segment could be decoded; the file is damaged there"

@@ -13,6 +13,16 @@ from numpy.typing import NDArray
 
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.video.decode import sample_video
+from slipstream.video.film_cuts import (
+    MAX_SEGMENTS,
+    Cut,
+    bounds_of,
+    check_times,
+    fixed_starts,
+    groups,
+    parse_segments,
+)
+from slipstream.video.film_windows import plan_segments, sample_windows
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import (
     BadAnswer,
@@ -26,17 +36,7 @@ from slipstream.video.messages import (
     encode_answer,
     parse_answer,
 )
-from slipstream.video.segments import (
-    MAX_SEGMENTS,
-    Cut,
-    bounds_of,
-    check_times,
-    fixed_starts,
-    groups,
-    parse_segments,
-)
 from slipstream.video.shots import shot_starts
-from slipstream.video.windows import plan_segments, sample_windows
 from tests.support.films import frame_times, make_film, scene, write_film
 
 LIMITS = DecodeLimits()
