@@ -283,6 +283,16 @@ async def test_a_cancelled_film_frees_its_frames() -> None:
     assert not world.media.num_open
 
 
+def test_how_a_batch_cuts_its_films_is_nothing_to_its_documents() -> None:
+    batch = BatchPayload("", {"segments": "fixed:1s", "max_new_tokens": 5})
+    document = read_job(read_item(BatchItem("a", "/a.pdf"), 1, batch, Priority.NORMAL, CONFIG).payload)
+    assert document.kind is JobKind.DOCUMENT and document.page_options(batch) == CaptionOptions(max_new_tokens=5)
+    whole = read_item(BatchItem("a", "/a.mp4", {"segments": "none"}), 1, batch, Priority.NORMAL, CONFIG)
+    assert read_job(whole.payload).kind is JobKind.VIDEO
+    wrong = read_item(BatchItem("a", "/a.mp4", {"segments": "fixed:0s"}), 1, batch, Priority.NORMAL, CONFIG)
+    assert "at least 0.001 s" in wrong.rejection
+
+
 async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
     models = FakeCaptioner()
     films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
