@@ -98,6 +98,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         first = await anext(aiter(requests), None)
         if first is None or first.WhichOneof("message") != "options":
             raise ProtocolViolation("a film begins with `options`")
+        if first.resume_after:
+            raise InvalidRequest("a film in segments is not resumed by tokens; leave resume_after out")
         asked, names = read_options(first.options), first.options
         plan = make_plan(asked, self._config, path=names.path, request_id=names.request_id, owner=current_owner())
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)

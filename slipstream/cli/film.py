@@ -1,6 +1,8 @@
 """How a film in segments is shown: its segments as they come, each with its times; and written, as subtitles."""
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from slipstream.cli.views import caption_dict, closing_line, complain, printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
 from slipstream.errors import InvalidConfig, SlipstreamError
-from slipstream.messages import SegmentCaption
+from slipstream.messages import FilmEvent, FilmFacts, SegmentCaption
 from slipstream.options import CaptionOptions
 
 EXTENSIONS = (".vtt", ".srt")
@@ -41,7 +43,8 @@ async def caption_film(
     cues: list[Cue] = []
     exit_code = 0
     try:
-        async for part in segment_captions(captioner.film_events(video, options=options, timeout_s=timeout_s)):
+        events = _warned(str(video), captioner.film_events(video, options=options, timeout_s=timeout_s))
+        async for part in segment_captions(events):
             cues.append(segment_cue(part.segment.start_s, part.segment.end_s, part.text))
             typer.echo(json.dumps(segment_record(str(video), part)) if as_json else segment_line(part))
             if part.segment.error:
@@ -56,6 +59,16 @@ async def caption_film(
         with replacing(subtitles) as file:
             file.write(vtt_of(cues, SEGMENTS_NOTE) if is_vtt else srt_of(cues))
     return exit_code
+
+
+async def _warned(video: str, events: AsyncGenerator[FilmEvent, None]) -> AsyncGenerator[FilmEvent, None]:
+    """The events; what is wrong with the film as a whole goes to stderr."""
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, FilmFacts):
+                for warning in event.warnings:
+                    complain(video, warning)
+            yield event
 
 
 def segment_record(video: str, part: SegmentCaption) -> dict[str, Any]:

@@ -106,6 +106,8 @@ MAX_MESSAGE_BYTES = 160 * 1024
 default."""
 _MAX_TEXT, _MAX_WARNINGS = 600, 8
 _MAX_SIDE = 2**31
+_MAX_START_S = 2.0**63
+"""A timestamp of 64 bits in seconds, the longest tick there is."""
 _ERRORS: dict[str, type[SlipstreamError]] = {
     kind.__name__: kind for kind in (InvalidRequest, LimitExceeded, UnreadableVideo)
 }
@@ -370,12 +372,15 @@ def _sampled_windows(fields: _Fields, request: DecodeRequest | None) -> SampledW
 
 def _planned(fields: _Fields, request: DecodeRequest | None) -> Planned:
     bounds = tuple(_finite(bound) for bound in fields.list("bounds"))
+    start_s, longest_s = fields.seconds("start_s"), 2 * _asked(request).limits.max_duration_s
+    if abs(start_s) > _MAX_START_S or any(bound > longest_s for bound in bounds):
+        raise BadAnswer("a film cannot begin or end so late")
     if not 2 <= len(bounds) <= MAX_SEGMENTS + 1 or bounds[0] < 0 or bounds[-1] < bounds[-2]:
         raise BadAnswer("there are no segments, or too many")
     if any(late <= early for early, late in pairwise(bounds[:-1])) or _asked(request).cut is None:
         raise BadAnswer("the segments are out of order, or nobody asked for them")
     warnings = tuple(_text(warning) for warning in fields.list("warnings")[:_MAX_WARNINGS])
-    return Planned(fields.seconds("start_s"), bounds, warnings)
+    return Planned(start_s, bounds, warnings)
 
 
 def _asked(request: DecodeRequest | None) -> DecodeRequest:

@@ -214,6 +214,12 @@ def test_segments_that_cannot_be_are_not_believed(bounds: list[float]) -> None:
         parse_answer(message, CUT)
 
 
+@pytest.mark.parametrize(("start_s", "end_s"), [(1e300, 1.0), (-1e300, 1.0), (0.0, 1e300)])
+def test_times_that_no_file_can_have_are_not_believed(start_s: float, end_s: float) -> None:
+    with pytest.raises(BadAnswer):
+        parse_answer(encode_answer(Planned(start_s, (0.0, end_s), ())), CUT)
+
+
 def test_segments_that_nobody_asked_for_are_not_believed() -> None:
     message = encode_answer(Planned(0.0, (0.0, 1.0), ()))
     with pytest.raises(BadAnswer):

@@ -1,0 +1,94 @@
+"""Films in segments on the command line: what is shown, what subtitles and JSON lines say, what cannot be written."""
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
+from slipstream.archive.queue import JobState
+from slipstream.cli.archive.output import Format, Output, job_record, open_writer
+from slipstream.cli.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
+from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
+from slipstream.errors import InvalidConfig
+from slipstream.messages import Caption, Segment, SegmentCaption
+from slipstream.options import CaptionOptions
+from slipstream.speculation.protocol import FinishReason
+
+MODEL = ModelReceipt("big", "r1", "float32")
+RECEIPT = Receipt("0.2.0", MODEL, None, {"segments": "fixed:10s"}, "ab", 12, "cd", runs=2)
+TEXTS = ("A dog runs.\n\nIt --> jumps & <i>.", "", "\x1b[31mred")
+
+
+def caption(text: str) -> Caption:
+    return Caption(text, 3, FinishReason.STOP, options={"method": "autoregressive"})
+
+
+PARTS = [
+    JobPart(0, caption=caption(TEXTS[0]), receipt=RECEIPT, segment=Segment(0, 1.4, 11.4)),
+    JobPart(1, segment=Segment(1, 11.4, 21.36, "torn"), error="torn"),
+    JobPart(2, caption=caption(TEXTS[2]), receipt=RECEIPT, segment=Segment(2, 21.36, 3723.0004)),
+]
+JOB = Job(
+    *("j", "film", "/film.mkv", JobState.DONE, "", "", "", 0, 0, "w", 1.0, 2.0, 3.0),
+    receipt=RECEIPT,
+    kind=JobKind.FILM,
+    parts_total=3,
+    parts_done=3,
+)
+
+
+def test_json_lines_carry_the_true_times_and_what_went_wrong() -> None:
+    record = job_record(JOB, PARTS)
+    assert [(part["start_s"], part["end_s"]) for part in record["parts"]] == [
+        (1.4, 11.4),
+        (11.4, 21.36),
+        (21.36, 3723.0004),
+    ]
+    assert record["parts"][1] == {"segment": 1, "start_s": 11.4, "end_s": 21.36, "error": "torn"}
+    assert record["parts"][0]["receipt"]["text_sha256"] == "cd" and record["kind"] == "film"
+    assert record["text"] == f"{TEXTS[0]}\n\n{TEXTS[2]}"
+
+
+def test_subtitles_of_the_archive_carry_them_too(tmp_path: Path) -> None:
+    for form in (Format.VTT, Format.SRT):
+        assert form.takes(JOB)
+        with open_writer(Output(str(tmp_path), form)) as write:
+            write(JOB, PARTS)
+    assert not Format.MD.takes(JOB)
+    assert (tmp_path / "film.vtt").read_text() == (
+        f"WEBVTT\n\n{SEGMENTS_NOTE}\n\n00:00:01.400 --> 00:00:11.400\nA dog runs. It --&gt; jumps &amp; &lt;i&gt;.\n\n"
+        "00:00:21.360 --> 01:02:03.000\n[31mred\n"
+    )
+    assert (tmp_path / "film.srt").read_text() == (
+        "1\n00:00:01,400 --> 00:00:11,400\nA dog runs. It -> jumps & <i>.\n\n"
+        "2\n00:00:21,360 --> 01:02:03,000\n[31mred\n"
+    )
+
+
+def test_times_before_zero_and_segments_without_length_are_cues_all_the_same() -> None:
+    cues = [segment_cue(-0.5, 0.25, "a"), segment_cue(0.25, 0.25, "b")]
+    assert srt_of(cues).count("-->") == 2 and "00:00:00,250 --> 00:00:00,251" in srt_of(cues)
+    assert vtt_of([], SEGMENTS_NOTE) == f"WEBVTT\n\n{SEGMENTS_NOTE}\n" and not srt_of([])
+
+
+def test_what_people_and_programs_are_shown() -> None:
+    shown = segment_line(SegmentCaption(Segment(2, 21.36, 3723.0004), caption(TEXTS[2])))
+    assert shown.startswith("00:00:21.360 - 01:02:03.000  \N{REPLACEMENT CHARACTER}[31mred\n[3 tokens")
+    assert segment_line(SegmentCaption(Segment(1, -1.5, 2.0, "torn"), None)) == "-00:00:01.500 - 00:00:02.000  (torn)"
+    assert clock_time(59.9996) == "00:01:00.000"
+    record = segment_record("a.mkv", SegmentCaption(Segment(1, 11.4, 21.36, "torn"), None))
+    assert record == {"file": "a.mkv", "segment": 1, "start_s": 11.4, "end_s": 21.36, "error": "torn"}
+    assert segment_record("a.mkv", SegmentCaption(Segment(), caption("x")))["text"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "num_videos", "said"),
+    [
+        ("a.txt", CaptionOptions(segments="shots"), 1, "must end in .vtt or .srt"),
+        ("a.vtt", CaptionOptions(), 1, "give --segments too"),
+        ("a.SRT", CaptionOptions(segments="shots"), 2, "for one film"),
+    ],
+)
+def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, num_videos: int, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        check_subtitles(Path(name), options, num_videos)

@@ -1,0 +1,309 @@
+"""How one film is run, with frames and models that are made up: what is decoded when, what is kept, who is to blame."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from slipstream.archive.intake import read_item
+from slipstream.archive.job_runner import ArchiveRunner
+from slipstream.archive.messages import BatchItem, JobKind, JobPart, Priority
+from slipstream.archive.parts import PartLimits
+from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy
+from slipstream.archive.records import BatchPayload, job_of, part_of, read_job, write_batch
+from slipstream.archive.worker import RetryLater, RunnerDied
+from slipstream.captioning.captioner import GatewayCaptioner
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.film_captioner import Film, FilmCaptioner
+from slipstream.captioning.media import VideoFile
+from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
+from slipstream.messages import Caption, ModelInfo, Segment
+from slipstream.metrics import GatewayMetrics
+from slipstream.options import CaptionOptions
+from slipstream.video.film_cuts import Cut
+from slipstream.video.messages import Planned, SampledVideo
+from slipstream.video.pool import FileThreads
+from tests.support.memory_queue import MemoryQueue
+from tests.support.processes import eventually
+
+CONFIG = GatewayConfig(listen="", target="t:1", archive_slots=2)
+SEGMENTS, AT_ONCE, START_S = 7, 2, 5.0
+TIMES = [(START_S + number, START_S + number + 1) for number in range(SEGMENTS)]
+
+
+@dataclass
+class FakeMedia:
+    """Cuts films into segments of a second; the pixel of a frame says of which it is."""
+
+    torn: set[int] = field(default_factory=set)
+    refused: dict[int, SlipstreamError] = field(default_factory=dict)
+    """Errors of decoding as a whole, by a segment that it is asked for."""
+    asked: list[list[int]] = field(default_factory=list)
+    num_open: int = 0
+
+    async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
+        return Planned(START_S, tuple(map(float, range(SEGMENTS + 1))), ("cut off",))
+
+    def windows_at_once(self, num_frames: int, size: object) -> int:
+        return AT_ONCE
+
+    async def sample_windows(
+        self, source: VideoFile, num_frames: int, windows: Sequence[tuple[float, float]], **_: Any
+    ) -> list[SampledVideo | SlipstreamError]:
+        numbers = [int(start_s) for start_s, _ in windows]
+        self.asked.append(numbers)
+        if error := next((self.refused[number] for number in numbers if number in self.refused), None):
+            raise error
+        return [UnreadableVideo("torn") if number in self.torn else self._video(number) for number in numbers]
+
+    def _video(self, number: int) -> SampledVideo:
+        self.num_open += 1
+        frames = np.full((1, 1, 1, 3), number, dtype=np.uint8)
+        return SampledVideo(frames, (0.0,), 1.0, 1, 1, "h264", 0, (), on_close=self._close)
+
+    def _close(self) -> None:
+        self.num_open -= 1
+
+    async def digest(self, source: VideoFile) -> tuple[str, int]:
+        return "ab" * 32, 12
+
+    @contextlib.asynccontextmanager
+    async def open_source(self, source: str, owner: str) -> AsyncIterator[VideoFile]:
+        with os.fdopen(os.memfd_create("film"), "w+b") as file:
+            yield VideoFile(file, 12, FileThreads())
+
+
+class FakeCaptioner:
+    """Stands in for `GatewayCaptioner`, its peers and its target."""
+
+    def __init__(self) -> None:
+        self.media = FakeMedia()
+        self.draft = None
+        self.peers = self.target = self
+        self.metrics = GatewayMetrics()
+        self.model = ModelInfo(model_id="big", revision="r1", max_frames=64)
+        self.is_up = True
+        self.captioned: list[int] = []
+        self.at: Callable[[int], None] = lambda number: None
+        self.lasts: asyncio.Event | None = None
+        self.num_running = self.most_running = 0
+
+    async def ask(self, timeout_s: float = 2.0, *, wait_for_ready: bool = False) -> ModelInfo:
+        if not self.is_up:
+            raise ServiceUnavailable("the target is not reachable")
+        return self.model
+
+    async def check(self, plan: CaptionPlan, *, wait_for_ready: bool = False) -> ModelInfo:
+        return await self.ask()
+
+    def settled(self, plan: CaptionPlan, target: ModelInfo) -> CaptionPlan:
+        return plan
+
+    async def look_for_draft(self, plan: CaptionPlan) -> None:
+        pass
+
+    async def caption(self, plan: CaptionPlan, video: SampledVideo, *_: Any, **__: Any) -> Caption:
+        number = int(video.frames[0, 0, 0, 0])
+        assert plan.request_id.endswith(f"-s{number}")
+        self.captioned.append(number)
+        with self._running():
+            await asyncio.sleep(0)
+            if self.lasts is not None:
+                await self.lasts.wait()
+            self.at(number)
+        return Caption(f"text {number}", 3, None)
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+
+class World:
+    """A runner among fakes, and a queue with one film."""
+
+    def __init__(self, policy: QueuePolicy | None = None) -> None:
+        self.models = FakeCaptioner()
+        self.media = self.models.media
+        self.queue = MemoryQueue(policy)
+        self.progress: list[str] = []
+        self.runner = ArchiveRunner(CONFIG, cast(GatewayCaptioner, self.models), self.queue)
+
+    async def submit(self) -> Lease:
+        batch = BatchPayload("", {"segments": "fixed:1s"})
+        await self.queue.open_batch(BatchSpec("batch", options=write_batch(batch)))
+        spec = read_item(BatchItem("a", "/a.mp4"), 1, batch, Priority.NORMAL, CONFIG)
+        assert read_job(spec.payload).kind is JobKind.FILM
+        await self.queue.submit("batch", [spec])
+        return await self.take()
+
+    async def take(self) -> Lease:
+        (lease,) = await self.queue.take("w", 1)
+        return lease
+
+    async def ended(self, lease: Lease) -> Outcome:
+        """Its outcome, committed; an error of its own as a worker commits it."""
+        try:
+            outcome = await self.runner.run(lease, self.progress.append)
+        except (InvalidRequest, LimitExceeded) as error:
+            outcome = Outcome(JobState.FAILED, error=str(error), error_code=error.status)
+        assert await self.queue.finish(lease, outcome)
+        assert not self.media.num_open, "all frames are freed"
+        return outcome
+
+    async def parts(self) -> list[JobPart]:
+        (record,), _ = await self.queue.list_jobs("batch")
+        return [part_of(part) for part in (await self.queue.list_parts("batch", record.job_id))[0]]
+
+    async def texts(self) -> list[str]:
+        return [part.caption.text if part.caption else part.error for part in await self.parts()]
+
+
+WHOLE = [f"text {number}" for number in range(SEGMENTS)]
+
+
+async def test_every_segment_is_a_part_with_times_text_and_receipt() -> None:
+    world = World()
+    outcome = await world.ended(await world.submit())
+    parts = await world.parts()
+    assert outcome.state is JobState.DONE and await world.texts() == WHOLE
+    assert [part.segment for part in parts] == [Segment(n, *times) for n, times in enumerate(TIMES)]
+    assert all(part.receipt and part.receipt.video_sha256 == "ab" * 32 for part in parts)
+    warnings = [part.caption.video.warnings for part in parts if part.caption]
+    assert warnings == [("cut off",)] + [()] * (SEGMENTS - 1)
+    assert world.progress == [f"segment {n}/{SEGMENTS}" for n in range(1, SEGMENTS + 1)]
+    assert world.media.asked == [[0, 1], [2, 3], [4, 5], [6]] and world.models.most_running == 2
+    tallies = (await world.queue.get_batch("batch")).tallies
+    assert (tallies["segments"], tallies["tokens"]) == (SEGMENTS, 3 * SEGMENTS)
+    (record,), _ = await world.queue.list_jobs("batch")
+    job = job_of(record)
+    assert (job.kind, job.parts_done, job.parts_total, job.error) == (JobKind.FILM, SEGMENTS, SEGMENTS, "")
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_a_target_that_is_lost_costs_the_segments_that_it_had(is_up: bool) -> None:
+    world = World()
+    lease = await world.submit()
+
+    def lose(number: int) -> None:
+        if number == 4:
+            world.models.is_up = is_up
+            raise ServiceUnavailable("the session broke")
+
+    world.models.at = lose
+    with pytest.raises(RetryLater if is_up else RunnerDied):
+        await world.runner.run(lease, world.progress.append)
+    assert not world.media.num_open
+    kept = [part.number for part in await world.parts()]
+    assert set(kept) >= {0, 1, 2} and 4 not in kept
+    assert await world.queue.retry(lease, "again", 0.0, counted=False)
+    world.models.at, world.models.is_up, world.models.captioned = (lambda number: None), True, []
+    assert (await world.ended(await world.take())).state is JobState.DONE
+    assert sorted(world.models.captioned) == [n for n in range(SEGMENTS) if n not in kept]
+    assert await world.texts() == WHOLE
+
+
+async def test_what_cannot_be_decoded_is_marked_and_the_rest_goes_on() -> None:
+    world = World()
+    world.media.torn, world.media.refused = {0, 3}, {4: LimitExceeded("it took too long")}
+    assert (await world.ended(await world.submit())).state is JobState.DONE
+    assert await world.texts() == ["torn", *WHOLE[1:3], "torn", *["it took too long"] * 2, WHOLE[6]]
+    assert [part.segment and part.segment.error for part in await world.parts()][3:5] == ["torn", "it took too long"]
+
+
+async def test_a_film_of_which_nothing_can_be_decoded_fails_and_can_be_tried_again() -> None:
+    world = World()
+    world.media.torn = set(range(SEGMENTS))
+    outcome = await world.ended(await world.submit())
+    assert (outcome.state, outcome.error) == (JobState.FAILED, "torn") and not await world.parts()
+    await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))
+    world.media.torn = set()
+    assert (await world.ended(await world.take())).state is JobState.DONE and await world.texts() == WHOLE
+
+
+async def test_another_target_in_the_middle_of_a_film_makes_all_of_it() -> None:
+    world = World()
+    lease = await world.submit()
+
+    def replaced(number: int) -> None:
+        world.models.model = replace(world.models.model, revision="r2" if number == 3 else world.models.model.revision)
+
+    world.models.at = replaced
+    with pytest.raises(RetryLater, match="the target is another one") as later:
+        await world.runner.run(lease, world.progress.append)
+    assert not later.value.counted and not world.media.num_open
+    assert await world.queue.retry(lease, "again", 0.0, counted=False)
+    assert (await world.ended(await world.take())).state is JobState.DONE
+    assert {part.receipt.target.revision for part in await world.parts() if part.receipt} == {"r2"}
+
+
+async def test_who_lost_the_lease_keeps_nothing() -> None:
+    world = World()
+    stale = await world.submit()
+    world.models.lasts = asyncio.Event()
+    late = asyncio.create_task(world.runner.run(stale, world.progress.append))
+    await eventually(lambda: len(world.models.captioned) == 2)
+    world.queue.policy = replace(world.queue.policy, lease_s=-1.0)
+    for job in world.queue._jobs.values():
+        job.lease_ends_s = 0.0
+    (lease,) = await world.queue.take("other", 1)
+    world.models.lasts.set()
+    with pytest.raises(RetryLater, match="lease is lost"):
+        await late
+    assert not await world.parts() and not world.media.num_open and lease.epoch == stale.epoch + 1
+
+
+async def test_what_a_film_keeps_is_bounded() -> None:
+    world = World(QueuePolicy(parts=PartLimits(max_job_bytes=1500)))
+    outcome = await world.ended(await world.submit())
+    assert outcome.state is JobState.FAILED and "segments of this film take more than the 1500 bytes" in outcome.error
+    world = World(QueuePolicy(parts=PartLimits(max_parts=6)))
+    outcome = await world.ended(await world.submit())
+    assert outcome.state is JobState.FAILED and "parts" in outcome.error and not world.models.captioned
+
+
+async def test_a_cancelled_film_frees_its_frames() -> None:
+    world = World()
+    world.models.lasts = asyncio.Event()
+    running = asyncio.create_task(world.runner.run(await world.submit(), world.progress.append))
+    await eventually(lambda: len(world.models.captioned) == 2)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not world.media.num_open
+
+
+def test_how_a_batch_cuts_its_films_is_nothing_to_its_documents() -> None:
+    batch = BatchPayload("", {"segments": "fixed:1s", "max_new_tokens": 5})
+    document = read_job(read_item(BatchItem("a", "/a.pdf"), 1, batch, Priority.NORMAL, CONFIG).payload)
+    assert document.kind is JobKind.DOCUMENT and document.page_options(batch) == CaptionOptions(max_new_tokens=5)
+    whole = read_item(BatchItem("a", "/a.mp4", {"segments": "none"}), 1, batch, Priority.NORMAL, CONFIG)
+    assert read_job(whole.payload).kind is JobKind.VIDEO
+    wrong = read_item(BatchItem("a", "/a.mp4", {"segments": "fixed:0s"}), 1, batch, Priority.NORMAL, CONFIG)
+    assert "at least 0.001 s" in wrong.rejection
+
+
+async def test_frames_are_decoded_one_group_ahead_and_no_further() -> None:
+    models = FakeCaptioner()
+    films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
+    plan = make_plan(CaptionOptions(segments="fixed:1s"), CONFIG)
+    film = Film(START_S, tuple(map(float, range(SEGMENTS + 1))))
+    source = cast(VideoFile, type("Source", (), {"num_bytes": 12}))
+    decoded = films.decoded(plan, source, film, [0, 1, 3, 4, 5, 6])
+    first = await anext(decoded)
+    await eventually(lambda: models.media.num_open == 4)
+    assert models.media.asked == [[0, 1], [3, 4]] and first.segment == Segment(0, *TIMES[0])
+    await decoded.aclose()
+    assert models.media.num_open == 1 and first.video is not None
+    first.video.close()
+    assert not models.media.num_open
