@@ -27,7 +27,7 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.film_captioner import DecodedSegment, Film, FilmCaptioner, cut_of
+from slipstream.captioning.film_captioner import DecodedSegment, EarlierTexts, Film, FilmCaptioner, cut_of
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
@@ -56,6 +56,8 @@ class _Run:
     target: ModelInfo
     draft: ModelInfo | None
     parts: PartKeeper
+    earlier: EarlierTexts = field(default_factory=EarlierTexts)
+    """Of segments that this lease has captioned."""
     failed: list[Segment] = field(default_factory=list)
     """Segments without frames that are not kept yet: a film of nothing else has failed as a whole."""
 
@@ -138,7 +140,8 @@ class FilmRunner:
             plan = await self._models.plan(run.lease, run.options)
             if self._models_now()[0].revision != run.target.revision:
                 raise RetryLater("the target is another one than at the film's beginning", counted=False)
-            caption = await self._caption(run, plan, decoded)
+            caption = await self._caption(run, run.earlier.of(plan), decoded)
+        run.earlier.add(caption)
         if segment.number == 0:  # the job as a whole has no place for them
             video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
             caption = replace(caption, video=video)

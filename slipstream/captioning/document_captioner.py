@@ -35,7 +35,6 @@ from slipstream.errors import (
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.logs import get_logger
 from slipstream.messages import Caption
-from slipstream.options import CaptionOptions
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.security import current_rights
 from slipstream.speculation.methods import TOLERANT_METHOD
@@ -165,7 +164,7 @@ class DocumentCaptioner:
         try:
             late_hints = None
             if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock
-                plan = _hinted(plan, await hints[-1])
+                plan = plan.hinted(await hints[-1])
             elif plan.method.takes_hints:
                 late_hints = LateHints(hints)
             caption = await self._read_picture(page.picture, plan, page.emit, stats, late_hints)
@@ -252,10 +251,6 @@ async def _hints_of(page: PageRun, plan: CaptionPlan, surface: str, regions: Pag
         get_logger().exception("hints.failed")
         return ()
     return hint_texts(texts, plan.method.name)
-
-
-def _hinted(plan: CaptionPlan, texts: tuple[str, ...]) -> CaptionPlan:
-    return replace(plan, options=CaptionOptions(prediction=(*plan.options.prediction, *texts)).over(plan.options))
 
 
 def _pages_at_once(take: Callable[[int], None], most: int) -> int:

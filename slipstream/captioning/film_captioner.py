@@ -22,6 +22,9 @@ from slipstream.rpc.security import current_rights
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo
 
+SEGMENTS_LOOKED_UP = 8
+"""Earlier segments whose captions are hints for the next one."""
+
 
 @dataclass(frozen=True)
 class Film:
@@ -53,6 +56,23 @@ class DecodedSegment:
     """To be closed by whoever has it. None where the segment has an error."""
     decode_s: float = 0.0
     """Its share of the time that decoding took."""
+
+
+class EarlierTexts:
+    """What the last segments of a film were captioned with: for the next ones, text that is already there. They change
+    no text, so who has captioned what, and in which order, does not matter."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque(maxlen=SEGMENTS_LOOKED_UP)
+
+    def add(self, caption: Caption) -> None:
+        """One more; the same text once."""
+        if caption.text and caption.text not in self._texts:
+            self._texts.append(caption.text)
+
+    def of(self, plan: CaptionPlan) -> CaptionPlan:
+        """The plan with them, where its method drafts from hints and its text does not depend on these."""
+        return plan.hinted(self._texts) if plan.method.takes_hints and not plan.is_tolerant else plan
 
 
 class FilmCaptioner:
@@ -90,12 +110,14 @@ class FilmCaptioner:
                 film = await self.cut(plan, source, cut)
                 yield film.facts
                 numbers = range(film.facts.num_segments)
-                num_captions = 0
+                num_captions, earlier = 0, EarlierTexts()
                 async with aclosing(self.decoded(plan, source, film, numbers)) as segments:
                     async for decoded in segments:
                         num_captions += decoded.video is not None
-                        async for event in self._said(plan, decoded):
+                        async for event in self._said(earlier.of(plan), decoded):
                             yield event
+                            if isinstance(event, Caption):
+                                earlier.add(event)
                 if not num_captions:
                     raise UnreadableVideo(decoded.segment.error)
 

@@ -109,6 +109,10 @@ class CaptionPlan:
             return None
         return Hints(self.options.prediction, self.options.max_window, self.tolerance)
 
+    def hinted(self, texts: Sequence[str]) -> "CaptionPlan":
+        """The same with more texts to draft from, for a method that takes any."""
+        return replace(self, options=CaptionOptions(prediction=(*self.options.prediction, *texts)).over(self.options))
+
     @property
     def sends_proposals(self) -> bool:
         """The draft tells what it drew from. Trees are judged by equality with the target's own choice."""

@@ -43,6 +43,13 @@ def film() -> Film:
     return make_film(SCENES, frame_times(SCENES, STEP_S, START_PTS_S), codec="ffv1")
 
 
+@pytest.fixture(scope="module")
+def returning() -> bytes:
+    """The film's first two scenes, and both again."""
+    pictures = [picture for number in (0, 1) for picture in scene(number, SCENES[number])]
+    return write_film(pictures * 2, frame_times([len(pictures)] * 2, STEP_S), codec="ffv1")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def texts(stack: Stack, film: Film) -> list[str]:
     """What plain decoding says of clips of the same frames."""
@@ -71,6 +78,19 @@ async def test_segments_have_true_times_and_the_texts_of_plain_captions(
         assert [part.text for part in parts] == texts
     assert all(part.caption and part.caption.video.timestamps_s[0] == 0 for part in fixed)
     assert [token.piece for token in fixed[0].caption.tokens] if fixed[0].caption else False
+
+
+@pytest.mark.parametrize("method", ["hsd", "hints", "hints_draft"])
+async def test_later_segments_draft_from_the_texts_of_earlier_ones(
+    stack: Stack, returning: bytes, texts: list[str], method: str
+) -> None:
+    async with slipstream.connect_async(stack.gateway_address) as captioner:
+        parts = [part async for part in captioner.caption_segments(returning, method=method, **SEGMENTS, **CAPTION)]
+    assert [part.text for part in parts] == texts[:2] * 2
+    taken = [part.caption.speculation.accepted_prediction_tokens for part in parts if part.caption]
+    assert taken[0] == 0, "the first segment has no hints"
+    if method == "hsd":  # which asks no clock whether a row pays
+        assert sum(taken[2:]) > 0, "the last two have been seen before"
 
 
 async def test_a_film_that_is_shorter_than_a_segment_is_one(stack: Stack, film: Film) -> None:
