@@ -44,7 +44,8 @@ def _film_of(clips: Sequence[Path]) -> bytes:
     pictures: list[NDArray[np.uint8]] = []
     for clip in clips:
         with av.open(str(clip)) as container:
-            shown = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)][: CLIP_S * FRAMES_A_S]
+            frames = [np.asarray(frame.to_ndarray(format="rgb24"), np.uint8) for frame in container.decode(video=0)]
+        shown = frames[: CLIP_S * FRAMES_A_S]
         pictures += shown + shown[-1:] * (CLIP_S * FRAMES_A_S - len(shown))
     return write_film(pictures, [number / FRAMES_A_S for number in range(len(pictures))], codec="ffv1")
 
