@@ -32,6 +32,7 @@ CAME_WITH = {
     "the HTTP front": 29,
     "what gateway and models exchange, on its own": 1,
     "regions of pages that are read first": 2,
+    "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
@@ -41,6 +42,7 @@ CHECKS_CAME_WITH = {
     "checks for a GPU": 1,
     "hints": 3,
     "documents": 4,
+    "real scans": 1,
     "a gate that remembers": 1,
     "the HTTP front": 1,
     "rounds": 1,
