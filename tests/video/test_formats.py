@@ -42,6 +42,14 @@ def test_old_formats_give_exactly_the_expected_frames(tier: str, name: str) -> N
         sample(data, 1, below)
 
 
+def test_theora_in_ogg() -> None:
+    """PyAV cannot write it: `ffmpeg -i INDEX_PICTURES -c:v libtheora -q:v 5 -g 6` has."""
+    data = (Path(__file__).parent / "data" / "theora.ogv").read_bytes()
+    check_frames(data, ClipSpec(even_times_ms(12)), 5, "archive")
+    with pytest.raises(UnreadableVideo, match="container 'ogg' is not served at --formats modern"):
+        sample(data, 1, "modern")
+
+
 def test_packets_that_are_wrongly_called_keys_are_decoded_from_the_start() -> None:
     check_frames(make_clip(DOUBTFUL_KEYS), DOUBTFUL_KEYS, 5, "modern")
 
