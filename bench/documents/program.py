@@ -1,7 +1,7 @@
 """What text that is already there is worth as a draft, part by part.
 
 Exit status 1 when a text was not plain decoding's, or a part stayed below what is promised of it; `broken` names it.
-`not_shown` names parts that could not be measured here, as there is no checkpoint or no OCR.
+`not_shown` names parts that could not be measured here, as there is no checkpoint, no OCR or no folder of scans.
 """
 
 import sys
@@ -16,6 +16,7 @@ from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
 from bench.documents.reading import is_kept, measure_reading
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
+from bench.documents.scans import are_scans_kept, measure_scans
 from bench.documents.stages import are_stages_kept, measure_stages
 from bench.output import finish
 from bench.tables import print_rows
@@ -27,12 +28,14 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "alignment": lambda given: measure_alignment(given.pages),
     "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
     "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
+    "scans": lambda given: run_to_end(measure_scans(given.folder, given.reader_model, given.timed_files)),
     "stages": lambda given: run_to_end(measure_stages(given.reader_model, given.stage_pages, given.rounds)),
 }
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
     "reading": is_kept,
+    "scans": are_scans_kept,
     "stages": are_stages_kept,
     "recaption": lambda found: (
         all(is_whole(row["identical"]) for row in found["rows"])
@@ -45,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
     counts = {"schedules": (10_000, "of hints, in the pure core"), "seed": 1, "pages": (12, "of the traces")}
     counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
     counts |= {"read_pages": (50, "that are read"), "reader_model": (POCKET_READER, "checkpoint that reads pages")}
+    counts |= {"folder": ("", "of scans and manuals, for `scans`"), "timed_files": (16, "of those that can be read")}
     counts |= {"stage_pages": (14, "that are read by regions, too")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")

@@ -34,6 +34,7 @@ from slipstream.stack.local import (
     Stack,
     StackOptions,
 )
+from slipstream.video.formats import DEFAULT_TIER, TIERS
 
 # -- up ---------------------------------------------------------------------------------------------------------------
 
@@ -105,6 +106,10 @@ def up_command(
     video_root: Annotated[
         list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
     ] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(help=f"Containers and codecs that are decoded: {', '.join(TIERS)}.", show_default=DEFAULT_TIER),
+    ] = None,
     reader: Annotated[
         bool, typer.Option("--reader/--no-reader", help="Serve `slipstream read`, by a reader of documents.")
     ] = False,
@@ -116,8 +121,11 @@ def up_command(
     ] = False,
 ) -> None:
     """Run target, draft, gateway and the archive's queue on this machine until Ctrl-C."""
+    if formats is not None and formats not in TIERS:
+        raise InvalidConfig(f"unknown --formats {formats!r}; known: {', '.join(TIERS)}")
     options = replace(
         stack_options,
+        formats=formats,
         reader=reader,
         http=http_port,
         stop_grace_s=GATEWAY_GRACE_S,

@@ -37,6 +37,7 @@ CAME_WITH = {
     "traces for OpenTelemetry": 1,
     "what gateway and models exchange, on its own": 1,
     "regions of pages that are read first": 2,
+    "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
@@ -46,6 +47,7 @@ CHECKS_CAME_WITH = {
     "checks for a GPU": 1,
     "hints": 3,
     "documents": 5,
+    "real scans": 1,
     "a gate that remembers": 1,
     "the HTTP front": 1,
     "its page": 1,
@@ -53,6 +55,7 @@ CHECKS_CAME_WITH = {
     "dynamic trees": 1,
     "the simulator apart from the program that prints its table": 1,
     "the archive at scale": 1,
+    "films drafted from themselves": 1,
     "one draft for several targets": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""

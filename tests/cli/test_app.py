@@ -46,7 +46,11 @@ def test_usage_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(["--target", "/nowhere"], "no checkpoint at /nowhere"), (["--pin", "--threads", "3"], "--pin needs --threads 1")],
+    [
+        (["--target", "/nowhere"], "no checkpoint at /nowhere"),
+        (["--pin", "--threads", "3"], "--pin needs --threads 1"),
+        (["--formats", "old"], "unknown --formats 'old'; known: modern, archive, all"),
+    ],
 )
 def test_up_with_bad_options(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["up", *arguments]) == 2

@@ -104,15 +104,18 @@ def test_flags_of_the_services(tmp_path: Path) -> None:
         "--device": "cuda:1",
         "--dtype": "auto",
     }
-    assert flags(replace(options, extra_flags={"gateway": ["--max-frames", "9"]}), "gateway") == {
+    given = replace(options, formats="modern", extra_flags={"gateway": ["--max-frames", "9"]})
+    assert flags(given, "gateway") == {
         "--listen": "127.0.0.1:5",
         "--target": "unix:/t",
         "--draft": "unix:/d",
         "--drain-s": "1.0",
         "--archive-drain-s": "1.0",
         "--video-roots": str(tmp_path),
+        "--formats": "modern",
         "--max-frames": "9",
     }
+    assert "--formats" not in flags(options, "gateway")
 
 
 def test_the_queues_address_is_on_no_command_line() -> None:

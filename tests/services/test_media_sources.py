@@ -22,6 +22,7 @@ from slipstream.errors import (
     LimitExceeded,
     Overloaded,
     ServiceUnavailable,
+    UnreadableVideo,
     VideoNotFound,
 )
 from slipstream.video.messages import SampledVideo
@@ -75,6 +76,21 @@ async def test_an_upload_becomes_frames(media: Media) -> None:
         video = await media.sample(source, 4, ignore, digest=True)
     assert len(video.frames) == 4
     assert (video.sha256, video.num_bytes) == (hashlib.sha256(CLIP).hexdigest(), len(CLIP))
+
+
+async def test_what_is_decoded_is_an_option(media: Media) -> None:
+    flv = make_clip(ClipSpec(even_times_ms(5), container="flv", codec="flv"))
+    config = parse_config(GatewayConfig, "gateway", ["--listen", "", "--target", "t:1", "--formats", "modern"], {})
+    narrow = Media(config, FakeFetcher())
+    try:
+        async with media.open("", chunks(flv)) as source:
+            assert len((await media.sample(source, 4, ignore)).frames) == 4
+            with pytest.raises(UnreadableVideo, match="--formats archive takes it"):
+                await narrow.sample(source, 4, ignore)
+    finally:
+        narrow.close()
+    with pytest.raises(InvalidConfig, match="--formats: 'old' must be one of modern, archive, all"):
+        parse_config(GatewayConfig, "gateway", ["--listen", "", "--target", "t:1", "--formats", "old"], {})
 
 
 async def test_an_upload_that_is_too_large_is_refused(media: Media) -> None:

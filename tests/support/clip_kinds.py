@@ -46,6 +46,7 @@ def _old(container: str, codec: str, pix_fmt: str = "yuv420p", **more: Any) -> C
 
 
 _CIF = {"width": 176, "height": 144}
+_PAL = {"width": 720, "height": 576}
 OLD_CLIPS = {
     "archive": {
         "flv1 flv": _old("flv", "flv"),
@@ -83,6 +84,8 @@ OLD_CLIPS = {
         "vp8 ogg": _old("ogg", "libvpx", codec_options={"b": "300k"}),
         "vp8 ivf": _old("ivf", "libvpx", codec_options={"b": "300k"}),
         "ffv1 nut": _old("nut", "ffv1"),
+        "dv": ClipSpec(even_times_ms(3), container="dv", codec="dvvideo", **_PAL),
+        "dv avi": ClipSpec(even_times_ms(3), container="avi", codec="dvvideo", **_PAL),
     },
     "all": {
         "mszh zlib avi": _old("avi", "zlib", "bgr24"),

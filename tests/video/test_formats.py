@@ -1,6 +1,8 @@
 """Old formats: the right frames at the tier that takes them, and a refusal that names that tier below it."""
 
 import io
+import re
+from pathlib import Path
 
 import av
 import pytest
@@ -12,6 +14,7 @@ from slipstream.video.messages import DecodeLimits, SampledVideo
 from tests.support.clip_kinds import DOUBTFUL_KEYS, OLD_CLIPS
 from tests.support.media import ClipSpec, even_times_ms, expected_indices, make_clip, read_index
 
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(TIERS)
 OPEN_OTHERS = ("hls", "dash", "concat", "image2", "lavfi", "rtsp", "sdp", "rtp", "vobsub", "webm_dash_manifest", "imf")
 
@@ -37,6 +40,14 @@ def test_old_formats_give_exactly_the_expected_frames(tier: str, name: str) -> N
     below = NAMES[NAMES.index(tier) - 1]
     with pytest.raises(UnreadableVideo, match=f"is not served at --formats {below}; --formats {tier} takes it"):
         sample(data, 1, below)
+
+
+def test_theora_in_ogg() -> None:
+    """PyAV cannot write it: `ffmpeg -i INDEX_PICTURES -c:v libtheora -q:v 5 -g 6` has."""
+    data = (Path(__file__).parent / "data" / "theora.ogv").read_bytes()
+    check_frames(data, ClipSpec(even_times_ms(12)), 5, "archive")
+    with pytest.raises(UnreadableVideo, match="container 'ogg' is not served at --formats modern"):
+        sample(data, 1, "modern")
 
 
 def test_packets_that_are_wrongly_called_keys_are_decoded_from_the_start() -> None:
@@ -81,3 +92,12 @@ def test_nothing_that_opens_other_files_or_hardware_is_in_any_tier() -> None:
     hardware = ("_cuvid", "_qsv", "_amf", "_v4l2m2m", "_videotoolbox", "_vaapi")
     assert not [codec for codec in codecs_of("all") if codec.endswith(hardware)]
     assert all(not av.format.ContainerFormat(name.partition(",")[0]).no_file for name in containers_of("all"))
+
+
+def test_the_documents_lists_are_the_tiers() -> None:
+    sections = (ROOT / "docs" / "formats.md").read_text().split("\n## ")
+    for name, tier in TIERS.items():
+        (section,) = (text for text in sections if text.startswith(f"{name}\n"))
+        for kind, words in (("Containers", tier.containers), ("Codecs", tier.codecs)):
+            listed = section.partition(f"{kind}: ")[2].partition(".\n")[0]
+            assert re.findall(r"`([^`]+)`", listed) == list(words)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,8 +95,11 @@ def _splice(draw: st.DrawFn, data: bytearray, sound: Sequence[bytes]) -> None:
 def _falsify_length(draw: st.DrawFn, data: bytearray) -> None:
     """A number that looks like a length becomes another one."""
     order = draw(st.sampled_from(ORDERS))
-    places = [at for at in range(len(data) - 4) if 0 < int.from_bytes(data[at : at + 4], order) <= len(data)]
-    at = draw(st.sampled_from(places or [0]))
+    numbers = np.ndarray(
+        max(len(data) - 4, 0), dtype=">u4" if order == "big" else "<u4", buffer=bytes(data), strides=(1,)
+    )
+    places = np.flatnonzero((numbers > 0) & (numbers <= len(data)))
+    at = int(places[draw(st.integers(0, len(places) - 1))]) if len(places) else 0
     value = draw(st.sampled_from([*LENGTHS, len(data)]) | st.integers(0, 2**32 - 1))
     data[at : at + 4] = value.to_bytes(4, order)
 

@@ -117,8 +117,8 @@ def _check_texts(options: CaptionOptions) -> None:
 # -- sources ----------------------------------------------------------------------------------------------------------
 
 VIDEO_EXTENSIONS = (
-    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg"),
-    *(".mpg", ".mts", ".mxf", ".ogv", ".ts", ".vob", ".webm", ".wmv"),
+    *(".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gxf", ".ivf", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"),
+    *(".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogv", ".rm", ".rmvb", ".ts", ".vob", ".webm", ".wmv", ".wtv"),
 )
 MANIFEST_EXTENSION = ".jsonl"
 STDIN = "-"
