@@ -95,7 +95,9 @@ async def test_a_worker_that_wakes_too_late_cannot_commit(queue: RedisQueue, wor
         return len(workers.events("job.stale_commit_refused") + workers.events("job.lost")) == 2
 
     async def is_done() -> bool:
-        return (await queue.get_batch("batch")).counts[JobState.DONE] == 2
+        """And it was said, which follows the commit."""
+        counts = (await queue.get_batch("batch")).counts
+        return counts[JobState.DONE] == 2 and len(workers.events("job.committed")) >= 2
 
     await until(has_taken)
     frozen.send_signal(signal.SIGSTOP)
@@ -121,7 +123,11 @@ async def test_a_job_that_kills_its_worker_ends_dead_and_its_neighbours_done(
                 await workers.start()
         return (await queue.depth()).queued + (await queue.depth()).running == 0
 
+    async def is_said() -> bool:
+        return len(workers.events("job.committed")) >= 8
+
     await until(is_over)
+    await until(is_said)
     counts = (await queue.get_batch("batch")).counts
     assert (counts[JobState.DONE], counts[JobState.DEAD]) == (8, 1)
     jobs, _ = await queue.list_jobs("batch", frozenset({JobState.DEAD}))

@@ -10,7 +10,7 @@ import grpc
 import pytest_asyncio
 
 from slipstream.rpc.calls import open_channel
-from slipstream.stack.local import Stack
+from slipstream.stack.local import STABLE_S, Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, OnEvent, caption
 from tests.support.processes import START_S, check_logs, eventually, logged
@@ -71,8 +71,10 @@ class FragileStack:
         assert captioned.token_ids[:96] == self.world.answer(0)[:num_tokens]
 
     async def all_serving(self) -> None:
-        """Waits for services that are being started again."""
-        await eventually(lambda: all(process.is_serving for process in self.stack.processes.values()), START_S)
+        """Waits for services that are being started again. A stack gives up those that die soon, again and again: what
+        a test kills has served for long enough."""
+        processes = self.stack.processes.values()
+        await eventually(lambda: all(one.is_serving and one.served_s >= STABLE_S for one in processes), START_S)
         await asyncio.wait_for(self.gateway.channel_ready(), START_S)
 
     async def freed(self, request_id: str, *names: str) -> None:

@@ -40,9 +40,10 @@ class Start:
 def main(connection: socket.socket, services: list[str]) -> None:
     """Until whoever started this process is gone. Nothing that was forked stays."""
     before = dict(os.environ)
-    for service in services:
-        import_module(f"slipstream.services.{service}.__main__")
-        del sys.modules[f"slipstream.services.{service}.__main__"]  # it runs when it is started
+    for name in (f"slipstream.services.{service}.__main__" for service in services):
+        with contextlib.suppress(ImportError):  # of an extra that is not installed: the service itself will say so
+            import_module(name)
+        sys.modules.pop(name, None)  # it runs when it is started
     added = {name: value for name, value in os.environ.items() if name not in before}
     gc.collect()
     gc.freeze()  # what was imported is shared, as long as no collection writes to it

@@ -1,9 +1,9 @@
 """Services are forked from a process that has imported what they need, in place of importing it each time.
 
 A start of a model's service takes five seconds of a core, nine tenths of them for importing torch and transformers;
-forked it takes half a second. Only services of the product are forked, and only where the environment is what it was
-when the imports were made, but for variables that no import reads. All else is started as always; so is everything in
-tests of how a process starts and ends, which ask for `started_afresh`.
+forked it takes half a second. Only services of the product are forked, and only where the variables that imports read
+are what they were when the imports were made. All else is started as always; so is everything in tests of how a process
+starts and ends, which ask for `started_afresh`.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ from tests.support.fork_server import NUMBER, READY, Start
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("target", "draft"), ("gateway", "reader", "front")
 """With torch and without: the light ones are not given what they must not need."""
-READ_LATER = ("SLIPSTREAM_", "PYTEST_", "READER_SCRIPT_")
-"""Beginnings of the names of variables that are read by a service, or by a test's, when it runs."""
+SEEN_BY_IMPORTS = ("CUDA_", "HF_", "HUGGINGFACE_", "OMP_", "PYTHON", "TORCH_", "TRANSFORMERS_")
+"""Beginnings of the names of variables that are read when what a service needs is imported. Of the others some are set
+by libraries while tests run, and all are read by a service when it runs, or by none."""
 START_AFRESH = process.start_child
 """What it is outside tests."""
 
@@ -172,7 +173,7 @@ async def _start_child(argv: Sequence[str], environ: Mapping[str, str], log: int
 
 
 def _seen_by_imports(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith(READ_LATER)}
+    return {name: value for name, value in environ.items() if name.startswith(SEEN_BY_IMPORTS)}
 
 
 async def _readable(descriptor: int) -> None:
