@@ -25,7 +25,7 @@ from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
 from slipstream.stack.local import Stack
-from tests.support.front import client_of, front_at
+from tests.support.front import front_at
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -234,29 +234,29 @@ async def owners(browser: "Browser", stack: Stack, folder: Path) -> dict[str, An
 
 async def restarts(browser: "Browser", stack: Stack) -> dict[str, Any]:
     """Front, gateway and Redis are killed under two open tabs, one of which shows a caption: both recover by
-    themselves, and the caption is whole."""
-    clip, seconds = held_out_clips(1)[0], dict[str, float]()
+    themselves, and the caption is whole, whoever was killed."""
+    clip, seconds, texts = held_out_clips(1)[0], dict[str, float](), set[str | None]()
     url = f"http://{stack.http_address}/"
     async with opened(browser, url) as (page, complaints), opened(browser, f"{url}#/overview") as (other, more):
         await other.wait_for_selector("text=Gateways that serve")
-        for name in ("front", "gateway", "queue"):
+        assert stack.queue is not None, "the stack has an archive"
+        for killed in (stack.processes["front"], stack.processes["gateway"], stack.queue):
             await page.reload()
             await page.set_input_files("#file", clip)
             await page.get_by_label("Frames").fill("128")
             await page.get_by_role("button", name="Caption it").click()
             await page.wait_for_selector(".words span")
             start = time.monotonic()
-            starts = stack.processes[name].starts
-            os.kill(stack.processes[name].pid, signal.SIGKILL)
-            await stack.wait_started(name, starts + 1)
+            starts = killed.starts
+            os.kill(killed.pid, signal.SIGKILL)
+            while killed.starts == starts or not killed.is_serving:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
             await results(page, 1)
+            texts.add(await page.locator(".words").text_content())
             await other.wait_for_selector("#server:text-is('ready')")
             await until(other, "document.querySelector('main .bad').textContent === ''")
-            seconds[name] = round(time.monotonic() - start, 1)
-        texts = {await page.locator(".words").text_content()}
-    async with client_of(stack.http_address) as client:
-        is_there = bool((await client.models.list()).data)
-    return {"passed": is_there and len(texts) == 1 and not complaints + more, "recovered_after_s": seconds}
+            seconds[killed.name] = round(time.monotonic() - start, 1)
+    return {"passed": len(texts) == 1 and not complaints + more, "recovered_after_s": seconds}
 
 
 # -- a long stream ----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ _WATCH_FRAMES = """() => { window.frames_ms = []; let last = performance.now();
 
 async def slow_frames(page: "Page") -> float:
     """The share of frames since `_WATCH_FRAMES` that took longer than `SLOW_FRAME_MS`."""
-    frames = await page.evaluate("() => window.frames_ms.splice(0)")
+    frames: list[float] = await page.evaluate("() => window.frames_ms.splice(0)")
     return sum(frame > SLOW_FRAME_MS for frame in frames) / len(frames)
 
 

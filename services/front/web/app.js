@@ -57,6 +57,9 @@ field.addEventListener("change", () => {
   keepToken(field.value.trim());
   show();
 });
-window.addEventListener("hashchange", show);
+window.addEventListener("hashchange", () => {
+  show();
+  main.focus({ preventScroll: true }); // what comes next by keyboard is the new view
+});
 show();
 look();

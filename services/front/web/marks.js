@@ -6,9 +6,10 @@ export const MOST_MARKS = 20_000;
 const PREPARING = ["receive", "decode", "queued", "encode", "prefill"];
 
 export class Marks {
-  /** `began_s`: when it was asked for, on the page's clock. */
-  constructor(began_s) {
+  /** `began_s`: when it was asked for, on the page's clock; `drafted`: whether a draft may take part. */
+  constructor(began_s, drafted) {
     this.began_s = began_s;
+    this.drafted = drafted;
     this.passes = [];
     this.drafts = [];
     this.restarts = [];
@@ -17,7 +18,6 @@ export class Marks {
     this.draftStages = []; // the same in parts, where the server has said how long they took
     this.offset_s = Infinity; // the page's clock less the gateway's, as of the fastest message
     this.end_s = 0;
-    this.isOver = false;
     this.mostTokens = 1;
     this.counts = { passes: 0, judged: 0, accepted: 0, written: 0, stale: 0, restarts: 0 };
   }
@@ -34,7 +34,7 @@ export class Marks {
   /** The caption has ended, well or not. */
   end(now_s) {
     this.#closeStage(now_s - this.began_s);
-    this.isOver = true;
+    if (this.draft && this.draft.to_s === null) this.draft = null; // it never came
   }
 
   /** Seconds since the request, of a time on the gateway's clock. */
@@ -65,7 +65,7 @@ export class Marks {
     if (PREPARING.includes(stage) && this.#openStage()?.name !== stage) {
       this.#closeStage(at_s);
       keep(this.stages, { name: stage, from_s: at_s, to_s: null });
-      if (!this.draft && (stage === "encode" || stage === "prefill")) this.draft = { from_s: at_s, to_s: null };
+      if (this.drafted && !this.draft && (stage === "encode" || stage === "prefill")) this.draft = { from_s: at_s, to_s: null };
     } else if (stage === "generate") {
       this.#closeStage(at_s);
     } else if (stage === "draft_ready" && this.draft) {

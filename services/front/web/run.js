@@ -22,8 +22,9 @@ const now = () => performance.now() / 1000;
 export class Run {
   #tries = 0;
 
-  constructor(title) {
+  constructor(title, drafted) {
     this.title = title;
+    this.drafted = drafted;
     this.stage = make("p", { class: "stage", role: "status" });
     this.result = make("p", { class: "result" });
     this.body = make("div");
@@ -61,7 +62,7 @@ export class Run {
 
   #fresh() {
     this.close();
-    this.marks = new Marks(now());
+    this.marks = new Marks(now(), this.drafted);
     this.timeline = new Timeline(this.marks, this.title);
     this.words = new Words(this.title);
     this.pages = 0;

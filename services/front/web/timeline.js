@@ -90,7 +90,8 @@ export class Timeline {
   /** The same in words, for who does not see the canvas. */
   #tell() {
     const { passes, judged, accepted, written, stale, restarts } = this.#marks.counts;
-    const words = `${passes} target passes, ${accepted} of ${judged} tokens of windows accepted; the draft wrote ${written} (${stale} too late) and began anew ${restarts} times`;
+    const drafted = `, ${accepted} of ${judged} tokens of windows accepted; the draft wrote ${written} (${stale} too late) and began anew ${restarts} times`;
+    const words = `${passes} target passes${judged + written ? drafted : ""}`;
     if (this.said.textContent !== words) this.said.textContent = words;
   }
 }
@@ -128,7 +129,7 @@ function drawGround({ context, colours, x, from_s, to_s, width }) {
     context.fillStyle = colours.line;
     context.fillRect(x(at_s), LANES.target.top, 1, LANES.draft.top + LANES.draft.height - LANES.target.top);
     context.fillStyle = colours.soft;
-    context.fillText(`${Number(at_s.toFixed(1))} s`, x(at_s) + 2, HEIGHT - 10);
+    if (x(at_s) < width - 40) context.fillText(`${Number(at_s.toFixed(1))} s`, x(at_s) + 2, HEIGHT - 10);
   }
 }
 

@@ -101,7 +101,7 @@ class TryIt {
     const methods = this.race.checked ? ["", "autoregressive"] : [""];
     const bodies = await requests(this.#file, data[0].id, asked, methods);
     for (const run of this.#runs) run.close();
-    this.#runs = methods.map((method) => new Run(method ? PLAIN : SPECULATIVE));
+    this.#runs = methods.map((method) => new Run(method ? PLAIN : SPECULATIVE, !method));
     this.runs.replaceChildren(...this.#runs.map((run) => run.element));
     this.legend.hidden = false;
     if (this.race.checked) this.told.textContent = "Both run at once on the same models, so each is slower than it would be alone.";

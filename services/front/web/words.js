@@ -8,6 +8,7 @@ const MOST_RUNS = 3000;
 export class Words {
   #last = null;
   #isDraft = null;
+  #frame = 0;
 
   constructor(title) {
     this.element = make("p", { class: "words", tabindex: "0", role: "region", "aria-label": `Text: ${title}` });
@@ -23,7 +24,10 @@ export class Words {
       this.element.append(this.#last);
     }
     if (this.element.childElementCount > MOST_RUNS) this.#join();
-    this.element.scrollTop = this.element.scrollHeight;
+    this.#frame ||= requestAnimationFrame(() => {
+      this.#frame = 0;
+      this.element.scrollTop = this.element.scrollHeight; // asks for the layout, so once a frame
+    });
   }
 
   /** The older half in one piece. */
