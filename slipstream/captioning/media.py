@@ -7,10 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
+
+import numpy as np
 
 from slipstream.budget import Admission, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
@@ -19,13 +23,15 @@ from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, Slipstream
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.video.film_cuts import Cut
+from slipstream.video.film_cuts import Cut, bounds_of, warn_short
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
 
 FRAMES_SHARE = 0.25
 """Of the memory that is left at start, how much frames may take when nobody said."""
+SHOT_PIECE_S = 30.0
+"""A film's shots are looked for in pieces of this length."""
 FILM_SHARE = 0.1
 """Of that, how much the segments of one film may take that are decoded together."""
 
@@ -270,8 +276,17 @@ class Media:
         return video
 
     async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
-        """Where a film is cut. Raises what `DecodePool.plan_segments` does."""
-        return await self._pool.plan_segments(source.file, cut, owner=owner, files=source.files)
+        """Where a film is cut. Shots are looked for piece by piece, as a job of a decoder is bounded and a film is not.
+        Raises what `DecodePool.plan_segments` does."""
+        plan = partial(self._pool.plan_segments, source.file, owner=owner, files=source.files)
+        planned = await plan(cut.stride_s or SHOT_PIECE_S)
+        if cut.stride_s:
+            warnings = (*planned.warnings, *warn_short(planned.bounds, cut.stride_s))
+            return replace(planned, warnings=warnings)
+        starts_s = [0.0]
+        for piece in pairwise(planned.bounds):
+            starts_s += (await plan(starts_s[-1], piece=piece)).bounds[1:-1]
+        return replace(planned, bounds=bounds_of(np.asarray(starts_s), planned.bounds[-1]))
 
     def windows_at_once(self, num_frames: int, size: FrameSize) -> int:
         """Segments of so many frames that are decoded together: two such groups have room beside other captions."""

@@ -30,6 +30,7 @@ from slipstream.rpc.document_codec import (
 )
 
 DOCUMENT_TIMEOUT_S = 6 * 3600.0
+LOST = "the gateway was lost; ask it for the rest ({} pages were read)"
 EventT = TypeVar("EventT")
 
 
@@ -97,7 +98,7 @@ async def document_events(
     first = document_options_message(asked, path=path, request_id=request_id)
     upload = Upload(document, first, document_chunk_message)
     call = call_read_document(connection.channel, upload.messages(), timeout_s=timeout_s, metadata=connection.metadata)
-    answered = answered_events(call, upload, read_document_events(call), PageDraft, "pages were read", timeout_s)
+    answered = answered_events(call, upload, read_document_events(call), PageDraft, LOST, timeout_s)
     async with aclosing(answered) as events:
         async for event in events:
             yield event
@@ -108,11 +109,14 @@ async def answered_events(
     upload: Upload,
     read: AsyncGenerator[EventT, None],
     whole: type,
-    told: str,
+    lost: str,
     timeout_s: float,
 ) -> AsyncGenerator[EventT, None]:
-    """The events of a call that answers part by part; `whole` is the event that ends a part, and `told` what to say of
-    those. Raises what the gateway says and ServiceUnavailable, see `document_events`."""
+    """The events of a call that answers part by part; `whole` is the event that ends a part, and `lost` what to say
+    with the number of those when the gateway is.
+
+    Raises what the gateway says, and ServiceUnavailable, see `document_events`.
+    """
     first_status, num_parts, is_begun = FirstStatus(call), 0, False
     try:
         async with aclosing(read) as events:
@@ -122,7 +126,7 @@ async def answered_events(
     except grpc.aio.AioRpcError as error:
         failure = _failure(await first_status.correct(error), timeout_s)
         if isinstance(failure, ServiceUnreachable) and is_begun:
-            failure = ServiceUnavailable(f"the gateway was lost; ask it for the rest ({num_parts} {told})")
+            failure = ServiceUnavailable(lost.format(num_parts))
         raise failure from error
     except asyncio.CancelledError as error:
         if (task := asyncio.current_task()) is None or task.cancelling():  # else gRPC says so of its ended call

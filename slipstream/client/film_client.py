@@ -13,6 +13,7 @@ from slipstream.rpc.codec import options_message
 from slipstream.rpc.film_codec import call_caption_segments, film_chunk_message, film_request, read_film_events
 
 FILM_TIMEOUT_S = DOCUMENT_TIMEOUT_S
+LOST = "the gateway was lost when {} segments were captioned; its archive, if it has one, goes on where it was"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ async def film_events(
     call = call_caption_segments(
         connection.channel, upload.messages(), timeout_s=timeout_s, metadata=connection.metadata
     )
-    answered = answered_events(call, upload, read_film_events(call), Caption, "segments were captioned", timeout_s)
+    answered = answered_events(call, upload, read_film_events(call), Caption, LOST, timeout_s)
     async with aclosing(answered) as events:
         async for event in events:
             yield event

@@ -27,8 +27,7 @@ from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine, limit_cpu
 from slipstream.video.container import LACKED_MEMORY
 from slipstream.video.decode import sample_video
-from slipstream.video.film_cuts import Cut
-from slipstream.video.film_windows import plan_segments, sample_windows
+from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -59,7 +58,8 @@ def preload() -> None:
             importlib.import_module(module.name)
     sample_video(io.BytesIO(_small_clip()), _NUM_FRAMES - 1, DecodeLimits(max_frame_pixels=64))
     sample_video(io.BytesIO(_small_clip()), 1, DecodeLimits(), size=FrameSize(8, 8))
-    plan_segments(io.BytesIO(_small_clip()), Cut(0.0), DecodeLimits())
+    plan_segments(io.BytesIO(_small_clip()), 1.0, DecodeLimits())
+    plan_shots(io.BytesIO(_small_clip()), (0.0, 1.0), 0.0, DecodeLimits())
     with suppress(UnreadableVideo):
         sample_video(io.BytesIO(b"no video"), 1, DecodeLimits())
 
@@ -117,8 +117,10 @@ def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: 
 
 
 def _answer(connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int) -> Answer:
+    if request.cut is not None and request.windows:
+        return plan_shots(source, request.windows[0], request.cut, request.limits)
     if request.cut is not None:
-        return plan_segments(source, Cut(request.cut), request.limits)
+        return plan_segments(source, request.cut, request.limits)
     if request.windows:
         return _sample_windows(connection, source, request, frames)
     return _sampled(_sample(connection, source, request, frames))

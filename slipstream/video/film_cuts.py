@@ -70,6 +70,13 @@ def bounds_of(starts_s: NDArray[np.float64], end_s: float) -> tuple[float, ...]:
     return (*map(float, rounded), max(float(np.round(end_s, 6)), float(rounded[-1])))
 
 
+def warn_short(bounds: Sequence[float], stride_s: float) -> tuple[str, ...]:
+    """What to say of a film that is shorter than a segment."""
+    if len(bounds) > 2 or stride_s <= bounds[-1]:
+        return ()
+    return (f"the film lasts {bounds[-1]:.3f} s, less than a segment of {stride_s:g} s: it is one",)
+
+
 def check_times(packets: PacketTimes) -> None:
     """Raises `InvalidRequest` for frames that all are shown at the same time: nothing can be said of when they are."""
     if int(packets.is_shown.sum()) > 1 and len(packets.shown_s()) < 2:

@@ -26,7 +26,7 @@ from slipstream.video.decode import (
     warn_cut_off,
     warn_few,
 )
-from slipstream.video.film_cuts import Cut, bounds_of, check_times, fixed_starts
+from slipstream.video.film_cuts import bounds_of, check_times, fixed_starts
 from slipstream.video.frame_times import (
     TIME_TOLERANCE_S,
     DecodeRun,
@@ -43,8 +43,8 @@ NO_FRAME = "no frame of this segment could be decoded; the file is damaged there
 # -- where segments begin ---------------------------------------------------------------------------------------------
 
 
-def plan_segments(source: BinaryIO, cut: Cut, limits: DecodeLimits) -> Planned:
-    """Where the film's segments begin. Only shots need its frames, of which each is then decoded once, small.
+def plan_segments(source: BinaryIO, stride_s: float, limits: DecodeLimits) -> Planned:
+    """Where the film's segments of a fixed length begin. No frame is decoded for that.
 
     Raises InvalidRequest, UnreadableVideo or LimitExceeded.
     """
@@ -56,13 +56,21 @@ def plan_segments(source: BinaryIO, cut: Cut, limits: DecodeLimits) -> Planned:
     start_s, shown_s, end_s = packets.seconds_of_origin(), packets.shown_s(), packets.end_s()
     is_counted_from_zero = stated_s > end_s + max(start_s, 0.0)  # some containers state the time of the end instead
     warnings = [*damage.warnings(), *warn_cut_off(is_cut, stated_s if is_counted_from_zero else 0.0, end_s)]
-    if cut.stride_s:
-        starts_s = fixed_starts(shown_s, cut.stride_s)
-        if len(starts_s) == 1 and cut.stride_s > end_s:
-            warnings.append(f"the film lasts {end_s:.3f} s, less than a segment of {cut.stride_s:g} s: it is one")
-    else:
-        starts_s = find_shots(source, packets, limits, watch)
+    starts_s = fixed_starts(shown_s, stride_s)
     return Planned(round(start_s, 6), bounds_of(starts_s, end_s), tuple(warnings))
+
+
+def plan_shots(source: BinaryIO, piece: Window, shot_s: float, limits: DecodeLimits) -> Planned:
+    """Where shots begin within a piece of a film, of which each frame is decoded once, small: the bounds are `shot_s`,
+    when the last shot before began, then those that were found, then the piece's end.
+
+    Raises InvalidRequest, UnreadableVideo or LimitExceeded.
+    """
+    watch, damage = Watch(limits.timeout_s, None), DamageCount(limits.max_corrupt_packets)
+    with open_video(source, limits, watch) as video:
+        packets = read_packet_times(video, limits, damage)
+    found_s = find_shots(source, packets, piece, shot_s, limits, watch)
+    return Planned(packets.seconds_of_origin(), (shot_s, *(round(time_s, 6) for time_s in found_s), piece[1]), ())
 
 
 # -- frames of windows ------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class DecodeRequest:
     windows: tuple[Window, ...] = ()
     """Segments of the clip, ascending, each of which is sampled by itself; none: the whole clip is."""
     cut: float | None = None
-    """No frame is wanted, but where segments begin: every so many seconds, or 0: with every shot."""
+    """No frames but cuts: every so many seconds; in a window, of shots, the last of which began at this time."""
 
     def encode(self) -> bytes:
         """The message."""
@@ -379,6 +379,9 @@ def _planned(fields: _Fields, request: DecodeRequest | None) -> Planned:
         raise BadAnswer("there are no segments, or too many")
     if any(late <= early for early, late in pairwise(bounds[:-1])) or _asked(request).cut is None:
         raise BadAnswer("the segments are out of order, or nobody asked for them")
+    for piece_s, piece_end_s in _asked(request).windows:
+        if not all(piece_s - 1e-5 <= bound <= piece_end_s for bound in bounds[1:]):
+            raise BadAnswer("a shot begins outside of the piece")
     warnings = tuple(_text(warning) for warning in fields.list("warnings")[:_MAX_WARNINGS])
     return Planned(start_s, bounds, warnings)
 

@@ -30,7 +30,6 @@ from slipstream.video.decoder_process import (
     read_sampled,
     read_windows,
 )
-from slipstream.video.film_cuts import Cut
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 
 ResultT = TypeVar("ResultT")
@@ -227,10 +226,19 @@ class DecodePool:
         return await self._run(source, request, owner, on_progress, files, read)
 
     async def plan_segments(
-        self, source: BinaryIO | int, cut: Cut, *, owner: str = "", files: FileThreads | None = None
+        self,
+        source: BinaryIO | int,
+        cut_s: float,
+        *,
+        piece: Window | None = None,
+        owner: str = "",
+        files: FileThreads | None = None,
     ) -> Planned:
-        """Where the file is cut, as `slipstream.video.film_windows.plan_segments` says. Raises what `sample` does."""
-        request = DecodeRequest(1, self._limits, FrameSize(1, 1), cut=cut.stride_s)
+        """Where the file is cut every `cut_s` seconds, as `slipstream.video.film_windows.plan_segments` says; or where
+        shots begin in a piece of it, as `plan_shots` does behind a shot that began at `cut_s`. Raises what `sample`
+        does."""
+        windows = () if piece is None else (piece,)
+        request = DecodeRequest(1, self._limits, FrameSize(1, 1), windows, cut_s)
         return await self._run(source, request, owner, None, files, read_planned)
 
     async def _run(

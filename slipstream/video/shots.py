@@ -5,17 +5,17 @@ too a cut is where that is above a threshold, and no shot is shorter than a leas
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import BinaryIO
 
 import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from slipstream.errors import LimitExceeded
 from slipstream.video.container import DamageCount, Watch, open_video
-from slipstream.video.decode import decode_runs
-from slipstream.video.frame_times import PacketTimes, plan_all
-from slipstream.video.messages import DecodeLimits
+from slipstream.video.decode import check_decoded, decode_runs
+from slipstream.video.frame_times import TIME_TOLERANCE_S, PacketTimes, plan_all, plan_runs
+from slipstream.video.messages import DecodeLimits, Window
 
 THRESHOLD = 27.0
 """Of the mean change, on a scale of 0 to 255; ContentDetector's."""
@@ -24,39 +24,44 @@ LEAST_SHOT_S = 0.6
 WIDTH, HEIGHT = 64, 36
 
 
-def find_shots(source: BinaryIO, packets: PacketTimes, limits: DecodeLimits, watch: Watch) -> NDArray[np.float64]:
-    """[num_shots] when each shot begins, the first at the film's first frame.
+def find_shots(
+    source: BinaryIO, packets: PacketTimes, piece: Window, shot_s: float, limits: DecodeLimits, watch: Watch
+) -> list[float]:
+    """When shots begin within a piece of a film, whose last shot before began at `shot_s`. The frame before the piece
+    is looked at too, so that the pieces of a film give the shots of the whole.
 
-    Raises LimitExceeded for a film with more frames than may be decoded in one job, and what decoding raises.
+    Raises LimitExceeded for a piece with more frames than may be decoded in one job, and what decoding raises.
     """
-    if len(packets) > limits.max_frames_decoded:
-        raise LimitExceeded(
-            f"the film has {len(packets)} frames, and shots are looked for in at most {limits.max_frames_decoded}; "
-            "ask for segments of a fixed length, or cut the film"
-        )
+    start_s, end_s = (bound - TIME_TOLERANCE_S for bound in piece)
+    shown_s = packets.shown_s()
+    first, last = np.searchsorted(shown_s, (start_s, end_s))
+    wanted_s = [float(time_s) for time_s in shown_s[max(first - 1, 0) : last]]
+    runs = plan_all(packets) if packets.in_output_order else plan_runs(packets, wanted_s)
+    check_decoded(runs, limits)
     damage = DamageCount(limits.max_corrupt_packets)
     with open_video(source, limits, watch) as video:
-        frames = decode_runs(video, packets, plan_all(packets), limits, damage)
-        cuts_s = shot_starts((time_s, _small(frame)) for time_s, frame in frames)
-    first_s = packets.shown_s()[0]
-    return np.asarray([first_s, *(cut_s for cut_s in cuts_s if cut_s > first_s)])
+        frames = decode_runs(video, packets, runs, limits, damage)
+        within = takewhile(lambda timed: timed[0] < end_s, frames)
+        pictures = ((time_s, _small(frame)) for time_s, frame in within if time_s > wanted_s[0] - TIME_TOLERANCE_S)
+        return [found_s for found_s in shot_starts(pictures, shot_s) if found_s >= start_s]
 
 
 def shot_starts(
-    pictures: Iterable[tuple[float, NDArray[np.uint8]]], threshold: float = THRESHOLD, least_s: float = LEAST_SHOT_S
+    pictures: Iterable[tuple[float, NDArray[np.uint8]]],
+    shot_s: float = 0.0,
+    threshold: float = THRESHOLD,
+    least_s: float = LEAST_SHOT_S,
 ) -> list[float]:
-    """When shots begin after the first, of pictures [height, width, 3] in RGB with the times at which they are shown.
-    Pictures that go back in time are left out."""
+    """When shots begin, of pictures [height, width, 3] in RGB with the times at which they are shown; `shot_s` is when
+    that of the first one began. Pictures that go back in time are left out."""
     starts_s: list[float] = []
     before: NDArray[np.float32] | None = None
-    shot_s = last_s = -np.inf
+    last_s = -np.inf
     for time_s, picture in pictures:
         if time_s <= last_s:
             continue
         now, last_s = hsv(picture), time_s
-        if before is None:
-            shot_s = time_s
-        elif time_s - shot_s >= least_s and change(before, now) >= threshold:
+        if before is not None and time_s - shot_s >= least_s and change(before, now) >= threshold:
             shot_s = time_s
             starts_s.append(time_s)
         before = now

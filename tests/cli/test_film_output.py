@@ -1,18 +1,25 @@
 """Films in segments on the command line: what is shown, what subtitles and JSON lines say, what cannot be written."""
 
+import json
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
+from slipstream.cli.app import run
 from slipstream.cli.archive.output import Format, Output, job_record, open_writer
 from slipstream.cli.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment, SegmentCaption
 from slipstream.options import CaptionOptions
+from slipstream.rpc.v1 import gateway_pb2
 from slipstream.speculation.protocol import FinishReason
+from tests.cli.fake_gateway import FakeGateway, good_video, make_summary
 
 MODEL = ModelReceipt("big", "r1", "float32")
 RECEIPT = Receipt("0.2.0", MODEL, None, {"segments": "fixed:10s"}, "ab", 12, "cd", runs=2)
@@ -92,3 +99,63 @@ def test_what_people_and_programs_are_shown() -> None:
 def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, num_videos: int, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         check_subtitles(Path(name), options, num_videos)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+class FilmGateway(FakeGateway):
+    """Cuts what it is sent into two segments, of which the second is torn, or lost with the gateway."""
+
+    async def CaptionSegments(
+        self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: Any
+    ) -> AsyncIterator[gateway_pb2.FilmEvent]:
+        requests = [request async for request in request_iterator]
+        self.options, content = requests[0].options, b"".join(request.video for request in requests[1:])
+        film = gateway_pb2.FilmFacts(num_segments=2, start_s=1.5, duration_s=4.0, warnings=["the file is cut off"])
+        yield gateway_pb2.FilmEvent(film=film)
+        yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=0, start_s=1.5, end_s=3.5))
+        yield gateway_pb2.FilmEvent(caption=gateway_pb2.CaptionEvent(summary=make_summary(text="A dog.")))
+        if content == b"lost":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the target was lost")
+        yield gateway_pb2.FilmEvent(segment=gateway_pb2.Segment(number=1, start_s=3.5, end_s=5.5, error="torn"))
+
+
+@pytest.fixture
+def films() -> Iterator[FilmGateway]:
+    with FilmGateway() as running:
+        yield running
+
+
+def test_a_film_is_shown_segment_by_segment_and_written_as_subtitles(
+    films: FilmGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    film, subtitles = good_video(tmp_path / "a.mkv"), tmp_path / "a.srt"
+    command = ["caption", str(film), "--gateway", films.address, "--segments", "fixed:2s"]
+    assert run([*command, "--subtitles", str(subtitles)]) == 0
+    output = capsys.readouterr()
+    first, _, torn = output.out.splitlines()
+    assert first == "00:00:01.500 - 00:00:03.500  A dog." and torn == "00:00:03.500 - 00:00:05.500  (torn)"
+    assert "the file is cut off" in output.err and "segment 1: torn" in output.err
+    assert subtitles.read_text() == "1\n00:00:01,500 --> 00:00:03,500\nA dog.\n"
+    assert films.options.segments == "fixed:2s"
+    assert run([*command, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["segment"], line["start_s"], line["end_s"]) for line in lines] == [(0, 1.5, 3.5), (1, 3.5, 5.5)]
+    assert (lines[0]["text"], lines[1]["error"]) == ("A dog.", "torn")
+
+
+def test_what_came_before_an_error_is_shown_and_written(
+    films: FilmGateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    film, subtitles = good_video(tmp_path / "a.mkv", b"lost"), tmp_path / "a.vtt"
+    command = ["caption", str(film), "--gateway", films.address, "--segments", "shots", "--subtitles", str(subtitles)]
+    assert run(command) != 0
+    output = capsys.readouterr()
+    assert (
+        "A dog." in output.out
+        and "lost when 1 segments were captioned" in output.err
+        and "A dog." in subtitles.read_text()
+    )
+    assert run(["caption", str(film), "--gateway", films.address, "--segments", "fixed:0s"]) == 2
+    assert "at least 0.001 s" in capsys.readouterr().err

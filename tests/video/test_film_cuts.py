@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.media import SHOT_PIECE_S, Media, VideoFile
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.video.decode import sample_video
 from slipstream.video.film_cuts import (
@@ -22,7 +25,7 @@ from slipstream.video.film_cuts import (
     groups,
     parse_segments,
 )
-from slipstream.video.film_windows import plan_segments, sample_windows
+from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import (
     BadAnswer,
@@ -36,6 +39,7 @@ from slipstream.video.messages import (
     encode_answer,
     parse_answer,
 )
+from slipstream.video.pool import FileThreads
 from slipstream.video.shots import shot_starts
 from tests.support.films import frame_times, make_film, scene, write_film
 
@@ -139,9 +143,16 @@ def test_a_shot_begins_where_the_picture_changes_and_not_too_soon_after_another(
 def test_scenes_are_found_at_the_times_of_the_container(container: str, codec: str, start_s: float) -> None:
     lengths = [20, 33, 27]
     film = make_film(lengths, frame_times(lengths, start_s=start_s), codec=codec, container=container)
-    shots = plan_segments(io.BytesIO(film.data), Cut(0.0), LIMITS)
-    assert [shots.start_s + bound for bound in shots.bounds[:-1]] == pytest.approx(film.scenes_s)
-    fixed = plan_segments(io.BytesIO(film.data), Cut(3.0), LIMITS)
+    data = io.BytesIO(film.data)
+    for pieces in ([0.0, 10.0], [0.0, 2.5, 4.0, 10.0], [0.0, 1.0, 2.375, 2.5, 6.625, 6.75, 10.0]):
+        starts_s = [0.0]
+        for piece in pairwise(pieces):
+            shots = plan_shots(data, piece, starts_s[-1], LIMITS)
+            request = DecodeRequest(1, LIMITS, windows=(piece,), cut=starts_s[-1])
+            assert parse_answer(encode_answer(shots), request) == shots
+            starts_s += shots.bounds[1:-1]
+        assert [start_s + shot_s for shot_s in starts_s] == pytest.approx(film.scenes_s)
+    fixed = plan_segments(data, 3.0, LIMITS)
     assert fixed.start_s == start_s and fixed.bounds == (0.0, 3.0, 6.0, 9.0, 10.0) and not fixed.warnings
 
 
@@ -152,7 +163,7 @@ def test_a_segment_has_the_frames_of_a_clip_of_its_own(gaps: list[int], stride_m
     times_s = [float(time_s) for time_s in np.cumsum([300, *gaps]) / 1000]
     pictures = scene(0, len(times_s), size=(16, 16))
     data = io.BytesIO(write_film(pictures, times_s, codec="ffv1", key_every=5))
-    planned = plan_segments(data, Cut(stride_ms / 1000), LIMITS)
+    planned = plan_segments(data, stride_ms / 1000, LIMITS)
     windows = list(pairwise(planned.bounds))
     for part, (start_s, end_s) in zip(sample_windows(data, 3, windows, LIMITS), windows, strict=True):
         own = [n for n, time_s in enumerate(times_s) if start_s - 1e-6 <= time_s - times_s[0] < end_s - 1e-6]
@@ -220,7 +231,38 @@ def test_times_that_no_file_can_have_are_not_believed(start_s: float, end_s: flo
         parse_answer(encode_answer(Planned(start_s, (0.0, end_s), ())), CUT)
 
 
+def test_shots_outside_of_their_piece_are_not_believed() -> None:
+    asked = DecodeRequest(1, LIMITS, windows=((30.0, 60.0),), cut=25.0)
+    parse_answer(encode_answer(Planned(0.0, (25.0, 31.0, 60.0), ())), asked)
+    for bounds in ((25.0, 29.0, 60.0), (25.0, 61.0, 62.0), (25.0, 31.0, 61.0)):
+        with pytest.raises(BadAnswer):
+            parse_answer(encode_answer(Planned(0.0, bounds, ())), asked)
+
+
 def test_segments_that_nobody_asked_for_are_not_believed() -> None:
     message = encode_answer(Planned(0.0, (0.0, 1.0), ()))
     with pytest.raises(BadAnswer):
         parse_answer(message, WINDOWS)
+
+
+# -- through confined decoders ----------------------------------------------------------------------------------------
+
+
+async def test_the_shots_of_a_film_are_found_piece_by_piece() -> None:
+    """Also one that begins with a piece, and one just before it."""
+    lengths = [100, 139, 1, 240, 17]
+    film = make_film(lengths, frame_times(lengths, start_s=2.0), size=(16, 16))
+    media = Media(GatewayConfig(listen="", target="t:1", decode_workers=1))
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(film.data)
+            file.flush()
+            source = VideoFile(file, len(film.data), FileThreads())
+            planned = await media.plan_segments(source, Cut(0.0))
+            short = await media.plan_segments(source, Cut(1000.0))
+    finally:
+        media.close()
+    starts_s = [2.0 + bound for bound in planned.bounds[:-1]]
+    assert starts_s == pytest.approx([start_s for n, start_s in enumerate(film.scenes_s) if n != 3])  # too soon
+    assert film.scenes_s[3] == 2.0 + SHOT_PIECE_S and not planned.warnings
+    assert short.bounds == (0.0, planned.bounds[-1]) and "less than a segment of 1000 s" in short.warnings[0]

@@ -1,0 +1,18 @@
+"""The check of the archive at scale can fail."""
+
+from typing import Any
+
+import pytest
+
+from bench.archive_scale import MUST_BE_ZERO, passed
+
+SOUND: dict[str, Any] = {name: 0 for name in MUST_BE_ZERO} | {"largest_time_error_s": 0.1, "frame_step_s": 0.125}
+
+
+def test_a_sound_film_passes() -> None:
+    assert passed(SOUND)
+
+
+@pytest.mark.parametrize("wrong", [*({name: 1} for name in MUST_BE_ZERO), {"largest_time_error_s": 0.126}])
+def test_what_is_wrong_with_a_film_is_not_passed_over(wrong: dict[str, Any]) -> None:
+    assert not passed(SOUND | wrong)
