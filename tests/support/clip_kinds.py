@@ -1,5 +1,6 @@
 """Small clips of containers and codecs that are served."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.support.media import ClipSpec, even_times_ms
@@ -37,7 +38,8 @@ CLIPS = {
     "one frame": ClipSpec([0]),
 }
 
-_FEW_MS = even_times_ms(12)
+_FEW_MS, _LARGE_MS = even_times_ms(12), even_times_ms(2)
+"""The latter of codecs whose frames are large: files of many bytes are slow to damage."""
 _REORDERED = {"g": "6", "bf": "2"}
 
 
@@ -47,6 +49,7 @@ def _old(container: str, codec: str, pix_fmt: str = "yuv420p", **more: Any) -> C
 
 _CIF = {"width": 176, "height": 144}
 _PAL = {"width": 720, "height": 576}
+_DNXHR = {"width": 256, "height": 144, "codec_options": {"profile": "dnxhr_sq"}}
 OLD_CLIPS = {
     "archive": {
         "flv1 flv": _old("flv", "flv"),
@@ -72,8 +75,8 @@ OLD_CLIPS = {
         "png mov": _old("mov", "png", "rgb24"),
         "jpeg 2000 mov": _old("mov", "jpeg2000", "rgb24"),
         "cineform mov": _old("mov", "cfhd", "yuv422p10le"),
-        "dnxhd mov": _old("mov", "dnxhd", "yuv422p", width=256, height=144, codec_options={"profile": "dnxhr_sq"}),
-        "dnxhd mxf": _old("mxf", "dnxhd", "yuv422p", width=256, height=144, codec_options={"profile": "dnxhr_sq"}),
+        "dnxhd mov": replace(_old("mov", "dnxhd", "yuv422p", **_DNXHR), times_ms=_LARGE_MS),
+        "dnxhd mxf": replace(_old("mxf", "dnxhd", "yuv422p", **_DNXHR), times_ms=_LARGE_MS),
         "h264 reordered mxf": _old("mxf", "libx264", codec_options=_REORDERED),
         "mpeg2 reordered mxf": _old("mxf", "mpeg2video", codec_options=_REORDERED),
         "rv10 rm": _old("rm", "rv10"),
@@ -84,8 +87,8 @@ OLD_CLIPS = {
         "vp8 ogg": _old("ogg", "libvpx", codec_options={"b": "300k"}),
         "vp8 ivf": _old("ivf", "libvpx", codec_options={"b": "300k"}),
         "ffv1 nut": _old("nut", "ffv1"),
-        "dv": ClipSpec(even_times_ms(3), container="dv", codec="dvvideo", **_PAL),
-        "dv avi": ClipSpec(even_times_ms(3), container="avi", codec="dvvideo", **_PAL),
+        "dv": replace(_old("dv", "dvvideo", **_PAL), times_ms=_LARGE_MS),
+        "dv avi": replace(_old("avi", "dvvideo", **_PAL), times_ms=_LARGE_MS),
     },
     "all": {
         "mszh zlib avi": _old("avi", "zlib", "bgr24"),
