@@ -6,7 +6,8 @@ hardly grow when the machine is busy, as seconds of a clock would; caches that a
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,6 +56,8 @@ class RoundSample:
     """One caption, from its first token to its last."""
 
     method: str
+    traced: bool
+    """The gateway told its caller of every pass and every message of the draft, in a message each."""
     captioned: Captioned
     seconds: dict[tuple[str, str], float]
 
@@ -80,27 +83,29 @@ async def measure(num_captions: int, num_frames: int, max_new_tokens: int) -> di
     async with Stack(StackOptions(threads=1, pin=True)) as stack, connect_async(stack.gateway_address) as captioner:
         pids = {name: process.pid for name, process in stack.processes.items()}
         for number in range(-len(clips), num_captions):
-            for method in METHODS:
-                sample = await _sample(captioner, clips[number % len(clips)], method, pids, num_frames, max_new_tokens)
+            for method, traced in product(METHODS, (False, True)):
+                asked = CaptionOptions(method=method, num_frames=num_frames, max_new_tokens=max_new_tokens, gate=False)
+                sample = await _sample(captioner, clips[number % len(clips)], replace(asked, trace=traced), pids)
                 if number >= 0:
                     samples.append(sample)
                     say(f"{method}: {sample.row()['beside models']:.2f} ms a pass beside the models")
-    rows = [{"method": method, **_medians([s.row() for s in samples if s.method == method])} for method in METHODS]
+    rows = [
+        {"method": method, "traced": traced}
+        | _medians([sample.row() for sample in samples if (sample.method, sample.traced) == (method, traced)])
+        for method, traced in product(METHODS, (False, True))
+    ]
     return {"captions": num_captions, "frames": num_frames, "rows": rows}
 
 
-async def _sample(
-    captioner: AsyncCaptioner, clip: Path, method: str, pids: Mapping[str, int], num_frames: int, max_new_tokens: int
-) -> RoundSample:
+async def _sample(captioner: AsyncCaptioner, clip: Path, asked: CaptionOptions, pids: Mapping[str, int]) -> RoundSample:
     before: dict[tuple[str, int], int] = {}
 
     def on_tokens(num_tokens: int, has_draft: bool) -> None:
         if not before:
             before.update(read_threads(pids))
 
-    asked = CaptionOptions(method=method, num_frames=num_frames, max_new_tokens=max_new_tokens, gate=False, trace=True)
     captioned = await run_caption(captioner, clip, asked, on_tokens)
-    return RoundSample(method, captioned, split(before, read_threads(pids), pids))
+    return RoundSample(asked.method, asked.trace, captioned, split(before, read_threads(pids), pids))
 
 
 def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
