@@ -39,7 +39,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.pictures import HDR_PIXELS, is_hdr, shown_size, to_rgb, whole_picture
+from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, shown_size, to_sdr, upper_field
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -103,8 +103,9 @@ class FrameBuffer:
         if not self.times_s:
             self.source_size = size
             self.rotation = round(-frame.rotation / 90) % 4 * 90
-            self.shown_size = bounded_size(*shown_size(*size, self.pixel_aspect), self._most_pixels(frame))
-        picture = to_rgb(whole_picture(frame), self.shown_size)
+            on_screen = shown_size(*size, self.pixel_aspect) if self.pixel_aspect not in (None, 0, 1) else size
+            self.shown_size = bounded_size(*on_screen, self._most_pixels(frame))
+        picture = _to_rgb(frame, self.shown_size)
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
@@ -119,7 +120,7 @@ class FrameBuffer:
         """That are taken from a frame before it gets the wanted size."""
         if not self.size.is_known:
             return self.max_pixels
-        return HDR_PIXELS if is_hdr(frame) else max(frame.width * frame.height, LARGEST_SHOWN)
+        return HDR_PIXELS if frame.color_trc in HDR_TRANSFERS else max(frame.width * frame.height, LARGEST_SHOWN)
 
     def stacked(self) -> NDArray[np.uint8]:
         """[n, height, width, 3] C-contiguous; n is at least 1."""
@@ -134,6 +135,23 @@ class FrameBuffer:
         if self.num_resized:
             found.append(f"the picture size changes within the video; {self.num_resized} frames were rescaled to match")
         return found
+
+
+def _to_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """[height, width, 3] as stored, not rotated; `size` is (width, height)."""
+    if frame.interlaced_frame:
+        frame = upper_field(frame)
+    if frame.color_trc in HDR_TRANSFERS:
+        codes = _resized(frame, size, "rgb48le").astype(np.uint16, copy=False)
+        return to_sdr(codes, frame.color_trc, frame.color_primaries)
+    return _resized(frame, size, "rgb24").astype(np.uint8, copy=False)
+
+
+def _resized(frame: VideoFrame, size: tuple[int, int], pixel_format: str) -> NDArray[np.uint8 | np.uint16]:
+    width, height = size
+    if (frame.width, frame.height) != size:
+        frame = frame.reformat(width=width, height=height, format=pixel_format, interpolation="BICUBIC", threads=1)
+    return np.asarray(frame.to_ndarray(format=pixel_format, threads=1))
 
 
 # -- decode -----------------------------------------------------------------------------------------------------------

@@ -68,24 +68,20 @@ DEFAULT_TIER = "archive"
 CONVERT_TO = "h264, hevc, vp9 or av1"
 
 
-def containers_of(tier: str) -> tuple[str, ...]:
-    """Demuxers of a tier and of those before it; a demuxer of several formats has all their names in one."""
-    return tuple(name for each in _up_to(tier) for name in TIERS[each].containers)
+def _up_to(tier: str) -> list[Tier]:
+    return [TIERS[name] for name in list(TIERS)[: list(TIERS).index(tier) + 1]]
 
 
-def codecs_of(tier: str) -> frozenset[str]:
-    """Decoders of a tier and of those before it."""
-    return frozenset(name for each in _up_to(tier) for name in TIERS[each].codecs)
-
-
-def _up_to(tier: str) -> list[str]:
-    return list(TIERS)[: list(TIERS).index(tier) + 1]
+CONTAINERS = {tier: tuple(name for each in _up_to(tier) for name in each.containers) for tier in TIERS}
+"""Demuxers of a tier and of those before it; a demuxer of several formats has all their names in one."""
+CODECS = {tier: frozenset(name for each in _up_to(tier) for name in each.codecs) for tier in TIERS}
+"""Decoders of a tier and of those before it."""
 
 
 def refused(what: str, name: str, tier: str) -> UnreadableVideo:
     """What to raise for a format that this tier lacks. `what`: container or codec."""
-    kinds = {"container": containers_of, "codec": codecs_of}
-    taken_by = next((each for each in TIERS if name in kinds[what](each)), None)
+    served = CONTAINERS if what == "container" else CODECS
+    taken_by = next((each for each in TIERS if name in served[each]), None)
     if taken_by is None:
         return UnreadableVideo(f"{what} {name!r} is not served; convert to {CONVERT_TO}")
     return UnreadableVideo(

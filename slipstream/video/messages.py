@@ -24,8 +24,6 @@ from slipstream.video.formats import DEFAULT_TIER
 
 # -- limits and result ------------------------------------------------------------------------------------------------
 
-# What sampling one video may cost, and what it gives. Needs no decoder to be imported.
-
 
 @dataclass(frozen=True)
 class DecodeLimits:
@@ -102,8 +100,7 @@ class SampledVideo:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 MAX_MESSAGE_BYTES = 160 * 1024
-"""Holds the timestamps of 4,096 frames, or the bounds of `MAX_SEGMENTS`; within what the kernel takes as one message by
-default."""
+"""Holds the timestamps of 4,096 frames, or the bounds of `MAX_SEGMENTS`; less than the kernel takes as one message."""
 _MAX_TEXT, _MAX_WARNINGS = 600, 8
 _MAX_SIDE = 2**31
 _MAX_START_S = 2.0**63

@@ -1,6 +1,6 @@
 """What a decoded picture looks like on a screen: whole instead of interlaced, in its true shape, in the colours of SDR.
 
-A plain picture is only converted to RGB. Frames are sampled seconds apart, so nothing here needs a neighbour in time.
+No plain picture comes here. Frames are sampled seconds apart, so nothing here needs a neighbour in time.
 """
 
 from fractions import Fraction
@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 # -- interlaced -------------------------------------------------------------------------------------------------------
 
 
-def whole_picture(frame: VideoFrame) -> VideoFrame:
-    """A frame whose lines are all of one moment: of an interlaced one the upper field, which is half as high."""
-    if not frame.interlaced_frame:
-        return frame
+def upper_field(frame: VideoFrame) -> VideoFrame:
+    """Of an interlaced frame the lines of one moment: half as high."""
     graph = Graph()
     graph.threads = 1  # a confined decoder may start no other
     source = graph.add_buffer(
@@ -48,7 +46,8 @@ def shown_size(width: int, height: int, pixel_aspect: Fraction | None) -> tuple[
 # -- colours ----------------------------------------------------------------------------------------------------------
 
 _PQ, _HLG = 16, 18
-"""`color_trc` of HDR: SMPTE ST 2084, and ARIB STD-B67."""
+HDR_TRANSFERS = frozenset({_PQ, _HLG})
+"""`color_trc` of pictures whose numbers mean more light than SDR has: SMPTE ST 2084, and ARIB STD-B67."""
 _BT2020 = 9
 """`color_primaries`."""
 WHITE_NITS = 203.0
@@ -67,34 +66,17 @@ HDR_PIXELS = 1920 * 1080
 """Larger pictures are to be scaled down to this before their colours are mapped: it takes time for each pixel."""
 
 
-def is_hdr(frame: VideoFrame) -> bool:
-    """Whether its numbers mean more light than SDR has."""
-    return frame.color_trc in (_PQ, _HLG)
-
-
-def to_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """[height, width, 3] as stored, not rotated; `size` is (width, height). Raises what libav raises for a picture that
-    it cannot convert."""
-    if not is_hdr(frame):
-        return _resized(frame, size, "rgb24").astype(np.uint8, copy=False)
-    codes = _resized(frame, size, "rgb48le").astype(np.uint16, copy=False)
-    return _to_sdr(codes, frame.color_trc, frame.color_primaries == _BT2020)
-
-
-def _resized(frame: VideoFrame, size: tuple[int, int], pixel_format: str) -> NDArray[np.uint8 | np.uint16]:
-    width, height = size
-    if (frame.width, frame.height) != size:
-        frame = frame.reformat(width=width, height=height, format=pixel_format, interpolation="BICUBIC", threads=1)
-    return np.asarray(frame.to_ndarray(format=pixel_format, threads=1))
-
-
-def _to_sdr(codes: NDArray[np.uint16], transfer: int, is_wide: bool) -> NDArray[np.uint8]:
+def to_sdr(codes: NDArray[np.uint16], transfer: int, primaries: int) -> NDArray[np.uint8]:
     """[height, width, 3] of HDR's codes to those of SDR. Highlights are compressed, and no hue is changed but by
-    clipping colours that SDR lacks."""
+    clipping colours that SDR lacks.
+
+    Args:
+        transfer, primaries: a frame's `color_trc`, one of `HDR_TRANSFERS`, and `color_primaries`.
+    """
     light = _light_of(transfer)[codes]
     if transfer == _HLG:  # a screen's own gamma, BT.2100
         light *= (HLG_PEAK_NITS / WHITE_NITS) * np.maximum(light @ _LUMINANCE, 1e-6)[..., None] ** np.float32(0.2)
-    if is_wide:
+    if primaries == _BT2020:
         light = np.maximum(light @ _TO_BT709.T, 0)
     brightest = light.max(axis=-1, keepdims=True)
     compressed = 1 - (1 - _KNEE) ** 2 / (np.maximum(brightest, _KNEE) + 1 - 2 * _KNEE)

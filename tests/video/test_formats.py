@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.errors import UnreadableVideo
 from slipstream.video.decode import sample_video
-from slipstream.video.formats import TIERS, codecs_of, containers_of, refused
+from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from tests.support.clip_kinds import DOUBTFUL_KEYS, OLD_CLIPS
 from tests.support.media import ClipSpec, even_times_ms, expected_indices, make_clip, read_index
@@ -75,10 +75,10 @@ def test_a_refusal_names_the_same_container_every_time() -> None:
 
 
 def test_tiers_name_what_libav_has_and_each_thing_once() -> None:
-    containers, codecs = containers_of("all"), [codec for tier in TIERS.values() for codec in tier.codecs]
+    containers, codecs = CONTAINERS["all"], [codec for tier in TIERS.values() for codec in tier.codecs]
     assert len(set(containers)) == len(containers) and len(set(codecs)) == len(codecs)
-    assert containers_of("modern") < containers_of("archive") < containers
-    assert codecs_of("modern") < codecs_of("archive") < codecs_of("all")
+    assert CONTAINERS["modern"] < CONTAINERS["archive"] < containers
+    assert CODECS["modern"] < CODECS["archive"] < CODECS["all"]
     assert all(av.format.ContainerFormat(name.partition(",")[0]).is_input for name in containers)
     assert [av.Codec(name, "r").name for name in codecs] == codecs
     assert all(av.Codec(name, "r").type == "video" for name in codecs)
@@ -86,12 +86,12 @@ def test_tiers_name_what_libav_has_and_each_thing_once() -> None:
 
 def test_nothing_that_opens_other_files_or_hardware_is_in_any_tier() -> None:
     """What cannot be opened from bytes alone libav marks itself; the rest of the list is known by name."""
-    names = {name for container in containers_of("all") for name in container.split(",")}
+    names = {name for container in CONTAINERS["all"] for name in container.split(",")}
     assert not names & set(OPEN_OTHERS)
     assert not any(name.endswith("_pipe") for name in names)
     hardware = ("_cuvid", "_qsv", "_amf", "_v4l2m2m", "_videotoolbox", "_vaapi")
-    assert not [codec for codec in codecs_of("all") if codec.endswith(hardware)]
-    assert all(not av.format.ContainerFormat(name.partition(",")[0]).no_file for name in containers_of("all"))
+    assert not [codec for codec in CODECS["all"] if codec.endswith(hardware)]
+    assert all(not av.format.ContainerFormat(name.partition(",")[0]).no_file for name in CONTAINERS["all"])
 
 
 def test_the_documents_lists_are_the_tiers() -> None:
