@@ -187,7 +187,7 @@ async def test_services_are_given_nothing_of_others(options: StackOptions, monke
 async def test_a_start_that_takes_too_long(options: StackOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.stack.local.PROGRESS_S", 0.4)
     told: list[str] = []
-    late = replace(behave(options, target="hang"), start_timeout_s=1, stop_grace_s=0.2)
+    late = replace(behave(options, target="hang"), draft_model=None, start_timeout_s=1, stop_grace_s=0.2)
     with pytest.raises(ServiceUnavailable, match="target was not ready after 1 s"):
         await Stack(late, report=told.append).__aenter__()
     assert any(line.startswith("target has been starting for ") for line in told)
