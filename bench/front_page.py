@@ -45,8 +45,10 @@ HOSTILE = (
 )
 MOST_GROWN_MB = 3.0
 """What the heap may take more at the end of a long stream than half way, after all garbage is collected."""
-SLOW_FRAME_MS, MOST_SLOW = 50.0, 0.02
-"""The share of slow frames beyond that of a page at rest."""
+SLOW_FRAME_MS = 50.0
+MOST_CPU_MS = 16.0
+"""Of the page's own thread, for each frame: by itself it keeps up with a screen. How long frames take in fact, on a
+machine that others use, is told beside those of a page at rest and bounds nothing."""
 RESULT = re.compile(r"tokens/s")
 
 # -- a browser --------------------------------------------------------------------------------------------------------
@@ -309,15 +311,14 @@ _WATCH_FRAMES = """() => { window.frames_ms = []; let last = performance.now();
   requestAnimationFrame(frame); }"""
 
 
-async def slow_frames(page: "Page") -> float:
-    """The share of frames since `_WATCH_FRAMES` that took longer than `SLOW_FRAME_MS`."""
+async def slow_frames(page: "Page") -> tuple[float, int]:
+    """The share of frames since `_WATCH_FRAMES` that took longer than `SLOW_FRAME_MS`, and how many there were."""
     frames: list[float] = await page.evaluate("() => window.frames_ms.splice(0)")
-    return sum(frame > SLOW_FRAME_MS for frame in frames) / len(frames)
+    return sum(frame > SLOW_FRAME_MS for frame in frames) / len(frames), len(frames)
 
 
 async def long_stream(browser: "Browser", minutes: float, folder: Path) -> dict[str, Any]:
-    """The heap half way and at the end, slow frames beside those of a page at rest on the same machine, and that markup
-    stays text."""
+    """The heap half way and at the end, the page's own time for a frame, and that markup stays text."""
     clip = folder / "talk.mp4"
     clip.write_bytes(b"good" * 1000)
     async with (
@@ -332,13 +333,20 @@ async def long_stream(browser: "Browser", minutes: float, folder: Path) -> dict[
             await session.send("HeapProfiler.collectGarbage")
             return float((await session.send("Runtime.getHeapUsage"))["usedSize"]) / 1e6
 
+        async def cpu_s() -> float:
+            told = (await session.send("Performance.getMetrics"))["metrics"]
+            return float(next(one["value"] for one in told if one["name"] == "TaskDuration"))
+
+        await session.send("Performance.enable", {"timeDomain": "threadTicks"})
         await page.set_input_files("#file", clip)
         await page.get_by_role("button", name="Caption it").click()
         await page.wait_for_selector(".words span")
         for one in (page, idle):
             await one.evaluate(_WATCH_FRAMES)
+        used_s = await cpu_s()
         await asyncio.sleep(30 * minutes)
-        slow, idle_slow = [await slow_frames(one) for one in (page, idle)]
+        used_s = await cpu_s() - used_s
+        (slow, num_frames), (idle_slow, _) = [await slow_frames(one) for one in (page, idle)]
         half = await heap_mb()
         await results(page, 1)
         grown = await heap_mb() - half
@@ -347,8 +355,10 @@ async def long_stream(browser: "Browser", minutes: float, folder: Path) -> dict[
         scripts = await page.locator(".words script, .words img").count()
     is_text = hacked is None and not scripts and all(piece in text for piece in HOSTILE)
     facts = {"events": int(minutes * EVENTS_A_MINUTE), "heap_mb": round(half, 1), "heap_grown_mb": round(grown, 2)}
+    cpu_ms = 1000 * used_s / num_frames
     times = {"frames_over_50_ms": round(slow, 4), "of_a_page_at_rest": round(idle_slow, 4)}
-    is_flat = grown <= MOST_GROWN_MB and slow <= idle_slow + MOST_SLOW
+    times |= {"cpu_ms_a_frame": round(cpu_ms, 2), "cpu_share": round(used_s / (30 * minutes), 3)}
+    is_flat = grown <= MOST_GROWN_MB and cpu_ms <= MOST_CPU_MS
     return {"passed": is_text and is_flat and not complaints, "markup_is_text": is_text} | facts | times
 
 

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from slipstream.config import parse_config
+from slipstream.errors import InvalidConfig
+from slipstream.rpc.tracing import Tracing
+from slipstream.services.front.config import FrontConfig
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.clips import make_colour_clip
 from tests.support.front import PROMPT, asked, client_of, data_url
@@ -109,6 +113,24 @@ async def test_a_caption_is_one_trace_over_all_services() -> None:
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_without_the_packages_the_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(InvalidConfig, match=r"slipstream\[otel\]"):
+        Tracing("front", "http://127.0.0.1:4318")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_good"), [("", True), ("http://collector:4318", True), ("collector:4318", False)]
+)
+def test_an_address_that_is_none_is_an_error_at_start(address: str, is_good: bool) -> None:
+    flags = ["--listen", "127.0.0.1:0", "--gateway", "127.0.0.1:1", "--otlp", address]
+    if is_good:
+        assert parse_config(FrontConfig, "front", flags, {}).otlp == address
+    else:
+        with pytest.raises(InvalidConfig, match="--otlp"):
+            parse_config(FrontConfig, "front", flags, {})
 
 
 async def test_a_collector_that_is_away_delays_nobody() -> None:

@@ -6,7 +6,7 @@ import { Marks } from "./marks.js";
 import { Timeline } from "./timeline.js";
 import { Words } from "./words.js";
 
-/** A caption that its server lost is asked for anew so often. */
+/** A caption that its server loses is asked for so often in all. */
 const MOST_TRIES = 5;
 const STAGES = {
   receive: "the gateway receives",

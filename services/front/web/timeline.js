@@ -7,6 +7,7 @@ const HEIGHT = 168;
 const LEFT = 58;
 const LANES = { target: { top: 12, height: 72 }, draft: { top: 98, height: 44 } };
 const RECENT_S = 4;
+const EVERY_MS = 60;
 const LEGEND = [
   ["own", "the target's own token"],
   ["accepted", "draft tokens accepted"],
@@ -21,6 +22,7 @@ const LEGEND = [
 export class Timeline {
   #marks;
   #frame = 0;
+  #drawn_ms = 0;
   #isRecent = true;
   #colours = null;
 
@@ -40,10 +42,15 @@ export class Timeline {
     this.resizing.observe(this.canvas);
   }
 
-  /** Draws soon, once however often it is told. */
+  /** Draws soon, once however often it is told, and no oftener than `EVERY_MS`. */
   changed() {
-    this.#frame ||= requestAnimationFrame(() => {
+    this.#frame ||= requestAnimationFrame((now_ms) => {
       this.#frame = 0;
+      if (now_ms - this.#drawn_ms < EVERY_MS) {
+        this.changed();
+        return;
+      }
+      this.#drawn_ms = now_ms;
       this.#draw();
     });
   }
