@@ -277,13 +277,13 @@ async def test_frames_are_freed_with_their_last_user(pool: DecodePool) -> None:
 async def test_a_decoder_sees_videos_of_one_owner_only(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(num_workers=1)
     seen: dict[int, set[str]] = {}
-    decode = Decoder.sample
+    decode: Any = Decoder.run
 
-    async def noted(decoder: Decoder, *job: Any) -> SampledVideo:
+    async def noted(decoder: Decoder, *job: Any) -> Any:
         seen.setdefault(decoder.process.pid, set()).add(str(decoder.owner))
         return await decode(decoder, *job)
 
-    monkeypatch.setattr(Decoder, "sample", noted)
+    monkeypatch.setattr(Decoder, "run", noted)
     try:
         for owner in ("anna", "anna", "ben", "anna", "ben", "ben", "", "anna"):
             await sample(pool, CLIP, owner=owner)
