@@ -54,6 +54,7 @@ class Samples:
         self._number += 1
         makers = {
             "Caption": self._caption,
+            "CaptionSegments": lambda: self._caption(self._one_of(("fixed:0.5s", "shots"))),
             "ReadDocument": self._document,
             "SubmitBatch": self._submit,
             "Session": self._target_session if service == "Target" else self._draft_session,
@@ -96,8 +97,10 @@ class Samples:
             stop=["."],
         )
 
-    def _caption(self) -> list[Message]:
+    def _caption(self, segments: str = "") -> list[Message]:
         options = self._options()
+        if segments:
+            options.segments = segments
         if self._one_of((True, False)):
             options.path = self._path
             return [gateway_pb2.CaptionRequest(options=options)]
