@@ -18,7 +18,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
-from slipstream.video.formats import TIERS, codecs_of, containers_of, refused
+from slipstream.video.formats import CODECS, CONTAINERS, TIERS, containers_of, refused
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
 
@@ -227,9 +227,9 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
     source.seek(0)
     reader = WatchedReader(source, extent.length, watch)
     options = {
-        "format_whitelist": ",".join(containers_of(limits.formats)),
+        "format_whitelist": ",".join(CONTAINERS[limits.formats]),
         "protocol_whitelist": "file",
-        "codec_whitelist": ",".join(sorted(codecs_of(limits.formats))),
+        "codec_whitelist": ",".join(sorted(CODECS[limits.formats])),
         "max_pixels": str(limits.max_pixels_source),
     }
     try:
@@ -314,7 +314,7 @@ def _pick_stream(container: InputContainer, limits: DecodeLimits) -> VideoStream
         raise UnreadableVideo(f"the file has no video stream, only: {kinds}; send a file with pictures")
     stream = max(streams, key=lambda s: (bool(s.disposition & Disposition.default), -s.index))
     codec = stream.codec_context.name if stream.codec_context else "unknown"
-    if codec not in codecs_of(limits.formats):
+    if codec not in CODECS[limits.formats]:
         raise refused("codec", codec, limits.formats)
     check_picture_size(stream.codec_context.width, stream.codec_context.height, limits)
     return stream

@@ -39,7 +39,7 @@ from slipstream.video.frame_times import (
 )
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
-from slipstream.video.pictures import HDR_PIXELS, is_hdr, shown_size, to_rgb, whole_picture
+from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, screen_rgb, shown_size
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -103,8 +103,8 @@ class FrameBuffer:
         if not self.times_s:
             self.source_size = size
             self.rotation = round(-frame.rotation / 90) % 4 * 90
-            self.shown_size = bounded_size(*shown_size(*size, self.pixel_aspect), self._most_pixels(frame))
-        picture = to_rgb(whole_picture(frame), self.shown_size)
+            self.shown_size = bounded_size(*self._size_on_screen(size), self._most_pixels(frame))
+        picture = _plain_rgb(frame, self.shown_size) if _is_plain(frame) else screen_rgb(frame, self.shown_size)
         self.num_resized += size != self.source_size
         self.num_damaged += frame.is_corrupt
         upright = np.rot90(picture, k=-(self.rotation // 90))
@@ -115,11 +115,14 @@ class FrameBuffer:
         self._pictures[len(self.times_s)] = upright
         self.times_s.append(time_s)
 
+    def _size_on_screen(self, size: tuple[int, int]) -> tuple[int, int]:
+        return size if self.pixel_aspect in (None, 1) else shown_size(*size, self.pixel_aspect)
+
     def _most_pixels(self, frame: VideoFrame) -> int:
         """That are taken from a frame before it gets the wanted size."""
         if not self.size.is_known:
             return self.max_pixels
-        return HDR_PIXELS if is_hdr(frame) else max(frame.width * frame.height, LARGEST_SHOWN)
+        return HDR_PIXELS if frame.color_trc in HDR_TRANSFERS else max(frame.width * frame.height, LARGEST_SHOWN)
 
     def stacked(self) -> NDArray[np.uint8]:
         """[n, height, width, 3] C-contiguous; n is at least 1."""
@@ -134,6 +137,19 @@ class FrameBuffer:
         if self.num_resized:
             found.append(f"the picture size changes within the video; {self.num_resized} frames were rescaled to match")
         return found
+
+
+def _is_plain(frame: VideoFrame) -> bool:
+    """Progressive, and of SDR's colours."""
+    return not frame.interlaced_frame and frame.color_trc not in HDR_TRANSFERS
+
+
+def _plain_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """[height, width, 3] as stored, not rotated; `size` is (width, height)."""
+    width, height = size
+    if (frame.width, frame.height) != size:
+        frame = frame.reformat(width=width, height=height, format="rgb24", interpolation="BICUBIC", threads=1)
+    return np.asarray(frame.to_ndarray(format="rgb24", threads=1), dtype=np.uint8)
 
 
 # -- decode -----------------------------------------------------------------------------------------------------------

@@ -91,3 +91,8 @@ def refused(what: str, name: str, tier: str) -> UnreadableVideo:
     return UnreadableVideo(
         f"{what} {name!r} is not served at --formats {tier}; --formats {taken_by} takes it, or convert to {CONVERT_TO}"
     )
+
+
+CONTAINERS = {tier: containers_of(tier) for tier in TIERS}
+CODECS = {tier: codecs_of(tier) for tier in TIERS}
+"""Both by tier, made once."""

@@ -48,6 +48,7 @@ def shown_size(width: int, height: int, pixel_aspect: Fraction | None) -> tuple[
 # -- colours ----------------------------------------------------------------------------------------------------------
 
 _PQ, _HLG = 16, 18
+HDR_TRANSFERS = (_PQ, _HLG)
 """`color_trc` of HDR: SMPTE ST 2084, and ARIB STD-B67."""
 _BT2020 = 9
 """`color_primaries`."""
@@ -67,15 +68,11 @@ HDR_PIXELS = 1920 * 1080
 """Larger pictures are to be scaled down to this before their colours are mapped: it takes time for each pixel."""
 
 
-def is_hdr(frame: VideoFrame) -> bool:
-    """Whether its numbers mean more light than SDR has."""
-    return frame.color_trc in (_PQ, _HLG)
-
-
-def to_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
+def screen_rgb(frame: VideoFrame, size: tuple[int, int]) -> NDArray[np.uint8]:
     """[height, width, 3] as stored, not rotated; `size` is (width, height). Raises what libav raises for a picture that
     it cannot convert."""
-    if not is_hdr(frame):
+    frame = whole_picture(frame)
+    if frame.color_trc not in HDR_TRANSFERS:
         return _resized(frame, size, "rgb24").astype(np.uint8, copy=False)
     codes = _resized(frame, size, "rgb48le").astype(np.uint16, copy=False)
     return _to_sdr(codes, frame.color_trc, frame.color_primaries == _BT2020)
