@@ -60,10 +60,12 @@ async def measure_scans(folder: str, model: Path, num_timed: int) -> dict[str, A
         files = _links(Path(folder), Path(made))
         by_ocr = await _read(files, "--ocr-only", jobs=2)
         say(f"scans, by the OCR alone: {len(by_ocr.texts)} of {len(files)} read in {by_ocr.seconds:.0f} s")
+        say(f"scans, refused: {by_ocr.said}")
         async with Stack(options) as stack:
             here = ("--gateway", stack.gateway_address, "--surface", "lines", "--max-new-tokens", str(MAX_TOKENS))
             by_target = await _read(files, *here, jobs=MOST)
             say(f"scans, by the target: {len(by_target.texts)} of {len(files)} read in {by_target.seconds:.0f} s")
+            say(f"scans, refused: {by_target.said}")
             readable = [path for path in files if path.stem in by_target.texts]
             timed = readable[:: max(len(readable) // num_timed, 1)][:num_timed]
             plain = await _read(timed, *here, "--method", PLAIN, jobs=1)

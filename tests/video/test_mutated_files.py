@@ -1,7 +1,8 @@
 """Damaged videos through the gateway's decoders: every answer is frames or a documented error, in time.
 
 Sound files must be decoded as before afterwards, and no process, descriptor or memory may be left. `make faults` tries
-2,000 files of modern formats, and 2,000 of old ones at the tier that takes all.
+2,000 files of modern formats, and 1,000 of old ones at the tier that takes all: these are larger, and what makes them
+holds more memory the more it has made.
 """
 
 import asyncio
