@@ -7,6 +7,7 @@ in for one that is missing.
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import groupby
 from typing import BinaryIO
 
@@ -162,9 +163,10 @@ class _WindowSampler:
         return self._decode(whole)
 
     def _decode(self, runs: Sequence[DecodeRun]) -> tuple[list[FrameBuffer], DamageCount]:
-        damage, kept = DamageCount(self.limits.max_corrupt_packets), self._buffers()
+        damage = DamageCount(self.limits.max_corrupt_packets)
         num_expected, num_kept = sum(map(len, self.expected)), 0
         with open_video(self.source, self.limits, self.watch) as video:
+            kept = self._buffers(video.stream.sample_aspect_ratio)
             frames = decode_runs(video, self.packets, runs, self.limits, damage)
             for window, of_window in groupby(self._located(frames), key=lambda located: located[0]):
                 picker = FramePicker(self.times[window])
@@ -179,12 +181,13 @@ class _WindowSampler:
                         self.on_progress(num_kept, num_expected)
         return kept, damage
 
-    def _buffers(self) -> list[FrameBuffer]:
+    def _buffers(self, aspect: Fraction | None) -> list[FrameBuffer]:
         def allocator(window: int) -> Callable[[tuple[int, ...]], NDArray[np.uint8]]:
             return lambda shape: self.allocate(window, shape)
 
+        most = self.limits.max_frame_pixels
         return [
-            FrameBuffer(self.size, self.limits.max_frame_pixels, self.num_frames, len(expected), allocator(window))
+            FrameBuffer(self.size, most, self.num_frames, len(expected), allocator(window), aspect)
             for window, expected in enumerate(self.expected)
         ]
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from slipstream.frame_size import FrameSize
 from slipstream.video.decode import sample_video
+from slipstream.video.film_windows import sample_windows
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.pictures import MOST_STRETCH, WHITE_NITS, shown_size
 from slipstream.video.pool import DecodePool
@@ -120,6 +121,15 @@ def test_pixels_that_are_not_square_are_stretched(container: str, aspect: Fracti
     assert video.frames.shape == (3, shown[1], shown[0], 3)
     assert (video.source_width, video.source_height) == (WIDTH, HEIGHT)
     assert [read_index(frame) for frame in video.frames] == [0, 2, 4]
+
+
+def test_segments_are_stretched_as_clips_are() -> None:
+    picture: Picture = lambda index: index_picture(index, WIDTH, HEIGHT)  # noqa: E731
+    data = encoded("libx264", picture, aspect=Fraction(16, 11))
+    first, second = sample_windows(io.BytesIO(data), 3, [(0.0, 0.12), (0.12, 0.24)], DecodeLimits())
+    assert isinstance(first, SampledVideo) and isinstance(second, SampledVideo)
+    assert first.frames.shape == second.frames.shape == (3, HEIGHT, 93, 3)
+    assert [read_index(frame) for video in (first, second) for frame in video.frames] == list(range(6))
 
 
 def test_a_model_that_wants_a_size_gets_it_all_the_same() -> None:
