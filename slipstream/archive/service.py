@@ -155,6 +155,6 @@ async def watch_depth(queue: JobQueue, metrics: GatewayMetrics) -> None:
 async def _takes_writes(queue: JobQueue) -> bool:
     try:
         await queue.ping()
-    except QueueUnavailable:
+    except (QueueUnavailable, DamagedRecord):
         return False
     return True
