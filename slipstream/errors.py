@@ -50,6 +50,20 @@ class VideoNotFound(SlipstreamError):
     exit_code = 3
 
 
+class ObjectNotFound(SlipstreamError):
+    """The store has no object of that address."""
+
+    status = "NOT_FOUND"
+    exit_code = 3
+
+
+class ObjectChanged(SlipstreamError):
+    """An object is not the one any more that was begun."""
+
+    status = "ABORTED"
+    exit_code = 4
+
+
 class LimitExceeded(SlipstreamError):
     """The request is well formed but larger than this server serves."""
 

@@ -1,0 +1,1 @@
+"""Objects in buckets and on disk, behind one small interface."""

@@ -1,0 +1,186 @@
+"""One interface to s3://, gs://, az:// and file:// through obstore, which is an optional extra.
+
+Credentials and endpoints come from the environment of the process that reads or writes (AWS_*, GOOGLE_*, AZURE_*),
+never from a request. Errors are those of `slipstream.errors`, and name the object, never a credential.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from slipstream.errors import (
+    InvalidConfig,
+    InvalidRequest,
+    ObjectChanged,
+    ObjectNotFound,
+    PermissionDenied,
+    ServiceUnavailable,
+    SlipstreamError,
+)
+
+SCHEMES = ("s3", "gs", "az", "file")
+CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
+MAX_URL_CHARS = 2048
+
+
+@dataclass(frozen=True)
+class ObjectUrl:
+    """The address of one object, or of all whose keys begin with `key`."""
+
+    root: str
+    """What a store is opened for: `s3://bucket`, `gs://bucket`, `az://account/container`, `file://`."""
+    key: str
+    """Without a leading slash; "" for the whole root."""
+
+    def __str__(self) -> str:
+        return f"{self.root}/{self.key}"
+
+    def below(self, name: str) -> "ObjectUrl":
+        """`name` in this folder."""
+        return ObjectUrl(self.root, f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    @classmethod
+    def parse(cls, text: str) -> "ObjectUrl":
+        """Raises `InvalidRequest` for what is no address of an object."""
+        scheme, found, rest = text.partition("://")
+        if not found or scheme not in SCHEMES:
+            raise InvalidRequest(f"{text!r} is no address of an object: it begins with one of {_listed(SCHEMES)}")
+        if len(text) > MAX_URL_CHARS or not text.isprintable():
+            raise InvalidRequest(f"the address of an object has at most {MAX_URL_CHARS} characters, all printable")
+        if any(step in (".", "..") for step in rest.split("/")):
+            raise InvalidRequest(f"{text!r} has a step `.` or `..`; give the object's own key")
+        if scheme == "file":
+            if not rest.startswith("/"):
+                raise InvalidRequest(f"{text!r} names a host; a file on this machine is file:///PATH")
+            return cls("file://", rest.strip("/"))
+        parts = rest.split("/", 2 if scheme == "az" else 1)
+        bucket, key = parts[: 2 if scheme == "az" else 1], parts[2 if scheme == "az" else 1 :]
+        if not all(bucket) or (scheme == "az" and len(bucket) < 2):
+            form = "az://ACCOUNT/CONTAINER/KEY" if scheme == "az" else f"{scheme}://BUCKET/KEY"
+            raise InvalidRequest(f"{text!r} names no bucket: write {form}")
+        return cls(f"{scheme}://{'/'.join(bucket)}", key[0].lstrip("/") if key else "")
+
+
+def is_object_url(text: str) -> bool:
+    """Whether a source is meant as an object's address."""
+    return text.partition("://")[0] in SCHEMES and "://" in text
+
+
+@dataclass(frozen=True)
+class ObjectFacts:
+    """What a store says of one object."""
+
+    url: ObjectUrl
+    num_bytes: int
+    etag: str
+    """Changes when the content does; "" where the store has none."""
+
+
+class ObjectStore:
+    """The objects of one root. Calls may run at once; none blocks the event loop."""
+
+    def __init__(self, root: str) -> None:
+        """Raises `InvalidConfig` without the extra `objects`, or where the environment makes no store of it."""
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError:
+            raise InvalidConfig("objects need obstore: pip install 'slipstream[objects]'") from None
+        self.root = root
+        self._calls: Any = obstore
+        options: dict[str, Any] = {
+            "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=RETRY_S)},
+            "client_options": {
+                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "timeout": timedelta(seconds=REQUEST_S),
+            },
+        }
+        try:
+            self._store: Any = from_url("file:///") if root == "file://" else from_url(root, **options)
+        except Exception as error:
+            raise InvalidConfig(f"{root} cannot be opened with this environment: {_first_line(error)}") from None
+
+    async def facts(self, url: ObjectUrl) -> ObjectFacts:
+        """Raises `ObjectNotFound`, `PermissionDenied` or `ServiceUnavailable`, like all calls."""
+        with _told(url):
+            found = await self._calls.head_async(self._store, url.key)
+        return ObjectFacts(url, found["size"], found.get("e_tag") or "")
+
+    async def read(self, facts: ObjectFacts, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes from `start` to `end`, which is behind the last one. Raises `ObjectChanged` when the object is not
+        the one any more that `facts` are of."""
+        end = facts.num_bytes if end is None else min(end, facts.num_bytes)
+        if start >= end:
+            return b""
+        asked: dict[str, Any] = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
+        with _told(facts.url):
+            answer = await self._calls.get_async(self._store, facts.url.key, options=asked)
+            return bytes(await answer.bytes_async())
+
+    async def put_new(self, url: ObjectUrl, data: bytes) -> bool:
+        """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
+        is as it was."""
+        try:
+            with _told(url):
+                await self._calls.put_async(self._store, url.key, data, mode="create")
+        except _AlreadyThere:
+            return False
+        return True
+
+    async def listed(self, prefix: ObjectUrl) -> AsyncIterator[ObjectFacts]:
+        """The objects below a folder, in the store's order."""
+        with _told(prefix):
+            async for some in self._calls.list(self._store, prefix=prefix.key or None):
+                for found in some:
+                    yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
+
+    async def delete(self, url: ObjectUrl) -> None:
+        """An object that is not there is as good as deleted."""
+        with contextlib.suppress(ObjectNotFound), _told(url):
+            await self._calls.delete_async(self._store, url.key)
+
+
+class ObjectStores:
+    """Every root opened once."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, ObjectStore] = {}
+
+    def of(self, url: ObjectUrl) -> ObjectStore:
+        """Raises `InvalidConfig`."""
+        if url.root not in self._open:
+            self._open[url.root] = ObjectStore(url.root)
+        return self._open[url.root]
+
+
+class _AlreadyThere(SlipstreamError):
+    """`put_new` alone sees it."""
+
+
+@contextlib.contextmanager
+def _told(url: ObjectUrl) -> Iterator[None]:
+    """The library's errors in our words."""
+    from obstore import exceptions as theirs
+
+    try:
+        yield
+    except (FileNotFoundError, theirs.NotFoundError):
+        raise ObjectNotFound(f"there is no object {url}") from None
+    except theirs.AlreadyExistsError:
+        raise _AlreadyThere(str(url)) from None
+    except theirs.PreconditionError:
+        raise ObjectChanged(f"{url} changed while it was read; try again once it is complete") from None
+    except (theirs.PermissionDeniedError, theirs.UnauthenticatedError, PermissionError):
+        raise PermissionDenied(f"the credentials of this server do not open {url}") from None
+    except (theirs.BaseError, OSError) as error:
+        raise ServiceUnavailable(f"{url} cannot be reached: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0][:300]
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"{name}://" for name in names)
