@@ -121,6 +121,8 @@ async def run_caption(
                     traced.append(event)
                 case StageChange():
                     moments.get(event.stage, []).append(num_tokens)
+                    if event.stage == "draft_lost":
+                        say(f"a draft was lost after {num_tokens} tokens: {event.detail}")
                 case CommittedText():
                     num_tokens += len(event.tokens)
                     on_tokens(num_tokens, bool(moments["draft_ready"]))

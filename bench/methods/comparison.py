@@ -221,7 +221,10 @@ class Comparison:
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
         prompt, num_frames, most = self.template.prompt, self.template.num_frames, self.template.max_new_tokens
         asked = options.over(CaptionOptions(prompt, num_frames=num_frames, max_new_tokens=most))
-        return stack_sample(name, str(clip), *await self.processes.stacks[place].caption(clip, asked))
+        sample = stack_sample(name, str(clip), *await self.processes.stacks[place].caption(clip, asked))
+        if sample.figures.get("drafts_lost"):
+            self.findings.notes.append(f"{name} lost its draft on {clip.stem}, and went on without for a while")
+        return sample
 
 
 def recorded_pruner(method: BenchMethod) -> str | None:
