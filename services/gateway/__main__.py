@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
+from slipstream.archive.queue import JobQueue
 from slipstream.archive.service import ArchiveService, make_queue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
@@ -18,17 +19,42 @@ from slipstream.rpc.peers import Peers
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
+from slipstream.services.gateway.scaler import open_scaler
 from slipstream.services.gateway.servicer import GatewayServicer
 from slipstream.video.paths import shared_part
 
 
 async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:
-    """Waits for the target, checks that the draft fits if it is up already, and registers the servicer."""
+    """Registers the servicers when the target is there. KEDA, where it is to be told anything, is told before."""
     for root in config.roots:
         if not shared_part(root).is_dir():
             raise InvalidConfig(f"--video-roots: {str(shared_part(root))!r} is no directory")
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
+    if not config.scaler_listen:
+        return await serve(server, config, lifecycle, metrics, queue)
+    close_scaler = await open_scaler(config, queue, lifecycle.stopping)
+    try:
+        close_others = await serve(server, config, lifecycle, metrics, queue)
+    except BaseException:
+        await close_scaler()
+        raise
+
+    async def close() -> None:
+        await close_scaler()
+        await close_others()
+
+    return close
+
+
+async def serve(
+    server: grpc.aio.Server,
+    config: GatewayConfig,
+    lifecycle: Lifecycle,
+    metrics: GatewayMetrics,
+    queue: JobQueue | None,
+) -> Callable[[], Awaitable[None]]:
+    """Waits for the target, checks that the draft fits if it is up already, and registers the servicers."""
     peers = Peers(
         config.target,
         config.draft,

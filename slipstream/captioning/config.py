@@ -128,6 +128,13 @@ class ArchiveOptions:
     redis: str = option("URL of the Redis that holds the archive's queue; empty: no archive", default="")
     redis_password_file: str = option("file with the password of that Redis, if it is not in the URL", default="")
     redis_queue: str = option("name of the queue within that Redis", default="slipstream")
+    scaler_listen: str = option(
+        "address to tell KEDA at how much there is to do: HOST:PORT or unix:/path; empty: nowhere", default=""
+    )
+    scaler_client_ca: str = option(
+        "PEM file of the authority whose certificates KEDA must have, in place of a token, which it cannot send",
+        default="",
+    )
     archive_slots: int = option("archive captions at once; 0 only takes batches in", default=2, check=between(0, 256))
     archive_ahead: int = option("archive videos decoded ahead of the models", default=2, check=between(0, 256))
     archive_drain_s: float = option(

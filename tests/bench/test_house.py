@@ -39,9 +39,10 @@ CAME_WITH = {
     "regions of pages that are read first": 2,
     "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
+    "what KEDA is told of the archive's work": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
-CODECS_CAME_WITH = {"documents at the gateway", "films in segments"}
+CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
 """The same of modules that see messages of the wire."""
 CHECKS_CAME_WITH = {
     "checks for a GPU": 1,
