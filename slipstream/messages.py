@@ -100,6 +100,30 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class KeptTokens:
+    """Which video tokens a draft keeps, for showing them over the frames."""
+
+    bitmap: bytes = b""
+    """One bit a video token, the lowest of a byte first; what fills the last byte is 0."""
+    num_steps: int = 0
+    """Frames, or groups of frames; each has `num_rows * num_columns` tokens, row after row from the top left."""
+    num_rows: int = 0
+    num_columns: int = 0
+    middle_square: bool = False
+    """The model sees of each frame the square in the middle."""
+    times_s: tuple[float, ...] = ()
+    """When the first frame of each step is shown, seconds from the clip's start. A draft leaves it to the gateway."""
+
+    @property
+    def num_kept(self) -> int:
+        return int.from_bytes(self.bitmap).bit_count()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_steps * self.num_rows * self.num_columns
+
+
+@dataclass(frozen=True)
 class VideoFacts:
     """What was sampled of the video."""
 
@@ -219,7 +243,7 @@ class Caption:
         return self.text
 
 
-CaptionEvent = StageChange | CommittedText | Trace | Caption
+CaptionEvent = StageChange | CommittedText | Trace | KeptTokens | Caption
 """What a caption says while it is made; the `Caption` itself comes last."""
 
 
