@@ -306,6 +306,22 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class ArchiveInfo:
+    """A gateway's part in the archive."""
+
+    takes_writes: bool = False
+    """Whether the queue's store took a write when it was tried last."""
+    worker: str = ""
+    """As in `Job`; empty at a gateway that runs no jobs."""
+    jobs: int = 0
+    max_jobs: int = 0
+    """Those that the worker has, and may have."""
+    lease_age_s: float = 0.0
+    """Since its leases were renewed; without a job: since it was last heard of. After `lease_s` they are lost."""
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class GatewayInfo:
     """What a gateway serves, and its limits."""
 
@@ -324,3 +340,7 @@ class GatewayInfo:
     reads_documents: bool = False
     placements: tuple[Placement, ...] = ()
     """For 1, 2 and 4 targets; none while no caption with a draft has been measured."""
+    gates_open: int = 0
+    gates_closed: int = 0
+    """Kinds of captions that begin with a draft, and those that have none for now."""
+    archive: ArchiveInfo | None = None

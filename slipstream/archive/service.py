@@ -16,6 +16,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
 
@@ -46,6 +47,7 @@ class ArchiveService:
         self._target = target
         self._lifecycle = lifecycle
         self.queue = queue
+        self._takes_writes = False
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -75,6 +77,15 @@ class ArchiveService:
             self._captioner.metrics.watch_takes(self._worker.last_take_age_s)
             self._begin(self._work(self._worker))
         get_logger().info("archive.started", worker=name, slots=config.archive_slots, ahead=config.archive_ahead)
+
+    def info(self) -> ArchiveInfo | None:
+        """How it stands; None without a queue."""
+        if self.queue is None:
+            return None
+        if (worker := self._worker) is None:
+            return ArchiveInfo(self._takes_writes)
+        age_s, lease_s = worker.lease_age_s(), self.queue.policy.lease_s
+        return ArchiveInfo(self._takes_writes, worker.name, len(worker.live), worker.slots, age_s, lease_s)
 
     async def close(self) -> None:
         """Lets running jobs end for a while and gives back the others."""
@@ -115,7 +126,12 @@ class ArchiveService:
     async def _ask(self) -> None:
         """Raises `SlipstreamError` when the store takes no writes, or gives out no jobs."""
         assert self.queue is not None
-        await self.queue.ping()
+        try:
+            await self.queue.ping()
+        except SlipstreamError:
+            self._takes_writes = False
+            raise
+        self._takes_writes = True
         if self._worker is not None and self._worker.failed_takes >= MAX_FAILED_TAKES:
             raise ServiceUnavailable(f"{self._worker.failed_takes} takes in a row failed; the log says why")
 

@@ -402,7 +402,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +415,9 @@ class GatewayInfo(_message.Message):
     ACCEPTS_PATHS_FIELD_NUMBER: _ClassVar[int]
     READS_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    GATES_OPEN_FIELD_NUMBER: _ClassVar[int]
+    GATES_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -427,7 +430,26 @@ class GatewayInfo(_message.Message):
     accepts_paths: bool
     reads_documents: bool
     placements: _containers.RepeatedCompositeFieldContainer[Placement]
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ...) -> None: ...
+    gates_open: int
+    gates_closed: int
+    archive: ArchiveInfo
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ...) -> None: ...
+
+class ArchiveInfo(_message.Message):
+    __slots__ = ("takes_writes", "worker", "jobs", "max_jobs", "lease_age_s", "lease_s")
+    TAKES_WRITES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    takes_writes: bool
+    worker: str
+    jobs: int
+    max_jobs: int
+    lease_age_s: float
+    lease_s: float
+    def __init__(self, takes_writes: _Optional[bool] = ..., worker: _Optional[str] = ..., jobs: _Optional[int] = ..., max_jobs: _Optional[int] = ..., lease_age_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("targets", "decoding_at_least", "decoding_at_most", "devices_at_least", "devices_at_most")
