@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.document_source import GatewayDocuments
-from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.queue import DamagedRecord, JobQueue, QueueUnavailable
+from slipstream.archive.job_runner import ArchiveRunner, Progress
+from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -19,6 +19,7 @@ from slipstream.logs import get_logger
 from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
+from slipstream.rpc.tracing import job_run
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
@@ -67,7 +68,7 @@ class ArchiveService:
             runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
             self._worker = Worker(
                 queue,
-                runner.run,
+                lambda lease, report: _traced(runner, lease, report),
                 slots=config.archive_slots + config.archive_ahead,
                 ready=self._is_ready,
                 grace_s=config.archive_drain_s,
@@ -134,6 +135,11 @@ class ArchiveService:
         self._takes_writes = True
         if self._worker is not None and self._worker.failed_takes >= MAX_FAILED_TAKES:
             raise ServiceUnavailable(f"{self._worker.failed_takes} takes in a row failed; the log says why")
+
+
+async def _traced(runner: ArchiveRunner, lease: Lease, report: Progress) -> Outcome:
+    with job_run(lease.traceparent, lease.request_id, lease.attempts + lease.crashes):
+        return await runner.run(lease, report)
 
 
 def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | None:
