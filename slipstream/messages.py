@@ -100,6 +100,30 @@ class Trace:
 
 
 @dataclass(frozen=True)
+class KeptTokens:
+    """Which video tokens a draft keeps, for showing them over the frames."""
+
+    bitmap: bytes = b""
+    """One bit a video token, the lowest of a byte first; what fills the last byte is 0."""
+    num_steps: int = 0
+    """Frames, or groups of frames; each has `num_rows * num_columns` tokens, row after row from the top left."""
+    num_rows: int = 0
+    num_columns: int = 0
+    middle_square: bool = False
+    """The model sees of each frame the square in the middle."""
+    times_s: tuple[float, ...] = ()
+    """When the first frame of each step is shown, seconds from the clip's start. A draft leaves it to the gateway."""
+
+    @property
+    def num_kept(self) -> int:
+        return int.from_bytes(self.bitmap).bit_count()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_steps * self.num_rows * self.num_columns
+
+
+@dataclass(frozen=True)
 class VideoFacts:
     """What was sampled of the video."""
 
@@ -219,7 +243,7 @@ class Caption:
         return self.text
 
 
-CaptionEvent = StageChange | CommittedText | Trace | Caption
+CaptionEvent = StageChange | CommittedText | Trace | KeptTokens | Caption
 """What a caption says while it is made; the `Caption` itself comes last."""
 
 
@@ -282,6 +306,22 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class ArchiveInfo:
+    """A gateway's part in the archive."""
+
+    takes_writes: bool = False
+    """Whether the queue's store took a write when it was tried last."""
+    worker: str = ""
+    """As in `Job`; empty at a gateway that runs no jobs."""
+    jobs: int = 0
+    max_jobs: int = 0
+    """Those that the worker has, and may have."""
+    lease_age_s: float = 0.0
+    """Since its leases were renewed; without a job: since it was last heard of. After `lease_s` they are lost."""
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class GatewayInfo:
     """What a gateway serves, and its limits."""
 
@@ -300,3 +340,7 @@ class GatewayInfo:
     reads_documents: bool = False
     placements: tuple[Placement, ...] = ()
     """For 1, 2 and 4 targets; none while no caption with a draft has been measured."""
+    gates_open: int = 0
+    gates_closed: int = 0
+    """Kinds of captions that begin with a draft, and those that have none for now."""
+    archive: ArchiveInfo | None = None

@@ -204,6 +204,9 @@ class CaptionOptions:
     trace: bool = _option(
         "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
     )
+    want_kept: bool = _option(
+        "Also tell which video tokens the draft keeps.", default="no", to=("draft",), flag="", fallback=False
+    )
     prediction: tuple[str, ...] = _option(
         "Text that the caption may be like, such as an old one; there may be several.",
         default="none",

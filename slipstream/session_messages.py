@@ -4,10 +4,14 @@ wire."""
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slipstream.messages import KeptTokens
 from slipstream.sampling.params import GREEDY, Proposal, SamplingParams
 from slipstream.speculation.hints.tolerance import Hints
 from slipstream.speculation.methods import GuidanceKind, Lossy
 from slipstream.speculation.protocol import TokenTree, Verdict
+
+MAX_KEPT_BYTES = 32 * 1024
+"""Of the map of the tokens that a draft kept; larger ones are not sent."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,8 @@ class DraftStart(SessionStart):
     """Most nodes of it that one pass reads."""
     vocab_size: int = 0
     """Width of the target's logits, beyond which no token may be written; 0: the draft's own."""
+    want_kept: bool = False
+    """Tell which video tokens were kept."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ class DraftReady:
     guidance_bytes: int = 0
     kept_digest: str = ""
     """SHA-256 over the indices of the kept video tokens."""
+    kept: KeptTokens | None = None
+    """They themselves, where they were asked for and lie in a grid."""
 
 
 @dataclass(frozen=True)

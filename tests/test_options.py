@@ -79,7 +79,7 @@ def test_what_is_not_given_stays_out() -> None:
 def test_every_option_has_a_flag_or_none_on_purpose() -> None:
     flags = set(inspect.signature(caption_options).parameters)
     assert flags == {spec.name for spec in OPTIONS if spec.flag}
-    assert {spec.name for spec in OPTIONS if not spec.flag} == {"trace"}
+    assert {spec.name for spec in OPTIONS if not spec.flag} == {"trace", "want_kept"}
 
 
 def test_every_option_has_a_value_in_a_plan_but_those_that_may_lack_one() -> None:

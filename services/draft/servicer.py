@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -9,12 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import grpc
+import numpy as np
 import torch
 
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import InvalidRequest, ProtocolViolation, ServiceUnavailable
+from slipstream.frame_size import FrameSize
 from slipstream.logs import bound_request_id, get_logger, heard
+from slipstream.messages import KeptTokens
 from slipstream.pruning import Guidance, get_pruner
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import open_channel, request_metadata
@@ -22,7 +27,7 @@ from slipstream.rpc.codec import model_info_message
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from slipstream.session_messages import DraftReady, DraftStart
+from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart
 from slipstream.speculation.methods import Score
 
 # -- targets ----------------------------------------------------------------------------------------------------------
@@ -201,6 +206,9 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             prefill_s=prefill_s,
             guidance_bytes=guidance_bytes,
             kept_digest=_digest(keep),
+            kept=kept_tokens(keep, session.plan, self.engine.model.info.frame_size)
+            if session.request.want_kept
+            else None,
         )
 
     async def _pull_guidance(self, session: DraftSession) -> tuple[Guidance | None, int]:
@@ -221,6 +229,20 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
 
 def _digest(keep: torch.Tensor) -> str:
     return hashlib.sha256(keep.to("cpu", torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def kept_tokens(keep: torch.Tensor, plan: PromptPlan, frame_size: FrameSize) -> KeptTokens | None:
+    """Where the tokens that are kept, ascending int64 [n], lie over the frames. None where tokens lie in no grid, or
+    are too many to tell."""
+    num_tokens = plan.num_video_tokens
+    side = math.isqrt(num_tokens // plan.num_steps)
+    rows, columns = (plan.grid.num_rows, plan.grid.num_columns) if plan.grid else (side, side)
+    if plan.num_steps * rows * columns != num_tokens or num_tokens > 8 * MAX_KEPT_BYTES:
+        return None
+    bits = np.zeros(num_tokens, np.bool_)
+    bits[keep.cpu().numpy()] = True
+    bitmap = np.packbits(bits, bitorder="little").tobytes()
+    return KeptTokens(bitmap, plan.num_steps, rows, columns, middle_square=frame_size.shortest_edge > 0)
 
 
 # -- guidance on the wire ---------------------------------------------------------------------------------------------

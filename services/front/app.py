@@ -107,7 +107,7 @@ class Api:
             return
         facts = {"http.request.method": endpoint.method, "http.route": endpoint.path}
         parent = call.header(TRACEPARENT_KEY)
-        with self.front.tracing.span(f"{endpoint.method} {endpoint.path}", parent, **facts) as span:
+        with self.front.tracing.span(f"{endpoint.method} {endpoint.path}", parent, facts) as span:
             try:
                 yield
             finally:

@@ -9,6 +9,7 @@ from typing import Any
 from slipstream.archive.messages import Batch, Job, Receipt
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.subtitles import make_cues
+from slipstream.messages import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
 from slipstream.services.front.completions import Completion
@@ -30,6 +31,13 @@ async def get_archive_batch(call: Call) -> None:
     async with call.while_there():
         batch = await call.front.gateways.archive(call.token).get(call.params["batch"])
     await call.answer(shown_batch(batch))
+
+
+async def list_archive_gateways(call: Call) -> None:
+    """GET /archive/gateways: how each gateway stands: its gate, its worker, its store."""
+    async with call.while_there():
+        found = await call.front.gateways.all_info(call.token)
+    await call.answer({"gateways": [shown_gateway(info) for info in found]})
 
 
 async def list_archive_jobs(call: Call) -> None:
@@ -85,6 +93,19 @@ def _state(name: str) -> JobState:
         return JobState(name)
     except ValueError:
         raise ApiError(f"states must be of {', '.join(JobState)}", param="states") from None
+
+
+def shown_gateway(info: GatewayInfo | None) -> dict[str, Any]:
+    """A gateway as JSON; where it stands is nobody's business."""
+    if info is None:
+        return {"answers": False}
+    return {
+        "answers": True,
+        "version": info.version,
+        "has_draft": bool(info.draft_model),
+        "gates": {"open": info.gates_open, "closed": info.gates_closed},
+        "archive": asdict(info.archive) if info.archive else None,
+    }
 
 
 def shown_batch(batch: Batch) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`/v1/chat/completions` and `/v1/models`: captions in OpenAI's form, whole or as they are written."""
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
@@ -12,7 +13,7 @@ from slipstream.client.document_client import document_events
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
-from slipstream.messages import Caption, CommittedText, GatewayInfo, StageChange, Trace
+from slipstream.messages import Caption, CommittedText, GatewayInfo, KeptTokens, StageChange, Trace
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call
@@ -158,7 +159,7 @@ class _Answer:
         async with aclosing(said):
             async for happened in said:
                 delta = self._add(happened)
-                if is_traced and (facts := _facts(happened)):
+                if (is_traced or isinstance(happened, KeptTokens)) and (facts := _facts(happened)):
                     yield completion.figures_chunk(slipstream=facts)
                 if not delta and not isinstance(happened, CommittedText):
                     continue
@@ -207,6 +208,8 @@ def _facts(happened: DocumentEvent) -> dict[str, Any]:
             return {"trace": asdict(happened)}
         case StageChange():
             return {"stage": asdict(happened)}
+        case KeptTokens():
+            return {"kept": asdict(happened) | {"bitmap": base64.b64encode(happened.bitmap).decode()}}
         case CommittedText():
             return {"tokens": [[token.piece, token.from_draft] for token in happened.tokens]}
         case PagePicture():

@@ -77,6 +77,14 @@ class Gateways:
                 self._info_at = time.monotonic()
             return self._info
 
+    async def all_info(self, token: str) -> list[GatewayInfo | None]:
+        """What each of them says of itself; None for one that does not answer."""
+        answers = list((await self._answers(token)).values())
+        for said in answers:
+            if isinstance(said, SlipstreamError) and not isinstance(said, ServiceUnavailable):
+                raise said
+        return [None if isinstance(said, SlipstreamError) else said for said in answers]
+
     def served_name(self, info: GatewayInfo) -> str:
         """What clients call the model."""
         return self._model_name or short_name(info.target_model)
@@ -92,15 +100,18 @@ class Gateways:
 
     async def _ask_all(self, token: str) -> GatewayInfo:
         """What one of them says; which do not answer is remembered."""
-        metadata = token_metadata(self._addresses[0], self._security, token)
-        asked = (_info_or_error(Connection(channel, metadata)) for channel in self._channels)
-        answers = dict(zip(self._channels, await asyncio.gather(*asked), strict=True))
+        answers = await self._answers(token)
         self._away = {channel for channel, said in answers.items() if isinstance(said, ServiceUnavailable)}
         for said in sorted(answers.values(), key=lambda said: isinstance(said, SlipstreamError)):
             if isinstance(said, SlipstreamError):
                 raise said
             return said
         raise AssertionError("there is at least one gateway")
+
+    async def _answers(self, token: str) -> dict[grpc.aio.Channel, GatewayInfo | SlipstreamError]:
+        metadata = token_metadata(self._addresses[0], self._security, token)
+        asked = (_info_or_error(Connection(channel, metadata)) for channel in self._channels)
+        return dict(zip(self._channels, await asyncio.gather(*asked), strict=True))
 
     async def _probe(self, address: str) -> dict[str, str]:
         names = {"gateway": "", "archive": ARCHIVE}

@@ -5,6 +5,7 @@ from slipstream.services.front.archive_calls import (
     get_archive_batch,
     list_archive_batches,
     list_archive_errors,
+    list_archive_gateways,
     list_archive_jobs,
     retry_archive_batch,
 )
@@ -63,6 +64,7 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/batches/{batch_id}", get_batch, "One batch.", BATCH),
     Endpoint("POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "Ends a batch.", BATCH),
+    Endpoint("GET", "/archive/gateways", list_archive_gateways, "How each gateway stands."),
     Endpoint("GET", "/archive/batches", list_archive_batches, "The caller's batches in the archive."),
     Endpoint("GET", "/archive/batches/{batch}", get_archive_batch, "One of them."),
     Endpoint(

@@ -76,9 +76,9 @@ async def serve(
     reader = RemoteReader(config.reader, config.peer_security()) if config.reader else None
     documents = DocumentCaptioner(config, captioner, reader)
     films = FilmCaptioner(config, captioner)
-    GatewayServicer(config, captioner, documents, films).register(server)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
     archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue)
+    GatewayServicer(config, captioner, documents, films, archive.info).register(server)
     ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 import grpc
@@ -15,7 +15,7 @@ from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest, ProtocolViolation
-from slipstream.messages import CaptionEvent, GatewayInfo
+from slipstream.messages import ArchiveInfo, CaptionEvent, GatewayInfo
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
@@ -29,12 +29,18 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """Implements `proto/slipstream/rpc/v1/gateway.proto`."""
 
     def __init__(
-        self, config: GatewayConfig, captioner: GatewayCaptioner, documents: DocumentCaptioner, films: FilmCaptioner
+        self,
+        config: GatewayConfig,
+        captioner: GatewayCaptioner,
+        documents: DocumentCaptioner,
+        films: FilmCaptioner,
+        archive_info: Callable[[], ArchiveInfo | None] = lambda: None,
     ) -> None:
         self._config = config
         self._captioner = captioner
         self._documents = documents
         self._films = films
+        self._archive_info = archive_info
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serves from now on."""
@@ -58,6 +64,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             accepts_paths=bool(config.roots),
             reads_documents=bool(config.reader),
             placements=self._captioner.placements(),
+            gates_open=self._captioner.num_gates[0],
+            gates_closed=self._captioner.num_gates[1],
+            archive=self._archive_info(),
         )
         return gateway_info_message(info)
 

@@ -6,6 +6,7 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from slipstream.archive.messages import (
     MAX_ITEM_HINT_BYTES,
@@ -25,6 +26,7 @@ from slipstream.errors import InvalidRequest, LimitExceeded, PermissionDenied, S
 from slipstream.logs import get_logger
 from slipstream.options import CaptionOptions
 from slipstream.rpc.security import OwnerRights
+from slipstream.rpc.tracing import job_handed_in
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
@@ -226,7 +228,12 @@ class Submission:
         if not self._is_open:
             await self._queue.open_batch(self._spec)
             self._is_open = True
-        answers = await self._queue.submit(self._spec.batch_id, self._chunk, self._max_waiting)
+        traces = [job_handed_in(self._spec.batch_id) for _ in self._chunk]
+        jobs = [replace(job, traceparent=trace.traceparent) for job, trace in zip(self._chunk, traces, strict=True)]
+        answers = await self._queue.submit(self._spec.batch_id, jobs, self._max_waiting)
+        for trace, answer in zip(traces, answers, strict=True):
+            if answer is SubmitOutcome.ADDED:
+                trace.keep()
         self._submitted += self._count(answers)
         self._chunk = []
         for outcome in (SubmitOutcome.FULL, SubmitOutcome.OVER_QUOTA):

@@ -38,7 +38,7 @@ class ModelRuns:
     async def plan(self, lease: Lease, options: CaptionOptions) -> CaptionPlan:
         """What to ask of the models there are now. Raises what is wrong with the options, `RetryLater`, or
         `ServiceUnavailable` without a target."""
-        request_id = f"{lease.job_id}-{lease.epoch}"  # an earlier run may still linger in the models
+        request_id = lease.request_id
         structlog.contextvars.bind_contextvars(request_id=request_id)
         plan = make_plan(options, self._config, request_id=request_id, owner=lease.owner)
         try:

@@ -123,6 +123,8 @@ class JobSpec:
     """Why it cannot run: the job is recorded as FAILED with this error and never queued."""
     cost: int = 1
     """Turns of its owner that a run takes, at least 1."""
+    traceparent: str = ""
+    """Where its trace begins (W3C), if it is traced. That of the first hand-in stands."""
 
 
 class SubmitOutcome(StrEnum):
@@ -168,6 +170,13 @@ class Lease:
     """Where the store keeps the lease; of no interest to others."""
     owner: str = ""
     """The batch's."""
+    traceparent: str = ""
+    """The job's."""
+
+    @property
+    def request_id(self) -> str:
+        """Names this run at the models: an earlier one may still linger there."""
+        return f"{self.job_id}-{self.epoch}"
 
 
 class BeatAnswer(StrEnum):

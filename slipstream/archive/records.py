@@ -356,7 +356,7 @@ def parts_key(
 def options_used(plan: CaptionPlan) -> OptionValues:
     """All options after defaults that say something of the result. Hints are left out, which may be long and do not
     change the text; below a tolerance of 1 they do."""
-    left_out = {"trace"} if plan.is_tolerant else {"trace", "prediction"}
+    left_out = {"trace", "want_kept"} | (set() if plan.is_tolerant else {"prediction"})
     return {name: value for name, value in plan.options.given().items() if name not in left_out}
 
 

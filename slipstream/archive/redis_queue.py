@@ -193,8 +193,9 @@ class RedisQueue:
         for job in jobs:
             name = job_id(batch_id, job.custom_id)
             args += (name, job.custom_id, job.priority, job.payload, sha256(job.payload), job.cost, job.rejection)
+            args.append(job.traceparent)
             num_bytes += len(job.payload)
-            if len(args) >= 7 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
+            if len(args) >= 8 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
                 admissions += await self._submit(batch_id, quota, args)
                 args, num_bytes = [], 0
         return admissions + await self._submit(batch_id, quota, args)

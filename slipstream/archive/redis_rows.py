@@ -25,10 +25,11 @@ def lease_from(worker: str, row: Sequence[bytes | int]) -> Lease:
     """From a row of the take script: id, batch, custom id, epoch, payload, digest, options, digest, ... Raises
     `DamagedRecord`."""
     with _intact("a job"):
-        name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry, owner = texts(row)
+        name, batch_id, custom_id, epoch, payload, _, options, _, attempts, crashes, entry, owner, trace = texts(row)
         is_suspect = entry.startswith("suspects ")
         counts = int(attempts), int(crashes)
-        return Lease(name, batch_id, custom_id, worker, int(epoch), payload, options, *counts, is_suspect, entry, owner)
+        said = payload, options, *counts, is_suspect, entry, owner, trace
+        return Lease(name, batch_id, custom_id, worker, int(epoch), *said)
 
 
 def damage_in(row: Sequence[bytes]) -> str:

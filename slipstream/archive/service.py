@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.document_source import GatewayDocuments
-from slipstream.archive.job_runner import ArchiveRunner
-from slipstream.archive.queue import DamagedRecord, JobQueue, QueueUnavailable
+from slipstream.archive.job_runner import ArchiveRunner, Progress
+from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -16,8 +16,10 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
+from slipstream.rpc.tracing import job_run
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
@@ -46,6 +48,7 @@ class ArchiveService:
         self._target = target
         self._lifecycle = lifecycle
         self.queue = queue
+        self._takes_writes = False
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -65,7 +68,7 @@ class ArchiveService:
             runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
             self._worker = Worker(
                 queue,
-                runner.run,
+                lambda lease, report: _traced(runner, lease, report),
                 slots=config.archive_slots + config.archive_ahead,
                 ready=self._is_ready,
                 grace_s=config.archive_drain_s,
@@ -75,6 +78,15 @@ class ArchiveService:
             self._captioner.metrics.watch_takes(self._worker.last_take_age_s)
             self._begin(self._work(self._worker))
         get_logger().info("archive.started", worker=name, slots=config.archive_slots, ahead=config.archive_ahead)
+
+    def info(self) -> ArchiveInfo | None:
+        """How it stands; None without a queue."""
+        if self.queue is None:
+            return None
+        if (worker := self._worker) is None:
+            return ArchiveInfo(self._takes_writes)
+        age_s, lease_s = worker.lease_age_s(), self.queue.policy.lease_s
+        return ArchiveInfo(self._takes_writes, worker.name, len(worker.live), worker.slots, age_s, lease_s)
 
     async def close(self) -> None:
         """Lets running jobs end for a while and gives back the others."""
@@ -115,9 +127,19 @@ class ArchiveService:
     async def _ask(self) -> None:
         """Raises `SlipstreamError` when the store takes no writes, or gives out no jobs."""
         assert self.queue is not None
-        await self.queue.ping()
+        try:
+            await self.queue.ping()
+        except SlipstreamError:
+            self._takes_writes = False
+            raise
+        self._takes_writes = True
         if self._worker is not None and self._worker.failed_takes >= MAX_FAILED_TAKES:
             raise ServiceUnavailable(f"{self._worker.failed_takes} takes in a row failed; the log says why")
+
+
+async def _traced(runner: ArchiveRunner, lease: Lease, report: Progress) -> Outcome:
+    with job_run(lease.traceparent, lease.request_id, lease.attempts + lease.crashes):
+        return await runner.run(lease, report)
 
 
 def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | None:

@@ -156,6 +156,15 @@ class Worker:
         """Ids of the jobs it has."""
         return tuple(self._runs)
 
+    @property
+    def slots(self) -> int:
+        """Jobs that it may have."""
+        return self._slots
+
+    def lease_age_s(self) -> float:
+        """Since its leases were renewed; without a job, since the store last heard of it."""
+        return time.monotonic() - self._beaten
+
     def last_take_age_s(self) -> float:
         """Since the queue last answered a take, or there was no free slot to take anything for."""
         return time.monotonic() - self._taken

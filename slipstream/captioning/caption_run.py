@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from slipstream.captioning.draft_link import DraftLink, Proposals, check_pass_s, check_ready
 from slipstream.captioning.late_hints import LateHints
@@ -214,6 +215,10 @@ class CaptionRun:
         actions = self._pipeline.on_draft_ready(num_known)
         self._stats.joined(now, ready)
         self._emit(StageChange("draft_ready", ready.kept_tokens, ready.video_tokens))
+        if ready.kept is not None:
+            times_s = self._video.timestamps_s
+            frames_per_step = -(-len(times_s) // ready.kept.num_steps) or 1
+            self._emit(replace(ready.kept, times_s=times_s[::frames_per_step]))
         self._carry_out(actions)
 
     def draft_wrote(self, tokens: DraftTokens) -> None:

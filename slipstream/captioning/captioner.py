@@ -47,6 +47,11 @@ class GatewayCaptioner:
         measured = self._book.newest
         return placements(measured, self._config.max_window) if measured is not None else ()
 
+    @property
+    def num_gates(self) -> tuple[int, int]:
+        """Kinds of captions whose gate is open, and closed."""
+        return self._book.num_kinds - self._book.num_resting, self._book.num_resting
+
     @contextlib.contextmanager
     def asked(self, plan: CaptionPlan) -> Iterator[None]:
         """Surrounds all that is done for a caller's caption, and counts it.

@@ -12,9 +12,10 @@ import numpy as np
 
 from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
+from slipstream.messages import KeptTokens
 from slipstream.rpc.peers import DraftCall, Peers
 from slipstream.sampling.params import Proposal
-from slipstream.session_messages import DraftReady, DraftStart, DraftTokens
+from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart, DraftTokens
 from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.video.messages import SampledVideo
 
@@ -100,10 +101,18 @@ def check_ready(ready: DraftReady, since_joining_s: float) -> None:
     if not all(0 <= each <= since_joining_s + CLOCK_SLACK_S for each in seconds):
         raise DraftFault(f"the draft says that its prefill took {' + '.join(f'{each:g}' for each in seconds)} s")
     if ready.kept_tokens > ready.video_tokens or ready.guidance_bytes > MAX_GUIDANCE_BYTES:
-        kept = f"{ready.kept_tokens} of {ready.video_tokens} tokens"
-        raise DraftFault(f"the draft says that it kept {kept}, by {ready.guidance_bytes} bytes of guidance")
+        share = f"{ready.kept_tokens} of {ready.video_tokens} tokens"
+        raise DraftFault(f"the draft says that it kept {share}, by {ready.guidance_bytes} bytes of guidance")
     if not re.fullmatch("[0-9a-f]{0,64}", ready.kept_digest):
         raise DraftFault("the digest of the draft's tokens is none")
+    if ready.kept is not None:
+        _check_kept(ready.kept, ready)
+
+
+def _check_kept(kept: KeptTokens, ready: DraftReady) -> None:
+    is_whole = 0 < kept.num_tokens == ready.video_tokens and len(kept.bitmap) == -(-kept.num_tokens // 8)
+    if not is_whole or kept.num_kept != ready.kept_tokens or kept.times_s or len(kept.bitmap) > MAX_KEPT_BYTES:
+        raise DraftFault("the draft names other tokens than it says that it kept")
 
 
 def plain_words(error: SlipstreamError) -> str:

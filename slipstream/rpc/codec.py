@@ -17,6 +17,7 @@ from slipstream.messages import (
     CommittedText,
     CommittedToken,
     GatewayInfo,
+    KeptTokens,
     ModelInfo,
     Speculation,
     StageChange,
@@ -73,7 +74,7 @@ def _shared_fields(kind: Any, descriptor: Descriptor) -> dict[str, Descriptor | 
 
 def _plain(message: Message, kind: Any, others: dict[str, Any]) -> Any:
     fields = dict(others)
-    for name, (item_kind, is_tuple) in _plain_fields(kind, message.DESCRIPTOR).items():
+    for name, (item_kind, is_tuple, may_lack) in _plain_fields(kind, message.DESCRIPTOR).items():
         if name in fields:
             continue
         content = getattr(message, name)
@@ -81,20 +82,22 @@ def _plain(message: Message, kind: Any, others: dict[str, Any]) -> Any:
             fields[name] = (
                 tuple(content) if item_kind is None else tuple(_plain(item, item_kind, {}) for item in content)
             )
+        elif item_kind is None:
+            fields[name] = content
         else:
-            fields[name] = content if item_kind is None else _plain(content, item_kind, {})
+            fields[name] = None if may_lack and not message.HasField(name) else _plain(content, item_kind, {})
     return kind(**fields)
 
 
 @cache
-def _plain_fields(kind: Any, descriptor: Descriptor) -> dict[str, tuple[Any, bool]]:
-    """The fields that both have: the dataclass within, if it is one, and whether it is a tuple of them."""
+def _plain_fields(kind: Any, descriptor: Descriptor) -> dict[str, tuple[Any, bool, bool]]:
+    """The fields that both have: the dataclass within, if it is one; whether it is a tuple of them, or may be None."""
     hints = get_type_hints(kind)
-    shared: dict[str, tuple[Any, bool]] = {}
+    shared: dict[str, tuple[Any, bool, bool]] = {}
     for name in _shared_fields(kind, descriptor):
-        is_tuple = get_origin(hints[name]) is tuple
-        inner = get_args(hints[name])[0] if is_tuple else hints[name]
-        shared[name] = (inner if dataclasses.is_dataclass(inner) else None, is_tuple)
+        is_tuple, may_lack = get_origin(hints[name]) is tuple, type(None) in get_args(hints[name])
+        inner = get_args(hints[name])[0] if is_tuple or may_lack else hints[name]
+        shared[name] = (inner if dataclasses.is_dataclass(inner) else None, is_tuple, may_lack)
     return shared
 
 
@@ -144,6 +147,8 @@ def caption_event(event: CaptionEvent) -> gateway_pb2.CaptionEvent:
             return gateway_pb2.CaptionEvent(text=to_message(event, gateway_pb2.CommittedText))
         case Trace():
             return gateway_pb2.CaptionEvent(trace=to_message(event, gateway_pb2.Trace))
+        case KeptTokens():
+            return gateway_pb2.CaptionEvent(kept=to_message(event, common_pb2.KeptTokens))
         case Caption():
             return gateway_pb2.CaptionEvent(summary=summary_message(event))
 
@@ -158,6 +163,8 @@ def read_caption_event(message: gateway_pb2.CaptionEvent) -> CaptionEvent:
         return CommittedText(tokens)
     if kind == "trace":
         return from_message(message.trace, Trace)
+    if kind == "kept":
+        return from_message(message.kept, KeptTokens)
     if kind == "summary":
         return read_summary(message.summary)
     raise ProtocolViolation("the gateway sent an empty message")

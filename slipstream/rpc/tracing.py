@@ -6,7 +6,8 @@ or an owner.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,6 +21,10 @@ from slipstream.rpc.guards import AUDITED
 TRACEPARENT_KEY = "traceparent"
 EXPORT_S = 2.0
 """For telling the collector, each time and once more at the end: a collector that is away delays no end."""
+
+
+Facts = Mapping[str, str | int]
+"""Attributes of a span."""
 
 
 class Tracing:
@@ -42,6 +47,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("slipstream", __version__)
         self._contexts = TraceContextTextMapPropagator()
         send_along(self.metadata)
+        _OF_PROCESS.append(self)
 
     def metadata(self) -> Iterable[tuple[str, str]]:
         """What a call made within a span carries, so that its own span is the child of that one."""
@@ -50,14 +56,15 @@ class Tracing:
         return carrier.items()
 
     @contextlib.contextmanager
-    def span(self, name: str, traceparent: str, **attributes: Any) -> Iterator[Any]:
-        """One call that is served, as the child of the caller's span where it has one; `set_attribute` of what it gives
-        adds to it. What it raises is its status."""
+    def span(self, name: str, traceparent: str, facts: Facts, *, is_call: bool = True) -> Iterator[Any]:
+        """One call that is served (or one run of a job), as the child of the span that asked for it where there is one;
+        `set_attribute` of what it gives adds to it. What it raises is its status."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         context = self._contexts.extract({TRACEPARENT_KEY: traceparent})
+        kind = SpanKind.SERVER if is_call else SpanKind.CONSUMER
         with self._tracer.start_as_current_span(
-            name, context, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
+            name, context, kind, facts, record_exception=False, set_status_on_exception=False
         ) as span:
             try:
                 yield span
@@ -66,9 +73,61 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR, told))
                 raise
 
+    def hand_in(self, name: str, facts: Facts) -> "HandIn":
+        """The beginning of a trace, linked to the span that goes on now. Its time is that of this call."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context
+
+        by = get_current_span().get_span_context()
+        links = [Link(by)] if by.is_valid else []
+        span = self._tracer.start_span(name, Context(), SpanKind.PRODUCER, facts, links)
+        carrier: dict[str, str] = {}
+        self._contexts.inject(carrier, set_span_in_context(span, Context()))
+        return HandIn(carrier[TRACEPARENT_KEY], span.end)
+
     def close(self) -> None:
         """Tells what has not been told."""
+        _OF_PROCESS.remove(self)
         self._provider.shutdown()
+
+
+# -- jobs of the archive ----------------------------------------------------------------------------------------------
+
+# One trace a job: from its hand-in, whose context its record keeps, over every run of it, wherever and whenever.
+
+_OF_PROCESS: list[Tracing] = []
+"""The one, in a process that has a collector."""
+
+
+@dataclass(frozen=True)
+class HandIn:
+    """The beginning of a job's trace. It is told to nobody before `keep`."""
+
+    traceparent: str = ""
+    """For the job's record; '' in a process without a collector."""
+    keep: Callable[[], None] = lambda: None
+    """The job is new, so this is where its trace begins."""
+
+
+def job_handed_in(batch_id: str) -> HandIn:
+    """A trace for a job that is about to be put into the queue."""
+    tracing = next(iter(_OF_PROCESS), None)
+    return HandIn() if tracing is None else tracing.hand_in("archive.hand_in", {"slipstream.batch_id": batch_id})
+
+
+@contextlib.contextmanager
+def job_run(traceparent: str, request_id: str, num_failed: int) -> Iterator[None]:
+    """Surrounds one run of a job; `num_failed`: of its runs before."""
+    tracing = next(iter(_OF_PROCESS), None)
+    if tracing is None:
+        yield
+        return
+    facts: Facts = {"slipstream.request_id": request_id, "slipstream.failed_runs": num_failed}
+    with tracing.span("archive.run", traceparent, facts, is_call=False):
+        yield
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 class TraceCalls:
@@ -87,7 +146,7 @@ class TraceCalls:
             yield
             return
         facts = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
-        with self._tracing.span(f"{service}/{method}", str(given or ""), **facts) as span:
+        with self._tracing.span(f"{service}/{method}", str(given or ""), facts) as span:
             try:
                 yield
             finally:

@@ -32,6 +32,16 @@ async def test_submit_is_idempotent_and_tells_conflicts(world: World) -> None:
     assert (await world.queue.get_batch("batch")).total == 3
 
 
+async def test_a_jobs_trace_comes_with_every_lease_and_is_that_of_its_first_hand_in(world: World) -> None:
+    await world.queue.open_batch(BatchSpec("b"))
+    for trace in ("00-first", "00-second"):
+        await world.queue.submit("b", [*specs("a", traceparent=trace), *specs("untraced")])
+    taken = await world.queue.take("worker", 2)
+    assert {lease.custom_id: lease.traceparent for lease in taken} == {"a": "00-first", "untraced": ""}
+    assert [await world.queue.retry(lease, "later", 0, counted=False) for lease in taken] == [True, True]
+    assert {lease.traceparent for lease in await world.queue.take("other", 2)} == {"00-first", ""}
+
+
 async def test_batches_are_found_again_by_their_owner_with_the_same_options(world: World) -> None:
     spec = BatchSpec("batch", owner="me", metadata={"k": "ü"}, options="{}")
     await world.queue.open_batch(spec)

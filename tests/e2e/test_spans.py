@@ -7,10 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slipstream.archive.messages import BatchItem, BatchOptions
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.caption_client import GatewayAddress
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.tracing import Tracing
@@ -29,6 +33,9 @@ print(any(name.partition(".")[0] == "opentelemetry" for name in sys.modules))
 """
 
 
+SUBMIT = "slipstream.rpc.v1.Archive/SubmitBatch"
+
+
 @dataclass
 class Collector:
     """What was told, by the name of the service."""
@@ -38,6 +45,9 @@ class Collector:
 
     def of(self, service: str) -> list[Any]:
         return [span for name, span in self.spans if name == f"slipstream-{service}"]
+
+    def named(self, service: str, span_name: str) -> list[Any]:
+        return [span for span in self.of(service) if span.name == span_name]
 
 
 @contextmanager
@@ -108,6 +118,44 @@ async def test_a_caption_is_one_trace_over_all_services() -> None:
     assert front.start_time_unix_nano <= gateway.start_time_unix_nano <= target.start_time_unix_nano
     everything = "".join(str(span) for _, span in told.spans)
     assert PROMPT not in everything and text[:20] not in everything and "127.0.0.1" not in everything
+
+
+async def test_a_job_is_one_trace_from_its_hand_in_over_all_that_ran_it(tmp_path: Path) -> None:
+    """Each of two jobs of one call, one of which fails; handing them in again begins no trace."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(make_colour_clip(1, size=(96, 96)))
+    caption = {"num_frames": 6, "max_new_tokens": 24, "gate": False}
+    items = [BatchItem("good", str(clip)), BatchItem("bad", str(tmp_path / "none.mp4"))]
+    with collector() as told:
+        services = ("target", "draft", "gateway")
+        flags = {name: ("--otlp", told.url) for name in services}
+        options = StackOptions(threads=1, archive=True, video_roots=(tmp_path,), extra_flags=flags)
+        async with Stack(options) as stack, GatewayAddress(stack.gateway_address).open() as connection:
+            archive = ArchiveClient(connection)
+            for _ in range(2):
+                batch = await archive.submit(BatchOptions("traced", caption), items)
+            async for state in archive.watch(batch.batch_id):
+                counts = state.counts
+            jobs = [job async for job in archive.jobs(batch.batch_id)]
+            await eventually(lambda: len(told.named("gateway", "archive.run")) == 2)
+            await eventually(lambda: told.of("target") and told.of("draft"))
+    assert (counts.done, counts.failed) == (1, 1)
+    handed_in, runs, submits = (told.named("gateway", name) for name in ("archive.hand_in", "archive.run", SUBMIT))
+    assert len(handed_in) == len(runs) == len(submits) == 2
+    assert len({span.trace_id for span in handed_in}) == 2 and not any(span.parent_span_id for span in handed_in)
+    assert {link.span_id for span in handed_in for link in span.links} <= {span.span_id for span in submits}
+    parents = {span.trace_id: span.span_id for span in handed_in}
+    assert {run.trace_id: run.parent_span_id for run in runs} == parents
+    (good,) = [job for job in jobs if job.caption is not None]
+    (run,) = [run for run in runs if facts_of(run)["slipstream.request_id"].startswith(good.job_id)]
+    (target,), (draft,) = told.named("target", "slipstream.rpc.v1.Target/Session"), told.of("draft")
+    assert {target.trace_id, draft.trace_id} == {run.trace_id}
+    assert target.parent_span_id == draft.parent_span_id == run.span_id
+    (failed,) = [run.status.message for run in runs if run.status.message]
+    assert failed == "NOT_FOUND"
+    everything = "".join(str(span) for _, span in told.spans)
+    assert str(tmp_path) not in everything and good.caption is not None and good.caption.text[:20] not in everything
 
 
 def test_without_a_collector_nothing_of_it_is_loaded() -> None:

@@ -163,6 +163,16 @@ async def test_right_half_of_the_time(liar: Liar) -> None:
         (boasts(guidance_bytes=2**64 - 1), "18446744073709551615 bytes"),
         (boasts(kept_digest="0" * 65), "digest"),
         (boasts(kept_digest="[bold]"), "digest"),
+        (
+            boasts(kept=common_pb2.KeptTokens(bitmap=b"\xff" * 6, num_steps=3, num_rows=4, num_columns=4)),
+            "names other tokens",
+        ),
+        (
+            boasts(kept=common_pb2.KeptTokens(bitmap=b"\1", num_steps=3, num_rows=4, num_columns=4)),
+            "names other tokens",
+        ),
+        (boasts(kept=common_pb2.KeptTokens(bitmap=b"\1" + bytes(5), num_rows=4, num_columns=4)), "names other tokens"),
+        (boasts(kept=common_pb2.KeptTokens(bitmap=b"\1" * 2**15)), "names other tokens"),
         (floods(lambda at: tokens(0, 0, [5] * 100_000)), "more than 65536 bytes"),
         (floods(lambda at: b"\xff" * 9), "no message"),
         (says(lambda at: tokens(at.epoch, at.known, [5], 999.0)), "took 999.0 s"),

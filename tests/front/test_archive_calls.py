@@ -14,6 +14,7 @@ from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import archive_pb2 as pb
 from tests.cli.fake_archive import Context, FakeArchive
 from tests.cli.fake_gateway import FakeGateway
+from tests.front.conftest import Served
 from tests.support.front import error_of, front_at, post, raw, status_of
 
 NAMES = ("good", "bad", "dead", "good-2", "bad-2", "stuck")
@@ -109,6 +110,27 @@ async def test_who_asks_is_sent_on(archive: HeardArchive, tmp_path: Path) -> Non
         for token, _ in pairs:
             await get(address, "/archive/batches", f"Authorization: Bearer {token}\r\n")
     assert archive.callers == [f"Bearer {token}" for token, _ in pairs]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_each_gateway_tells_how_it_stands(served: Served, gateway: FakeGateway) -> None:
+    """One with a worker at rest, one that runs no archive, and one that is away."""
+    async with front_at(f"{served.stack.gateway_address},{gateway.address},127.0.0.1:9") as address:
+        status, told = await get(address, "/archive/gateways")
+    assert status == 200
+    real, plain, away = told["gateways"]
+    worker = real["archive"]
+    assert worker["takes_writes"] and worker["worker"] and worker["jobs"] <= worker["max_jobs"] > 0
+    assert worker["lease_age_s"] < worker["lease_s"] and real["has_draft"]
+    assert set(real["gates"]) == {"open", "closed"}
+    assert plain["answers"] and plain["archive"] is None and away == {"answers": False}
+
+
+async def test_who_is_no_caller_is_not_told_how_gateways_stand(gateway: FakeGateway, tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.touch()
+    async with front_at(gateway.address, tokens=str(path)) as address:
+        assert (await get(address, "/archive/gateways"))[0] == 401
 
 
 async def test_without_an_archive_it_is_told(gateway: FakeGateway) -> None:

@@ -1,6 +1,7 @@
 """OpenAI's own client at a real stack: the text is the gateway's, whichever way the video came."""
 
 import asyncio
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ async def test_a_traced_stream_says_who_wrote_what(served: Served) -> None:
     assert any("trace" in one for one in said) and any("stage" in one for one in said)
     (stages,) = [one["stages"] for one in said if "stages" in one]
     assert stages["first_token_s"] > 0 and stages["draft_prefill_s"] > 0
+
+
+async def test_a_stream_says_which_video_tokens_the_draft_keeps(served: Served) -> None:
+    own = EXTRA["slipstream"] | {"want_kept": True, "gate": False}
+    stream = await chat(served, data_url(served.clips[0]), {"slipstream": own}, stream=True)
+    said = [chunk.slipstream async for chunk in stream if not chunk.choices]
+    (kept,) = [one["kept"] for one in said if "kept" in one]
+    assert len(said) == 1, "nothing else was asked for"
+    num_tokens = kept["num_steps"] * kept["num_rows"] * kept["num_columns"]
+    assert len(base64.b64decode(kept["bitmap"])) == -(-num_tokens // 8) and len(kept["times_s"]) == kept["num_steps"]
 
 
 async def test_one_video_in_many_ways(served: Served, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import InvalidConfig, ServiceUnavailable
+from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc import server as server_module
 from slipstream.rpc.server import HealthWatch, Lifecycle
@@ -80,6 +81,36 @@ async def test_without_slots_batches_are_only_taken_in() -> None:
     gateway.archive.start()
     await asyncio.sleep(0.5)
     assert await gateway.count(JobState.QUEUED) == 1
+    await gateway.archive.close()
+
+
+async def test_a_worker_at_rest_is_told_and_one_at_work_and_a_store_that_takes_no_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
+    gateway, hold = Gateway(), asyncio.Event()
+    gateway.models.meanwhile = lambda plan: hold.wait()
+
+    def info() -> ArchiveInfo:
+        told = gateway.archive.info()
+        assert told is not None
+        return told
+
+    assert info() == ArchiveInfo()
+    gateway.archive.start()
+    await eventually(lambda: info().takes_writes)
+    assert info().worker and (info().jobs, info().max_jobs) == (0, CONFIG.archive_slots + CONFIG.archive_ahead)
+    assert 0 <= info().lease_age_s < info().lease_s == gateway.queue.policy.lease_s
+    await gateway.submit(1)
+    await eventually(lambda: info().jobs == 1)
+
+    async def full() -> None:
+        raise QueueUnavailable("the disk is full")
+
+    monkeypatch.setattr(gateway.queue, "ping", full)
+    await eventually(lambda: not info().takes_writes)
+    hold.set()
+    await eventually(lambda: info().jobs == 0)
     await gateway.archive.close()
 
 

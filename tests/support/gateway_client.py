@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from slipstream.client.caption_client import Connection, RemotePath, caption_events
-from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, KeptTokens, StageChange, Trace
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus
 from slipstream.rpc.codec import read_caption_event
@@ -30,6 +30,7 @@ class Captioned:
     commits: list[list[CommittedToken]] = field(default_factory=list)
     summaries: list[Caption] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
+    kept: list[KeptTokens] = field(default_factory=list)
 
     def add(self, event: CaptionEvent) -> None:
         match event:
@@ -40,6 +41,8 @@ class Captioned:
                 self.commits.append(list(event.tokens))
             case Trace():
                 self.traces.append(event)
+            case KeptTokens():
+                self.kept.append(event)
             case Caption():
                 self.summaries.append(event)
 

@@ -42,6 +42,7 @@ class Job:
     record: JobRecord
     priority: Priority
     cost: int = 1
+    traceparent: str = ""
     content_key: str = ""
     excused: int = 0
     place: tuple[str, int] = ("", 0)
@@ -120,7 +121,7 @@ class JobTable:
         if stop:
             return stop
         job = self._jobs[name] = Job(
-            _new_record(name, batch.spec.batch_id, spec, self._clock()), spec.priority, spec.cost
+            _new_record(name, batch.spec.batch_id, spec, self._clock()), spec.priority, spec.cost, spec.traceparent
         )
         batch.jobs.append(name)
         batch.is_sealed = False
@@ -193,6 +194,7 @@ class JobTable:
             is_suspect=is_suspect,
             entry=" ".join(map(str, job.place)),
             owner=self._owner(job),
+            traceparent=job.traceparent,
         )
 
     def _beat(self, lease: Lease, progress: str) -> BeatAnswer:

@@ -16,15 +16,17 @@ export function overview(main) {
   const service = new Cards();
   const batches = new Table("Batches", ["Batch", "State", "Progress", "Done", "Failed", "Given up", "Speedup"], "No batch was handed in.");
   const running = new Table("Running jobs", ["Item", "Batch", "Worker", "For", "At"], "Nothing runs.");
+  const gateways = new Table("Gateways", ["Gateway", "Worker", "Jobs it has", "Leases renewed", "Store takes writes", "Gate"], "No gateway is known.");
   const told = make("p", { class: "bad", role: "status" });
   const rate = new Rate();
-  main.append(make("h1", {}, "Overview"), told, cards.element, make("h2", {}, "Service"), service.element, make("h2", {}, "Batches"), batches.element, make("h2", {}, "Running"), running.element);
+  main.append(make("h1", {}, "Overview"), told, cards.element, make("h2", {}, "Service"), service.element, make("h2", {}, "Gateways and their workers"), gateways.element, make("h2", {}, "Batches"), batches.element, make("h2", {}, "Running"), running.element);
   const show = (found) => {
     const now_s = Date.now() / 1000;
     rate.add(countsOf(found.batches).done, now_s);
     const perSecond = Number.isNaN(rate.perSecond) ? rateSinceCreated(found.batches, now_s) : rate.perSecond;
     cards.show(figures(found.batches, perSecond));
     service.show(health(found.ready, found.running, now_s));
+    gateways.show(found.gateways.map((gateway, index) => [String(index), gatewayRow(gateway, index)]));
     batches.show(found.batches.map((batch) => [batch.batch_id, row(batch)]));
     running.show(found.running.map(([batch, job]) => [`${batch.batch_id} ${job.job_id}`, runningRow(batch, job, now_s)]));
   };
@@ -39,9 +41,10 @@ async function ask(signal) {
     if (error.code !== "not_served") throw error;
     return { batches: [] }; // a service without an archive has its health to show
   });
+  const { gateways } = await get("/archive/gateways", { signal });
   const open = batches.filter((batch) => batch.counts.running).slice(0, MOST_OPEN);
   const pages = await Promise.all(open.map((batch) => get(`/archive/batches/${encodeURIComponent(batch.batch_id)}/jobs?states=running`, { signal })));
-  return { ready, batches, running: pages.flatMap((page, index) => page.jobs.map((job) => [open[index], job])) };
+  return { ready, batches, gateways, running: pages.flatMap((page, index) => page.jobs.map((job) => [open[index], job])) };
 }
 
 /** Of a service that is not ready, too: it says what is missing. */
@@ -83,6 +86,18 @@ function health(ready, running, now_s) {
     "Workers at work": workers.size,
     "Longest run now": running.length ? duration(oldest) : "none",
   };
+}
+
+/** A worker without a job is seen, too; "lost" is one whose leases have run out. */
+function gatewayRow({ answers, archive, gates, has_draft }, index) {
+  const name = `gateway ${index + 1}`;
+  if (!answers) return [name, "does not answer", "", "", "", ""];
+  const gate = has_draft ? `${gates.open} open, ${gates.closed} closed` : "no draft";
+  if (!archive) return [name, "no archive", "", "", "", gate];
+  const writes = archive.takes_writes ? "yes" : "no";
+  if (!archive.worker) return [name, "runs no jobs", "", "", writes, gate];
+  const age = `${duration(archive.lease_age_s)} ago${archive.lease_age_s > archive.lease_s ? ": lost" : ""}`;
+  return [name, archive.worker, `${archive.jobs || "none"} of ${archive.max_jobs}`, age, writes, gate];
 }
 
 function row(batch) {

@@ -32,7 +32,7 @@ export async function requests(file, model, { prompt, frames, tokens }, methods)
   const content = prompt ? [{ type: "text", text: prompt }, part] : [part];
   const encoded = await inBase64(file);
   return methods.map((method) => {
-    const slipstream = { trace: true };
+    const slipstream = { trace: true, want_kept: true };
     if (method) slipstream.method = method;
     if (frames && part.type === "video_url") slipstream.num_frames = frames;
     const body = { model, stream: true, messages: [{ role: "user", content }], slipstream };

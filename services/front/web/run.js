@@ -22,9 +22,11 @@ const now = () => performance.now() / 1000;
 export class Run {
   #tries = 0;
 
-  constructor(title, drafted) {
+  /** `onKept` hears which video tokens the draft keeps; null when the caption begins. */
+  constructor(title, drafted, onKept) {
     this.title = title;
     this.drafted = drafted;
+    this.onKept = onKept;
     this.stage = make("p", { class: "stage", role: "status" });
     this.result = make("p", { class: "result" });
     this.body = make("div");
@@ -66,6 +68,7 @@ export class Run {
     this.timeline = new Timeline(this.marks, this.title);
     this.words = new Words(this.title);
     this.pages = 0;
+    this.onKept(null);
     this.body.replaceChildren(this.words.element, this.timeline.element);
     this.result.replaceChildren();
     this.stage.textContent = "sent";
@@ -83,6 +86,7 @@ export class Run {
   #hear(said) {
     this.marks.add(said, now());
     if (said.tokens) for (const [piece, isDraft] of said.tokens) this.words.add(piece, isDraft);
+    else if (said.kept) this.onKept(said.kept);
     else if (said.page) this.#page(said.page);
     else if (said.stage) this.#tell(said.stage);
     this.timeline.changed();

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { labelled, make } from "./dom.js";
+import { Kept } from "./kept.js";
 import { isDocument, isPicture, requests } from "./request.js";
 import { Run } from "./run.js";
 import { legend } from "./timeline.js";
@@ -21,6 +22,7 @@ class TryIt {
   #url = "";
   #runs = [];
   #stopping = null;
+  #kept = null;
 
   constructor() {
     this.picker = make("input", { type: "file", id: "file", accept: "video/*,image/*,application/pdf,.mkv,.avi", change: () => this.#choose(this.picker.files[0]) });
@@ -45,6 +47,7 @@ class TryIt {
   close() {
     this.#stopping?.abort();
     for (const run of this.#runs) run.close();
+    this.#kept?.close();
     URL.revokeObjectURL(this.#url);
   }
 
@@ -66,7 +69,10 @@ class TryIt {
     this.#file = file;
     URL.revokeObjectURL(this.#url);
     this.#url = URL.createObjectURL(file);
-    this.medium.replaceChildren(this.#shown(file), make("p", { class: "soft" }, `${file.name}, ${(file.size / 1e6).toFixed(1)} MB`));
+    this.#kept?.close();
+    const medium = this.#shown(file);
+    this.#kept = medium && new Kept(medium);
+    this.medium.replaceChildren(this.#kept?.element || "", make("p", { class: "soft" }, `${file.name}, ${(file.size / 1e6).toFixed(1)} MB`));
     this.start.disabled = false;
     this.start.focus();
   }
@@ -101,7 +107,8 @@ class TryIt {
     const methods = this.race.checked ? ["", "autoregressive"] : [""];
     const bodies = await requests(this.#file, data[0].id, asked, methods);
     for (const run of this.#runs) run.close();
-    this.#runs = methods.map((method) => new Run(method ? PLAIN : SPECULATIVE, !method));
+    const onKept = (said) => this.#kept?.show(said);
+    this.#runs = methods.map((method) => new Run(method ? PLAIN : SPECULATIVE, !method, method ? () => {} : onKept));
     this.runs.replaceChildren(...this.#runs.map((run) => run.element));
     this.legend.hidden = false;
     if (this.race.checked) this.told.textContent = "Both run at once on the same models, so each is slower than it would be alone.";

@@ -7,11 +7,12 @@ local TURNS = { 'high', 'normal', 'high', 'high', 'normal', 'high', 'low', 'high
 local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
 
 local function show(id, batch, entry)
-  local h = redis.call('HMGET', job_key(id), 'custom', 'epoch', 'payload', 'payload_sha256', 'attempts', 'crashes')
+  local h = redis.call('HMGET', job_key(id), 'custom', 'epoch', 'payload', 'payload_sha256', 'attempts', 'crashes',
+    'trace')
   local b = redis.call('HMGET', batch_key(batch), 'options', 'options_sha256', 'owner')
   taken[#taken + 1] = id .. ' ' .. h[2]
   out[#out + 1] = { id, batch, h[1] or '', h[2], h[3] or '', h[4] or '', b[1] or '', b[2] or '', h[5], h[6],
-    entry, b[3] or '' }
+    entry, b[3] or '', h[7] or '' }
 end
 
 local function begin(id, batch, state, entry)

@@ -130,6 +130,22 @@ class Proposal(_message.Message):
     probabilities: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., probabilities: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class KeptTokens(_message.Message):
+    __slots__ = ("bitmap", "num_steps", "num_rows", "num_columns", "middle_square", "times_s")
+    BITMAP_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    MIDDLE_SQUARE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_S_FIELD_NUMBER: _ClassVar[int]
+    bitmap: bytes
+    num_steps: int
+    num_rows: int
+    num_columns: int
+    middle_square: bool
+    times_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, bitmap: _Optional[bytes] = ..., num_steps: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ..., middle_square: _Optional[bool] = ..., times_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class End(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

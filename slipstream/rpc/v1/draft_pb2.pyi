@@ -25,7 +25,7 @@ class DraftRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[DraftStart, _Mapping]] = ..., frames: _Optional[_Union[_common_pb2.FrameChunk, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., advance: _Optional[_Union[Advance, _Mapping]] = ..., end: _Optional[_Union[_common_pb2.End, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ...) -> None: ...
 
 class DraftStart(_message.Message):
-    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size", "width", "max_rows")
+    __slots__ = ("session_id", "prompt", "frames", "pruner", "alpha", "positions", "guidance", "guidance_address", "seed", "committed", "write_until", "first_chunk", "epoch", "sampling", "tree", "guidance_capability", "vocab_size", "width", "max_rows", "want_kept")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class DraftStart(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    WANT_KEPT_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prompt: str
     frames: _common_pb2.FramesHeader
@@ -64,7 +65,8 @@ class DraftStart(_message.Message):
     vocab_size: int
     width: int
     max_rows: int
-    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., max_rows: _Optional[int] = ...) -> None: ...
+    want_kept: bool
+    def __init__(self, session_id: _Optional[str] = ..., prompt: _Optional[str] = ..., frames: _Optional[_Union[_common_pb2.FramesHeader, _Mapping]] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., positions: _Optional[str] = ..., guidance: _Optional[_Union[_target_pb2.GuidanceKind, str]] = ..., guidance_address: _Optional[str] = ..., seed: _Optional[int] = ..., committed: _Optional[_Iterable[int]] = ..., write_until: _Optional[int] = ..., first_chunk: _Optional[int] = ..., epoch: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., tree: _Optional[bool] = ..., guidance_capability: _Optional[bytes] = ..., vocab_size: _Optional[int] = ..., width: _Optional[int] = ..., max_rows: _Optional[int] = ..., want_kept: _Optional[bool] = ...) -> None: ...
 
 class Restart(_message.Message):
     __slots__ = ("epoch", "keep", "suffix", "write_until", "first_chunk")
@@ -107,7 +109,7 @@ class DraftEvent(_message.Message):
     def __init__(self, ready: _Optional[_Union[DraftReady, _Mapping]] = ..., tokens: _Optional[_Union[DraftTokens, _Mapping]] = ...) -> None: ...
 
 class DraftReady(_message.Message):
-    __slots__ = ("kept_tokens", "video_tokens", "encode_s", "guidance_s", "prune_s", "prefill_s", "guidance_bytes", "kept_digest")
+    __slots__ = ("kept_tokens", "video_tokens", "encode_s", "guidance_s", "prune_s", "prefill_s", "guidance_bytes", "kept_digest", "kept")
     KEPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,7 @@ class DraftReady(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     GUIDANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     kept_tokens: int
     video_tokens: int
     encode_s: float
@@ -124,7 +127,8 @@ class DraftReady(_message.Message):
     prefill_s: float
     guidance_bytes: int
     kept_digest: str
-    def __init__(self, kept_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., guidance_s: _Optional[float] = ..., prune_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ...) -> None: ...
+    kept: _common_pb2.KeptTokens
+    def __init__(self, kept_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., encode_s: _Optional[float] = ..., guidance_s: _Optional[float] = ..., prune_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., guidance_bytes: _Optional[int] = ..., kept_digest: _Optional[str] = ..., kept: _Optional[_Union[_common_pb2.KeptTokens, _Mapping]] = ...) -> None: ...
 
 class DraftTokens(_message.Message):
     __slots__ = ("epoch", "position", "token_ids", "pass_s", "proposals", "parents", "chances", "num_passes")

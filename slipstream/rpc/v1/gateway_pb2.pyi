@@ -1,3 +1,4 @@
+from slipstream.rpc.v1 import common_pb2 as _common_pb2
 from slipstream.rpc.v1 import reader_pb2 as _reader_pb2
 from slipstream.rpc.v1 import target_pb2 as _target_pb2
 from google.protobuf.internal import containers as _containers
@@ -19,7 +20,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ..., resume_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments", "want_kept")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +50,7 @@ class CaptionOptions(_message.Message):
     TOLERANCE_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_RULE_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    WANT_KEPT_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -78,7 +80,8 @@ class CaptionOptions(_message.Message):
     tolerance: float
     tolerance_rule: str
     segments: str
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ...) -> None: ...
+    want_kept: bool
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: _Optional[bool] = ...) -> None: ...
 
 class FilmEvent(_message.Message):
     __slots__ = ("film", "segment", "caption")
@@ -161,16 +164,18 @@ class ReadDocumentEvent(_message.Message):
     def __init__(self, facts: _Optional[_Union[_reader_pb2.DocumentFacts, _Mapping]] = ..., page: _Optional[_Union[_reader_pb2.PagePicture, _Mapping]] = ..., pixels: _Optional[bytes] = ..., caption: _Optional[_Union[CaptionEvent, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ...) -> None: ...
 
 class CaptionEvent(_message.Message):
-    __slots__ = ("stage", "text", "summary", "trace")
+    __slots__ = ("stage", "text", "summary", "trace", "kept")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     stage: StageChange
     text: CommittedText
     summary: Summary
     trace: Trace
-    def __init__(self, stage: _Optional[_Union[StageChange, _Mapping]] = ..., text: _Optional[_Union[CommittedText, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ...) -> None: ...
+    kept: _common_pb2.KeptTokens
+    def __init__(self, stage: _Optional[_Union[StageChange, _Mapping]] = ..., text: _Optional[_Union[CommittedText, _Mapping]] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., trace: _Optional[_Union[Trace, _Mapping]] = ..., kept: _Optional[_Union[_common_pb2.KeptTokens, _Mapping]] = ...) -> None: ...
 
 class Trace(_message.Message):
     __slots__ = ("kind", "at_s", "asked_s", "pass_s", "tokens", "accepted", "stale")
@@ -397,7 +402,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +415,9 @@ class GatewayInfo(_message.Message):
     ACCEPTS_PATHS_FIELD_NUMBER: _ClassVar[int]
     READS_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
+    GATES_OPEN_FIELD_NUMBER: _ClassVar[int]
+    GATES_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -422,7 +430,26 @@ class GatewayInfo(_message.Message):
     accepts_paths: bool
     reads_documents: bool
     placements: _containers.RepeatedCompositeFieldContainer[Placement]
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ...) -> None: ...
+    gates_open: int
+    gates_closed: int
+    archive: ArchiveInfo
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ...) -> None: ...
+
+class ArchiveInfo(_message.Message):
+    __slots__ = ("takes_writes", "worker", "jobs", "max_jobs", "lease_age_s", "lease_s")
+    TAKES_WRITES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    MAX_JOBS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    takes_writes: bool
+    worker: str
+    jobs: int
+    max_jobs: int
+    lease_age_s: float
+    lease_s: float
+    def __init__(self, takes_writes: _Optional[bool] = ..., worker: _Optional[str] = ..., jobs: _Optional[int] = ..., max_jobs: _Optional[int] = ..., lease_age_s: _Optional[float] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("targets", "decoding_at_least", "decoding_at_most", "devices_at_least", "devices_at_most")
