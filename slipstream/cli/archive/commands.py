@@ -23,6 +23,7 @@ from slipstream.cli.archive.output import (
     choose_format,
     export,
 )
+from slipstream.cli.archive.search import index_command, search_command
 from slipstream.cli.archive.submit import submit_command
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import printable
@@ -171,3 +172,5 @@ archive_app.command("watch")(watch_command)
 archive_app.command("cancel")(cancel_command)
 archive_app.command("retry")(retry_command)
 archive_app.command("export")(export_command)
+archive_app.command("index")(index_command)
+archive_app.command("search")(search_command)
