@@ -14,6 +14,7 @@ from rich.text import Text
 from slipstream.archive.messages import Batch, Job, JobKind
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOption, JsonOption, RawOption, ask
+from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
 from slipstream.cli.archive.output import (
     STDOUT,
@@ -174,3 +175,4 @@ archive_app.command("retry")(retry_command)
 archive_app.command("export")(export_command)
 archive_app.command("index")(index_command)
 archive_app.command("search")(search_command)
+archive_app.command("audit")(audit_command)
