@@ -2,8 +2,7 @@
 decoding, by an archive whose target may be another one."""
 
 import random
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +18,10 @@ from slipstream.archive.audits import (
     replay_item,
     why_not_replayed,
 )
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
+from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.queue import Priority
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.trial_batch import Follow, run_trial, unwatched
 from slipstream.errors import InvalidRequest
 
 Record = Mapping[str, Any]
@@ -80,7 +80,7 @@ async def audit(
     record_of: RecordOf,
     share: float,
     seed: int,
-    follow: Callable[[Batch], None] = lambda batch: None,
+    follow: Follow = unwatched,
 ) -> Audit:
     """Looks at all `records`, and has `share` of them made again by the archive behind `replayer`; which ones says
     `seed`. The replay is a batch of low priority, which is cancelled when this is.
@@ -102,10 +102,11 @@ async def audit(
         raise InvalidRequest("there is no result to audit: no job is done, or this is no export of an archive")
     items = [item for claim in sample.claims.values() if (item := _item(claim, done)) is not None]
     if items:
-        async with aclosing(_replayed(replayer, items, record_of, follow)) as replayed:
-            async for record in replayed:
+        options = BatchOptions(priority=Priority.LOW)
+        async with aclosing(run_trial(replayer, "audit", options, items, follow)) as replayed:
+            async for job, parts in replayed:
                 done.num_replayed += 1
-                done.findings += compare(sample.claims[str(record["custom_id"])], record)
+                done.findings += compare(sample.claims[job.custom_id], record_of(job, parts))
     return done
 
 
@@ -115,22 +116,3 @@ def _item(claim: Claim, done: Audit) -> BatchItem | None:
     except InvalidRequest as error:
         done.findings.append(Finding(claim.custom_id, Verdict.FAILED, f"its options are not taken any more: {error}"))
         return None
-
-
-async def _replayed(
-    client: ArchiveClient, items: list[BatchItem], record_of: RecordOf, follow: Callable[[Batch], None]
-) -> AsyncGenerator[Record, None]:
-    options = BatchOptions(f"audit-{secrets.token_hex(16)}", metadata={"purpose": "audit"}, priority=Priority.LOW)
-    batch_id = (await client.submit_all(options, items)).batch_id
-    has_ended = False
-    try:
-        async with aclosing(client.watch(batch_id)) as snapshots:
-            async for snapshot in snapshots:
-                follow(snapshot)
-                has_ended = snapshot.is_ended
-    finally:
-        if not has_ended:
-            await client.cancel(batch_id)
-    async with aclosing(client.jobs(batch_id)) as jobs:
-        async for job in jobs:
-            yield record_of(job, [part async for part in client.parts(batch_id, job)])

@@ -1,9 +1,11 @@
 """Before and after a batch, with real services and a real queue: an audit that finds what was altered, marks and their
 counts, texts that are found, and what an estimate says."""
 
+import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +16,19 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from slipstream.archive.audits import Verdict
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.quality import COUNTED_MARKS, words_of
+from slipstream.archive.queue import Priority
 from slipstream.archive.records import read_result, write_result
 from slipstream.archive.text_index import parse_question
 from slipstream.cli.archive.batch_view import describe, overall
 from slipstream.cli.archive.output import Format, Output, export, job_record
 from slipstream.client.archive_audit import Audit, audit
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.archive_estimate import caption_sample
 from slipstream.client.archive_search import open_batch
 from slipstream.client.caption_client import Connection
-from slipstream.errors import InvalidRequest
+from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
@@ -44,6 +48,7 @@ class Archived:
     """An archive with one batch that is done: three videos and a film."""
 
     client: ArchiveClient
+    address: str
     redis_url: str
     folder: Path
     batch: Batch
@@ -77,7 +82,7 @@ async def archived(stack: Stack, world: World, tmp_path_factory: pytest.TempPath
         async with running("gateway", folder / "gateway", *flags) as process, open_channel(process.address) as channel:
             client = ArchiveClient(Connection(channel))
             batch_id = (await client.submit(BatchOptions("mine"), items)).batch_id
-            yield Archived(client, redis.url, folder, await ended(client, batch_id))
+            yield Archived(client, process.address, redis.url, folder, await ended(client, batch_id))
 
 
 async def ended(client: ArchiveClient, batch_id: str) -> Batch:
@@ -179,3 +184,69 @@ async def test_a_batch_is_searched_to_the_second(archived: Archived, tmp_path: P
         found = index.search(parse_question(word), 50).passages
     assert {one.start_s for one in found if one.custom_id == "film.mkv"} >= {film["parts"][1]["start_s"]}
     assert film["parts"][1]["start_s"] == 9.5
+
+
+# -- estimate ---------------------------------------------------------------------------------------------------------
+
+
+def num_bytes(job: Job, parts: Sequence[JobPart]) -> int:
+    return len(json.dumps(job_record(job, parts)))
+
+
+async def test_an_estimate_of_all_items_is_what_they_took(archived: Archived) -> None:
+    """All of a small archive are the sample, so nothing is left open but the time."""
+    names = [*(f"{number}.mp4" for number in range(3)), "none.mp4"]
+    items = [BatchItem(name, str(archived.folder / name)) for name in names]
+    batch = BatchOptions(caption=SMALL, priority=Priority.LOW)
+    sampled = [await caption_sample(archived.client, items, batch, 20, 0, num_bytes) for _ in range(2)]
+    for one in sampled:
+        assert one.chosen == (0, 1, 2, 3) and len(one.failures) == 1 and "none.mp4" in one.failures[0]
+        assert one.totals.tokens == sum(each.tokens for each in one.sample)
+        assert all(each.span.seconds > 0 and each.result_bytes > 500 for each in one.sample)
+    again = {each.tokens for each in sampled[1].sample}
+    assert again == {each.tokens for each in sampled[0].sample}, "made anew, and the same"
+    found = sampled[0].estimate()
+    assert found.num_items == 4 and found.seconds.low <= found.seconds.value <= found.seconds.high
+    assert sampled[0].estimate(only_unsampled=True).num_items == 0
+
+
+async def test_an_estimate_of_nothing_or_of_no_video_says_so(archived: Archived) -> None:
+    with pytest.raises(VideoNotFound, match="nothing to estimate"):
+        await caption_sample(archived.client, [], BatchOptions(), 20, 0, num_bytes)
+    gone = BatchItem("gone", str(archived.folder / "gone.mp4"))
+    with pytest.raises(InvalidRequest, match="no item of the sample could be captioned"):
+        await caption_sample(archived.client, [gone], BatchOptions(), 20, 0, num_bytes)
+
+
+async def command(archived: Archived, *words: str) -> tuple[int, list[str]]:
+    """Exit status and stdout of one command of `slipstream archive`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words, "--gateway", archived.address),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode().splitlines()
+
+
+async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) -> None:
+    folder, options = str(archived.folder / "*.mp4"), ("--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16")
+    status, (line,) = await command(archived, "estimate", folder, *options, "--price-per-device-hour", "2.5", "--json")
+    facts = json.loads(line)
+    assert status == 0 and (facts["items"], facts["sampled"], facts["failed"], facts["devices"]) == (3, 3, 0, 2)
+    assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
+    records = await archived.records()
+    assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
+
+
+async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
+    archived: Archived, tmp_path: Path
+) -> None:
+    status, said = await command(archived, "audit", "mine", "--share", "100%")
+    assert status == 0 and said[-1].startswith("passed: 4 results"), said
+    records = await archived.records()
+    forge(records[1], records[1]["receipt"], "another\x1b text")
+    export_file = tmp_path / "forged.jsonl"
+    export_file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, said = await command(archived, "audit", str(export_file), "--share", "1.0")
+    assert status == 1 and said[0] == "differs 1.mp4: plain decoding says another text"
+    assert said[-1].startswith("NOT confirmed") and "\x1b" not in "".join(said)

@@ -16,6 +16,7 @@ from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOption, JsonOption, RawOption, ask
 from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
+from slipstream.cli.archive.estimate import estimate_command
 from slipstream.cli.archive.output import (
     STDOUT,
     WITHOUT_RESULT,
@@ -168,6 +169,7 @@ def _table(batches: Sequence[Batch]) -> Table:
 
 archive_app = typer.Typer(help="Caption whole folders in the background: each video once, whatever fails meanwhile.")
 archive_app.command("submit")(submit_command)
+archive_app.command("estimate")(estimate_command)
 archive_app.command("status")(status_command)
 archive_app.command("watch")(watch_command)
 archive_app.command("cancel")(cancel_command)
