@@ -162,6 +162,10 @@ class BatchTotals:
     """Of documents."""
     segments: int = 0
     """Of films, those without a caption included."""
+    empty: int = 0
+    cut: int = 0
+    looped: int = 0
+    """Texts of videos, pages and segments with such a mark, see `slipstream.archive.quality`."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from slipstream.archive.messages import (
     document_options,
 )
 from slipstream.archive.parts import PartRecord, PartsState
+from slipstream.archive.quality import COUNTED_MARKS, marks_of
 from slipstream.archive.queue import BatchRecord, JobRecord
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.reading import DocumentOptions
@@ -372,6 +373,7 @@ def tallies(caption: Caption) -> Mapping[str, float]:
         "plain_generate_s": max(caption.num_tokens - 1, 0) * _plain_round_s(speculation),
         "judged": speculation.judged,
         "accepted": speculation.accepted,
+        **{mark.value: 1 for mark in marks_of(caption) if mark in COUNTED_MARKS},
     }
 
 

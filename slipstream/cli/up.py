@@ -200,14 +200,15 @@ def _advice(placements: Sequence[Placement]) -> RenderableType:
         decoding = _between(each.decoding_at_least, each.decoding_at_most)
         devices = _between(each.devices_at_least, each.devices_at_most)
         table.add_row(str(each.targets), str(each.targets + 1), decoding, devices)
-    return Group(table, Text(_words(placements)))
+    return Group(table, Text(placement_words(placements)))
 
 
 def _between(least: float, most: float) -> str:
     return f"{least:.2f}x" if most - least < 0.005 else f"{least:.2f}x to {most:.2f}x"
 
 
-def _words(placements: Sequence[Placement]) -> str:
+def placement_words(placements: Sequence[Placement]) -> str:
+    """Which placement is best, of those that were measured."""
     best = max(placements, key=lambda each: each.devices_at_least)
     note = "x: over plain targets on as many devices; each target has one caption at a time."
     if best.devices_at_least >= 1:

@@ -126,6 +126,7 @@ def test_a_line_carries_its_receipt(archive: FakeArchive, batch: str, capsys: py
     assert receipt["timings"]["generate_s"] == 0.5
     assert receipt["finish_reason"] == "stop"
     assert receipt["runs"] == 1
+    assert first["quality"] == []
 
 
 def test_the_same_jobs_give_the_same_files(archive: FakeArchive, batch: str, tmp_path: Path) -> None:
@@ -138,6 +139,7 @@ def test_the_same_jobs_give_the_same_files(archive: FakeArchive, batch: str, tmp
     assert [row["custom_id"] for row in rows] == ["a.mp4", "b/a.mp4", "../up.mp4"]
     assert rows[0]["text"] == TEXT.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert (rows[0]["target_model"], rows[0]["duration_s"], rows[0]["tokens_per_s"]) == ("big", "10.0", "8.0")
+    assert [row["quality"] for row in rows] == ["", "", ""]
     assert [json.loads(line)["state"] for line in errors.read_text().splitlines()] == ["failed", "dead"]
     assert sorted(path.name for path in tmp_path.glob("*out*")) == ["out.csv", "out.csv.errors.jsonl"]
 
@@ -183,7 +185,7 @@ def test_an_export_that_breaks_off_leaves_the_old_file(
     output = tmp_path / "out.jsonl"
     output.write_text("old\n")
 
-    def broken(job: Job, parts: object) -> None:
+    def broken(job: Job, *_: object) -> None:
         raise ServiceUnavailable("gone")
 
     monkeypatch.setattr("slipstream.cli.archive.output.job_record", broken)

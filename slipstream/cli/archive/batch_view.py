@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from slipstream.archive.messages import Batch, BatchTotals
+from slipstream.archive.quality import COUNTED_MARKS
 from slipstream.client.archive_client import ArchiveClient
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -105,7 +106,8 @@ def describe(batch: Batch, figures: Figures) -> str:
     ]
     if batch.parts_total:
         facts.append(f"{batch.parts_done:,} of {batch.parts_total:,} parts")
-    return ", ".join(facts + describe_figures(figures))
+    odd = [(getattr(batch.totals, mark), mark.value) for mark in COUNTED_MARKS]
+    return ", ".join(facts + describe_figures(figures) + [f"{number:,} {name}" for number, name in odd if number])
 
 
 def describe_figures(figures: Figures) -> list[str]:

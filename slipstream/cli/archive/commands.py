@@ -14,7 +14,9 @@ from rich.text import Text
 from slipstream.archive.messages import Batch, Job, JobKind
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOption, JsonOption, RawOption, ask
+from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
+from slipstream.cli.archive.estimate import estimate_command
 from slipstream.cli.archive.output import (
     STDOUT,
     WITHOUT_RESULT,
@@ -23,6 +25,7 @@ from slipstream.cli.archive.output import (
     choose_format,
     export,
 )
+from slipstream.cli.archive.search import index_command, search_command
 from slipstream.cli.archive.submit import submit_command
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import printable
@@ -166,8 +169,12 @@ def _table(batches: Sequence[Batch]) -> Table:
 
 archive_app = typer.Typer(help="Caption whole folders in the background: each video once, whatever fails meanwhile.")
 archive_app.command("submit")(submit_command)
+archive_app.command("estimate")(estimate_command)
 archive_app.command("status")(status_command)
 archive_app.command("watch")(watch_command)
 archive_app.command("cancel")(cancel_command)
 archive_app.command("retry")(retry_command)
 archive_app.command("export")(export_command)
+archive_app.command("index")(index_command)
+archive_app.command("search")(search_command)
+archive_app.command("audit")(audit_command)

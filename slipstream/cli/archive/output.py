@@ -12,12 +12,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
+from slipstream.archive.quality import UNKNOWN, Mark, Norms, marks_of
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.subtitles import (
     SEGMENTS_NOTE,
@@ -30,6 +31,7 @@ from slipstream.cli.archive.subtitles import (
 )
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.batch_quality import batch_norms
 from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment
@@ -44,16 +46,18 @@ COLUMNS = (
     *("target_model", "target_revision", "draft_model", "draft_revision"),
     *("kept_tokens", "kept_digest", "judged", "accepted", "first_token_s", "generate_s", "total_s", "tokens_per_s"),
     *("attempts", "reused", "video_sha256", "text_sha256", "slipstream_version", "job_id"),
-    *("kind", "parts_done", "parts_total"),
+    *("kind", "parts_done", "parts_total", "quality"),
 )
 
 NO_CAPTION = Caption("", 0, None)
 NO_MODEL = ModelReceipt("", "", "")
 
 
-def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
+def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
     """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result. That of a
-    document or film also has its `parts`, the pages or segments that are there; its text is theirs, where all are."""
+    document or film also has its `parts`, the pages or segments that are there; its text is theirs, where all are.
+    `quality` are the marks of the text, beside what is usual in the batch; those of a job of parts are all of theirs.
+    """
     record: dict[str, Any] = {
         "custom_id": job.custom_id,
         "source": job.source,
@@ -67,11 +71,14 @@ def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
     }
     if job.caption is not None and job.receipt is not None:
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
+        record["quality"] = list(marks_of(job.caption, norms))
     if job.kind.has_parts:
         as_record = _segment_dict if job.kind is JobKind.FILM else _part_dict
         record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
         record["text"] = document_text(parts) if job.state is JobState.DONE else None
-        record["parts"] = [as_record(part) for part in parts]
+        record["parts"] = [as_record(part) | _quality_of(part, norms) for part in parts]
+        found = {mark for part in record["parts"] for mark in part.get("quality", ())}
+        record["quality"] = [mark for mark in Mark if mark in found]
         if job.receipt is not None:
             record["receipt"] = _made_of(job.receipt) | _run_dict(job)
     return record
@@ -80,6 +87,10 @@ def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
 def document_text(parts: Sequence[JobPart]) -> str:
     """The texts of pages or segments, parted by empty lines."""
     return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text)
+
+
+def _quality_of(part: JobPart, norms: Norms) -> dict[str, Any]:
+    return {"quality": list(marks_of(part.caption, norms))} if part.caption is not None else {}
 
 
 def _part_dict(part: JobPart) -> dict[str, Any]:
@@ -127,9 +138,9 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     return _made_of(receipt) | summary | _run_dict(job)
 
 
-def job_row(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
+def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
     """The row of the table: the same facts where they fit a cell, under `COLUMNS`."""
-    record = {"kind": str(job.kind)} | job_record(job, parts)
+    record = {"kind": str(job.kind)} | job_record(job, parts, norms)
     caption, receipt = job.caption or NO_CAPTION, job.receipt
     options = receipt.options if receipt else {}
     target, draft = (receipt.target, receipt.draft or NO_MODEL) if receipt else (NO_MODEL, NO_MODEL)
@@ -151,6 +162,7 @@ def job_row(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
         "judged": caption.speculation.judged,
         "accepted": caption.speculation.accepted,
         "tokens_per_s": round(caption.decoding_rate, 3),
+        "quality": " ".join(record.get("quality", ())),
     }
 
 
@@ -296,14 +308,15 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 
 
 def _line_writer(file: TextIO, output: "Output") -> Write:
+    norms = output.norms
     if output.form is Format.JSONL:
-        return lambda job, parts: print(_json_line(job_record(job, parts)), file=file)
+        return lambda job, parts: print(_json_line(job_record(job, parts, norms)), file=file)
     how = csv.unix_dialect()  # its lines end in "\n"
     how.quoting = csv.QUOTE_MINIMAL if output.csv_raw else csv.QUOTE_NONNUMERIC  # else another separator splits a cell
     table = csv.DictWriter(file, COLUMNS, extrasaction="ignore", dialect=how)
     table.writeheader()
     shown = (lambda cell: cell) if output.csv_raw else plain_cell
-    return lambda job, parts: table.writerow({name: shown(cell) for name, cell in job_row(job, parts).items()})
+    return lambda job, parts: table.writerow({name: shown(cell) for name, cell in job_row(job, parts, norms).items()})
 
 
 def plain_cell(cell: Any) -> Any:
@@ -346,6 +359,8 @@ class Output:
     """Jobs in these states, all to `path`. None: done ones to `path`, failed ones to `<path>.errors.jsonl`."""
     csv_raw: bool = False
     """Cells of a table are written as they are, for programs that read them; a spreadsheet may run them."""
+    norms: Norms = UNKNOWN
+    """What is usual in the batch."""
 
 
 async def _parts_of(client: ArchiveClient, batch: str, job: Job) -> list[JobPart]:
@@ -358,6 +373,8 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
     counts: Counter[str] = Counter()
     wanted = frozenset(output.states) or {JobState.DONE}
     asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
+    if not output.form.is_folder:
+        output = replace(output, norms=await batch_norms(client, batch))
     with ExitStack() as files:
         write = files.enter_context(open_writer(output))
         write_error = None

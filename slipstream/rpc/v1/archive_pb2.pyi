@@ -188,7 +188,7 @@ class JobCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class BatchTotals(_message.Message):
-    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages", "segments")
+    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages", "segments", "empty", "cut", "looped")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,9 @@ class BatchTotals(_message.Message):
     REUSED_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    LOOPED_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     video_s: float
     decode_s: float
@@ -211,7 +214,10 @@ class BatchTotals(_message.Message):
     reused: int
     pages: int
     segments: int
-    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ...) -> None: ...
+    empty: int
+    cut: int
+    looped: int
+    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., empty: _Optional[int] = ..., cut: _Optional[int] = ..., looped: _Optional[int] = ...) -> None: ...
 
 class GetBatchRequest(_message.Message):
     __slots__ = ("batch",)

@@ -1,0 +1,196 @@
+"""What a result of the archive claims, what to ask so that it is made again by plain decoding, and whether both agree.
+Pure: records in, findings out.
+
+A record is a line of an export. Its text must be the one that its receipt has the digest of; and the target alone,
+asked the same of the same file, must say it again.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slipstream.archive.messages import BatchItem, JobKind
+from slipstream.documents.pages import page_ranges
+from slipstream.errors import InvalidRequest
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+
+PLAIN = "autoregressive"
+_TEXT_GROUPS = ("common", "sampling")
+"""Of the table of options: those that the text depends on."""
+
+
+class Verdict(StrEnum):
+    """What became of a result that was looked at."""
+
+    SAME = "same"
+    ALTERED = "altered"
+    """Its text is not the one that its receipt was made for."""
+    DIFFERS = "differs"
+    """Plain decoding says another text."""
+    FAILED = "failed"
+    """It could not be made again: nothing is known."""
+    SKIPPED = "skipped"
+    """Plain decoding does not have to say the same: why is told."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result, page or segment."""
+
+    custom_id: str
+    verdict: Verdict
+    reason: str = ""
+    where: str = ""
+    """Such as "page 3"; empty: the whole."""
+    text: str = ""
+    """As it is kept, and in `plain` as plain decoding says it."""
+    plain: str = ""
+
+
+@dataclass(frozen=True)
+class Said:
+    """One text of a result."""
+
+    number: int
+    """Of the segment or page; 0 for a video."""
+    text: str
+    text_sha256: str
+    dpi: float = 0.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A result as its record has it."""
+
+    custom_id: str
+    source: str
+    kind: JobKind
+    options: Mapping[str, Any]
+    video_sha256: str
+    target: tuple[str, str]
+    """Revision and dtype of the model that is said to have made it."""
+    texts: tuple[Said, ...]
+
+    def where(self, said: Said) -> str:
+        """What people call that part."""
+        part = {JobKind.FILM: "segment", JobKind.DOCUMENT: "page"}.get(self.kind, "")
+        return part and f"{part} {said.number}"
+
+
+def claim_of(record: Mapping[str, Any]) -> Claim | None:
+    """What a record claims; None where it has no result, as jobs that failed, or no receipt that can be read."""
+    try:
+        receipt, kind = record["receipt"], JobKind(record.get("kind") or JobKind.VIDEO)
+        texts = (
+            [_said(part, kind) for part in record["parts"] if part.get("text") is not None] if kind.has_parts else []
+        )
+        if not kind.has_parts:
+            texts = [Said(0, str(record["text"]), str(receipt["text_sha256"]))]
+        return Claim(
+            custom_id=str(record["custom_id"]),
+            source=str(record["source"]),
+            kind=kind,
+            options=dict(receipt["options"]),
+            video_sha256=str(receipt["video_sha256"]),
+            target=(str(receipt["target"]["revision"]), str(receipt["target"]["dtype"])),
+            texts=tuple(texts),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _said(part: Mapping[str, Any], kind: JobKind) -> Said:
+    number = int(part["segment" if kind is JobKind.FILM else "page"])
+    return Said(number, str(part["text"]), str(part["receipt"]["text_sha256"]), float(part.get("dpi") or 0))
+
+
+def check_digests(claim: Claim) -> list[Finding]:
+    """A finding for each text that is not the one of its receipt."""
+    return [
+        Finding(
+            claim.custom_id,
+            Verdict.ALTERED,
+            "its SHA-256 is not the one in its receipt",
+            claim.where(said),
+            said.text,
+        )
+        for said in claim.texts
+        if hashlib.sha256(said.text.encode(errors="surrogatepass")).hexdigest() != said.text_sha256
+    ]
+
+
+def why_not_replayed(claim: Claim) -> str:
+    """Why plain decoding need not say the same; empty where it must."""
+    options = claim.options
+    if options.get("lossy"):
+        return f"it was made by {options['lossy']!r}, which changes the text"
+    if options.get("tolerance", 1) < 1:
+        return "it took what was nearly as likely (tolerance below 1)"
+    if options.get("sampling_rule") == "rejection" and options.get("temperature"):
+        return "it was sampled by the rule 'rejection', by which the text depends on the draft"
+    return "" if claim.texts else "it has no text"
+
+
+def replay_item(claim: Claim, nonce: float) -> BatchItem:
+    """What to hand in so that the target makes it anew from the same file: every option that the text depends on, as
+    the receipt has it. `nonce` (0 to 1) goes where plain decoding does not look: no kept result is of the same name.
+
+    Raises `InvalidRequest` for options that this release does not take.
+    """
+    names = {name for name, spec in OPTIONS_BY_NAME.items() if spec.group in _TEXT_GROUPS}
+    kept = {name: value for name, value in claim.options.items() if name in names}
+    if claim.kind is not JobKind.FILM:
+        kept.pop("segments", None)
+    options = CaptionOptions.from_mapping(kept | {"method": PLAIN, "alpha": nonce})
+    document: dict[str, Any] = {}
+    if claim.kind is JobKind.DOCUMENT:
+        document["pages"] = page_ranges([said.number for said in claim.texts])
+        if dpi := round(max(said.dpi for said in claim.texts)):
+            document["dpi"] = dpi
+    kind = JobKind.DOCUMENT if claim.kind is JobKind.DOCUMENT else JobKind.VIDEO
+    return BatchItem(claim.custom_id, claim.source, options.given(), claim.video_sha256, kind, document)
+
+
+def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
+    """A finding for each text of the claim, beside the record of its replay."""
+    again = claim_of(replayed)
+    if again is None or replayed.get("state") != "done":
+        reason = str(replayed.get("error") or "its replay has no result")
+        return [Finding(claim.custom_id, Verdict.FAILED, reason)]
+    if again.target != claim.target:
+        (revision, dtype), (theirs, their_dtype) = claim.target, again.target
+        reason = f"made by the target {revision[:12]} ({dtype}), replayed by {theirs[:12]} ({their_dtype})"
+        return [Finding(claim.custom_id, Verdict.SKIPPED, reason)]
+    if (replayed.get("receipt") or {}).get("reused"):
+        return [Finding(claim.custom_id, Verdict.FAILED, "the archive took over a result instead of making it again")]
+    texts = {said.number: said for said in again.texts}
+    return [_finding(claim, said, texts.get(said.number)) for said in claim.texts]
+
+
+def _finding(claim: Claim, said: Said, again: Said | None) -> Finding:
+    where = claim.where(said)
+    if again is None:
+        return Finding(claim.custom_id, Verdict.FAILED, "its replay has no such part", where)
+    if again.dpi != said.dpi:
+        return Finding(claim.custom_id, Verdict.SKIPPED, f"drawn at {said.dpi:g} dpi, replayed at {again.dpi:g}", where)
+    verdict = Verdict.SAME if again.text == said.text else Verdict.DIFFERS
+    reason = "" if verdict is Verdict.SAME else "plain decoding says another text"
+    return Finding(claim.custom_id, verdict, reason, where, said.text, again.text)
+
+
+def sampled_share(text: str) -> float:
+    """A share of all: "1%", or 0.01. Raises `InvalidRequest`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise InvalidRequest(f"--share {text!r}: give a part of all, such as 1% or 0.01")
+    return share
+
+
+def place_of(custom_id: str, seed: int) -> float:
+    """Where a result stands between 0 and 1, by its name and a seed: those below a share are that share of all."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{custom_id}".encode(errors="surrogatepass")).digest()[:8]) / 2**64

@@ -1,0 +1,83 @@
+"""What can be found in an export of the archive: each text with its file and its time in it. Pure.
+
+A line of JSON is read as `slipstream archive export` writes it; those of other releases give what is understood.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.archive.messages import JobKind
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text of the archive: the caption of a video or segment, or a page."""
+
+    custom_id: str
+    source: str
+    """The file or address, as the gateway was told it."""
+    text: str
+    start_s: float = 0.0
+    end_s: float = 0.0
+    """Where it is in the film, by the container's clock; of a video that was not cut, all of it. 0 both: not known."""
+    page: int = 0
+    """Of a document, from 1; 0: it is a video."""
+    is_segment: bool = False
+    """Its times are those of a segment, and not just of the whole video."""
+
+
+def passages_of(line: str | bytes) -> Iterator[Passage]:
+    """Those of one line, in their order; none where it is no line of an export, or has no text."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(record, dict) or not _is_text(record.get("custom_id")):
+        return
+    source = record["source"] if _is_text(record.get("source")) else ""
+    parts = record.get("parts")
+    for part in parts if isinstance(parts, list) else [record]:
+        if isinstance(part, dict) and _is_text(part.get("text")) and part["text"].strip():
+            yield _passage(part, record["custom_id"], source, is_document=record.get("kind") == JobKind.DOCUMENT)
+
+
+def _passage(part: Mapping[str, Any], custom_id: str, source: str, is_document: bool) -> Passage:
+    if is_document:
+        page = part.get("page")
+        return Passage(custom_id, source, part["text"], page=page if type(page) is int and 0 < page < 2**31 else 0)
+    if "segment" in part:
+        start_s, end_s = _seconds(part.get("start_s")), _seconds(part.get("end_s"))
+        return Passage(custom_id, source, part["text"], start_s, max(start_s, end_s), is_segment=True)
+    return Passage(custom_id, source, part["text"], 0.0, max(_duration_s(part), 0.0))
+
+
+def _duration_s(record: Mapping[str, Any]) -> float:
+    receipt = record.get("receipt")
+    video = receipt.get("video") if isinstance(receipt, dict) else None
+    return _seconds(video.get("duration_s")) if isinstance(video, dict) else 0.0
+
+
+def _seconds(value: object) -> float:
+    """A time that a film can have; 0 for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 1e9 and math.isfinite(value) else 0.0  # type: ignore[arg-type]
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that can be kept: no lone surrogate, which is no UTF-8."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def passages_in(lines: Iterable[str | bytes]) -> Iterator[Passage]:
+    """Those of all lines."""
+    for line in lines:
+        yield from passages_of(line)

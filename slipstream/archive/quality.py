@@ -1,0 +1,132 @@
+"""What may be wrong with a text, as far as numbers show it: marks on a result, to be looked at by people. Pure.
+
+A mark is no verdict: a text with one may be right, and one without may be wrong. Some compare a result with others of
+its batch, which `Norms` sums up.
+"""
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slipstream.messages import Caption
+from slipstream.speculation.protocol import FinishReason
+
+LOOP_WORDS, LOOP_TIMES, LONGEST_PERIOD = 12, 3, 64
+"""The same words at least so often in a row, and so many in all; repetitions of longer pieces are not looked for."""
+VARIED_FROM, NGRAM, LEAST_DISTINCT = 60, 4, 0.4
+"""In a text of so many words, the least share of its runs of `NGRAM` words that are different ones."""
+LOOKED_AT = 2000
+"""Words at a text's end, where loops are."""
+SHORT_SHARE, SHORT_WORDS = 0.25, 3
+"""Of the batch's median; and what is short where the batch says nothing."""
+LEAST_JUDGED = 32
+"""Draft tokens without which a text's acceptance says nothing."""
+LEAST_RESULTS = 20
+"""Of a batch, before it says what is usual."""
+SPREADS, LEAST_DISTANCE = 4.0, 0.15
+"""Acceptance is out of range that many standard deviations from the median, and at least so far."""
+_SIGMA = 1.4826
+"""Standard deviations in a median absolute deviation, of a normal distribution."""
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")
+"""A word; where none are parted by spaces, a character."""
+
+
+class Mark(StrEnum):
+    """What is odd about a text."""
+
+    EMPTY = "empty"
+    """It has no letter and no digit."""
+    SHORT = "short"
+    """It has few words for its batch."""
+    CUT = "cut"
+    """It was ended by `max_new_tokens`."""
+    LOOPED = "looped"
+    """It says the same again and again."""
+    ACCEPTANCE = "acceptance"
+    """The target accepted far fewer, or far more, of the draft's tokens than is usual in its batch."""
+
+
+COUNTED_MARKS = (Mark.EMPTY, Mark.CUT, Mark.LOOPED)
+"""Those that a text has by itself: a batch's totals count them when its results are kept."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What is usual in a batch. None: too few results say it."""
+
+    median_words: float | None = None
+    acceptance: float | None = None
+    """Median share of the draft's tokens that became text."""
+    spread: float = 0.0
+    """Standard deviation of that share, as far as outliers do not make it."""
+
+    @classmethod
+    def of(cls, captions: Iterable[Caption]) -> "Norms":
+        """Of some results of a batch, pages and segments included."""
+        said = list(captions)
+        if len(said) < LEAST_RESULTS:
+            return cls()
+        median_words = statistics.median(len(words_of(caption.text)) for caption in said)
+        shares = [share for caption in said if (share := _acceptance(caption)) is not None]
+        if len(shares) < LEAST_RESULTS:
+            return cls(median_words)
+        middle = statistics.median(shares)
+        return cls(median_words, middle, _SIGMA * statistics.median(abs(share - middle) for share in shares))
+
+
+UNKNOWN = Norms()
+
+
+def marks_of(caption: Caption, norms: Norms = UNKNOWN) -> tuple[Mark, ...]:
+    """What is odd about a result, in the order of `Mark`."""
+    words = words_of(caption.text)
+    found = {
+        Mark.EMPTY: not words,
+        Mark.SHORT: bool(words) and _is_short(len(words), norms),
+        Mark.CUT: caption.finish_reason is FinishReason.LENGTH,
+        Mark.LOOPED: is_looped(words),
+        Mark.ACCEPTANCE: _is_out_of_range(_acceptance(caption), norms),
+    }
+    return tuple(mark for mark, is_so in found.items() if is_so)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, without case and punctuation."""
+    return _WORD.findall(text.casefold())
+
+
+def is_looped(words: Sequence[str]) -> bool:
+    """Whether a piece is repeated at once, or most of the text has been said before."""
+    words = words[-LOOKED_AT:]
+    for period in range(1, min(LONGEST_PERIOD, len(words) // LOOP_TIMES) + 1):
+        if _longest_run(words, period) + period >= max(LOOP_TIMES * period, LOOP_WORDS):
+            return True
+    runs = [tuple(words[start : start + NGRAM]) for start in range(len(words) - NGRAM + 1)]
+    return len(words) >= VARIED_FROM and len(set(runs)) < LEAST_DISTINCT * len(runs)
+
+
+def _longest_run(words: Sequence[str], period: int) -> int:
+    """The most words in a row that are the same as those `period` before them."""
+    longest = current = 0
+    for early, late in zip(words, words[period:], strict=False):
+        current = current + 1 if early == late else 0
+        longest = max(longest, current)
+    return longest
+
+
+def _is_short(num_words: int, norms: Norms) -> bool:
+    return num_words < (SHORT_WORDS if norms.median_words is None else SHORT_SHARE * norms.median_words)
+
+
+def _acceptance(caption: Caption) -> float | None:
+    speculation = caption.speculation
+    return speculation.accepted / speculation.judged if speculation.judged >= LEAST_JUDGED else None
+
+
+def _is_out_of_range(share: float | None, norms: Norms) -> bool:
+    if share is None or norms.acceptance is None:
+        return False
+    return abs(share - norms.acceptance) > max(SPREADS * norms.spread, LEAST_DISTANCE)

@@ -1,0 +1,130 @@
+"""Indexes of what the archive has said: of exports, beside them or in a cache, and of batches; built when they are
+needed, and anew when what they were built of has changed."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from slipstream.archive.messages import Job, JobKind, JobPart
+from slipstream.archive.passages import Passage, passages_in
+from slipstream.archive.text_index import TextIndex, build_index
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.errors import InvalidConfig, InvalidRequest
+
+INDEX_EXTENSION = ".index"
+_SQLITE = b"SQLite format 3\0"
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Where indexes lie that cannot lie beside what they are of, as the XDG base directories say."""
+    given = environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "slipstream" / "search"
+
+
+def index_exports(paths: Sequence[Path], index: Path) -> int:
+    """Builds one index of several exports, in their order; how many passages it has. Raises `InvalidRequest` for a file
+    that cannot be read, and `InvalidConfig` for an index that cannot be written."""
+    stamps = [_stamp(path) for path in paths]
+
+    def passages() -> Iterator[Passage]:
+        for path in paths:
+            with path.open("rb") as lines:
+                yield from passages_in(lines)
+
+    return build_index(index, passages(), json.dumps(stamps))
+
+
+def open_export(path: Path, cache: Path) -> TextIndex:
+    """The index of an export of JSON lines, or the index itself; built now where there is none that is true.
+
+    Raises `InvalidRequest` for a file that cannot be read, or that has no text of an archive.
+    """
+    stamp = _stamp(path)
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            return TextIndex(path)
+    made_of = json.dumps([stamp])
+    beside = path.with_name(path.name + INDEX_EXTENSION)
+    away = cache / f"{_digest(str(path.resolve()))}{INDEX_EXTENSION}"
+    for place in (beside, away):
+        if (known := _opened(place, made_of)) is not None:
+            return known
+    place = beside if os.access(path.parent, os.W_OK) else _private(away)
+    if not index_exports([path], place):
+        place.unlink()
+        raise InvalidRequest(f"{path} has no text; give JSON lines of `slipstream archive export`, or an index of them")
+    return TextIndex(place)
+
+
+async def open_batch(client: ArchiveClient, batch: str, cache: Path) -> TextIndex:
+    """The index of a batch as it stands now. Raises what `client` does."""
+    found = await client.get(batch)
+    made_of = json.dumps([found.batch_id, found.counts.done, found.parts_done, found.ended_s])
+    place = _private(cache / f"{_digest(found.batch_id)}{INDEX_EXTENSION}")
+    if (known := _opened(place, made_of)) is not None:
+        return known
+    with tempfile.TemporaryFile("w+", dir=place.parent, encoding="utf-8") as lines:
+        async with aclosing(client.jobs(batch)) as jobs:
+            async for job in jobs:
+                parts = [part async for part in client.parts(batch, job)]
+                lines.write(json.dumps(_record(job, parts)) + "\n")
+        lines.seek(0)
+        build_index(place, passages_in(lines), made_of)
+    return TextIndex(place)
+
+
+def _record(job: Job, parts: Sequence[JobPart]) -> dict[str, Any]:
+    """What `passages_of` reads of a job, as an export has it."""
+    record: dict[str, Any] = {"custom_id": job.custom_id, "source": job.source, "kind": job.kind}
+    if job.caption is not None:
+        return record | {"text": job.caption.text, "receipt": {"video": {"duration_s": job.caption.video.duration_s}}}
+    said = [(part, part.caption.text) for part in parts if part.caption is not None]
+    if job.kind is JobKind.FILM:
+        timed = [(part.segment, text) for part, text in said if part.segment is not None]
+        return record | {
+            "parts": [
+                {"segment": at.number, "start_s": at.start_s, "end_s": at.end_s, "text": text} for at, text in timed
+            ]
+        }
+    return record | {"parts": [{"page": part.page, "text": text} for part, text in said]}
+
+
+def _opened(place: Path, made_of: str) -> TextIndex | None:
+    """The index there, where it is one of the same content."""
+    if not place.is_file():
+        return None
+    try:
+        index = TextIndex(place)
+    except InvalidConfig:
+        return None
+    if index.facts.get("made_of") == made_of:
+        return index
+    index.close()
+    return None
+
+
+def _stamp(path: Path) -> list[str | int]:
+    try:
+        status = path.stat()
+        with path.open("rb"):
+            return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {str(path)!r}: {error.strerror}") from None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:40]
+
+
+def _private(place: Path) -> Path:
+    """The same, in a folder that only this user may enter: it holds captions."""
+    try:
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"cannot make the folder {place.parent}: {error.strerror}") from None
+    return place

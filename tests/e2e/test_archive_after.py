@@ -1,0 +1,252 @@
+"""Before and after a batch, with real services and a real queue: an audit that finds what was altered, marks and their
+counts, texts that are found, and what an estimate says."""
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from slipstream.archive.audits import Verdict
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
+from slipstream.archive.quality import COUNTED_MARKS, words_of
+from slipstream.archive.queue import Priority
+from slipstream.archive.records import read_result, write_result
+from slipstream.archive.text_index import parse_question
+from slipstream.cli.archive.batch_view import describe, overall
+from slipstream.cli.archive.output import Format, Output, export, job_record
+from slipstream.client.archive_audit import Audit, audit
+from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.archive_estimate import caption_sample
+from slipstream.client.archive_search import open_batch
+from slipstream.client.caption_client import Connection
+from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.rpc.calls import open_channel
+from slipstream.stack.local import Stack
+from slipstream.stack.redis_server import EmbeddedServer
+from tests.support.films import frame_times, make_film
+from tests.support.processes import running
+from tests.support.world import PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 4, "max_new_tokens": 16}
+SEGMENTS = 3
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Archived:
+    """An archive with one batch that is done: three videos and a film."""
+
+    client: ArchiveClient
+    address: str
+    redis_url: str
+    folder: Path
+    batch: Batch
+
+    async def records(self) -> Records:
+        """The batch as an export has it."""
+        path = self.folder / "export.jsonl"
+        await export(self.client, self.batch.batch_id, Output(str(path), Format.JSONL))
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    async def audit(self, records: Records, share: float = 1.0, seed: int = 0) -> Audit:
+        async def each() -> AsyncIterator[dict[str, Any]]:
+            for record in records:
+                yield record
+
+        return await audit(each(), self.client, job_record, share, seed)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def archived(stack: Stack, world: World, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Archived]:
+    folder = tmp_path_factory.mktemp("archived")
+    for number, clip in enumerate(world.clips):
+        (folder / f"{number}.mp4").write_bytes(clip)
+    scenes = [16] * SEGMENTS
+    (folder / "film.mkv").write_bytes(make_film(scenes, frame_times(scenes, 0.125, 7.5), codec="ffv1").data)
+    items = [BatchItem(f"{number}.mp4", str(folder / f"{number}.mp4"), SMALL) for number in range(len(world.clips))]
+    items.append(BatchItem("film.mkv", str(folder / "film.mkv"), SMALL | {"segments": "fixed:2s"}))
+    models = ("--target", stack.processes["target"].address, "--draft", stack.processes["draft"].address)
+    async with EmbeddedServer(folder / "redis") as redis:
+        flags = (*models, "--redis", redis.url, "--video-roots", str(folder), "--draft-timeout-s", "30")
+        async with running("gateway", folder / "gateway", *flags) as process, open_channel(process.address) as channel:
+            client = ArchiveClient(Connection(channel))
+            batch_id = (await client.submit(BatchOptions("mine"), items)).batch_id
+            yield Archived(client, process.address, redis.url, folder, await ended(client, batch_id))
+
+
+async def ended(client: ArchiveClient, batch_id: str) -> Batch:
+    async with aclosing(client.watch(batch_id)) as snapshots:
+        return [snapshot async for snapshot in snapshots][-1]
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+async def test_sound_results_are_confirmed(archived: Archived) -> None:
+    done = await archived.audit(await archived.records())
+    assert done.has_passed and (done.num_results, done.num_replayed) == (4, 4)
+    assert done.count(Verdict.SAME) == len(done.findings) == 3 + SEGMENTS
+
+
+async def test_of_a_small_share_one_is_made_again(archived: Archived) -> None:
+    done = await archived.audit(await archived.records(), share=1e-9, seed=5)
+    assert done.has_passed and (done.num_results, done.num_replayed) == (4, 1)
+
+
+async def test_an_altered_text_is_found_by_its_receipt_without_being_replayed(archived: Archived) -> None:
+    records = await archived.records()
+    for record in records:
+        changed = record["parts"][1] if "parts" in record else record
+        changed["text"] += "!"
+    done = await archived.audit(records, share=1e-9)
+    assert not done.has_passed and done.count(Verdict.ALTERED) == 4
+    assert {one.where for one in done.findings if one.verdict is Verdict.ALTERED} == {"", "segment 1"}
+
+
+async def test_a_text_that_was_altered_with_its_receipt_is_found_by_its_replay(archived: Archived) -> None:
+    records = await archived.records()
+    forge(records[0], records[0]["receipt"], "another text")
+    forge(records[3]["parts"][2], records[3]["parts"][2]["receipt"], "another segment")
+    done = await archived.audit(records)
+    assert not done.has_passed and (done.count(Verdict.ALTERED), done.count(Verdict.DIFFERS)) == (0, 2)
+    differing = {(one.custom_id, one.where): one for one in done.findings if one.verdict is Verdict.DIFFERS}
+    assert set(differing) == {("0.mp4", ""), ("film.mkv", "segment 2")}
+    assert differing["0.mp4", ""].text == "another text" and differing["0.mp4", ""].plain
+
+
+def forge(holder: dict[str, Any], receipt: dict[str, Any], text: str) -> None:
+    holder["text"] = text
+    receipt["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+
+
+async def test_a_result_that_was_altered_in_the_queue_is_found(archived: Archived) -> None:
+    """With all its digests, as somebody could who may write to the store."""
+    (job, *_) = [job async for job in archived.client.jobs("mine")]
+    redis = Redis.from_url(archived.redis_url, decode_responses=True)
+    try:
+        (key,) = [key async for key in redis.scan_iter(f"*{job.job_id}*") if await redis.type(key) == "hash"]
+        before = await redis.hgetall(key)
+        caption, receipt = read_result(before["result"])
+        digest = hashlib.sha256(b"planted").hexdigest()
+        result = write_result(replace(caption, text="planted"), replace(receipt, text_sha256=digest))
+        await redis.hset(key, mapping={"result": result, "result_sha256": hashlib.sha256(result.encode()).hexdigest()})
+        done = await archived.audit(await archived.records())
+        await redis.hset(key, mapping=before)
+    finally:
+        await redis.aclose()
+    (found,) = [one for one in done.findings if one.verdict is not Verdict.SAME]
+    assert (found.custom_id, found.verdict, found.text) == (job.custom_id, Verdict.DIFFERS, "planted")
+
+
+async def test_what_cannot_be_made_again_is_told_and_does_not_pass(archived: Archived) -> None:
+    records = await archived.records()
+    gone, changed, lossy, another = records
+    gone["source"] = str(archived.folder / "none.mp4")
+    changed["receipt"]["video_sha256"] = "ab" * 32
+    lossy["receipt"]["options"]["lossy"] = "uniform"
+    another["receipt"]["target"]["revision"] = "cd" * 32
+    done = await archived.audit(records)
+    verdicts = {one.custom_id: (one.verdict, one.reason) for one in done.findings}
+    assert not done.has_passed
+    assert [verdicts[record["custom_id"]][0] for record in records] == [Verdict.FAILED] * 2 + [Verdict.SKIPPED] * 2
+    assert "changes the text" in verdicts[lossy["custom_id"]][1] and "cdcd" in verdicts[another["custom_id"]][1]
+    with pytest.raises(InvalidRequest, match="no result to audit"):
+        await archived.audit([{"custom_id": "failed", "text": None}])
+
+
+# -- marks and texts --------------------------------------------------------------------------------------------------
+
+
+async def test_marks_are_counted_and_told(archived: Archived) -> None:
+    records = await archived.records()
+    texts = [part for record in records for part in record.get("parts", [record])]
+    counts = {mark: sum(mark in text["quality"] for text in texts) for mark in COUNTED_MARKS}
+    assert counts == {mark: getattr(archived.batch.totals, mark) for mark in COUNTED_MARKS}
+    assert counts["cut"] > 0, "16 tokens are few"
+    assert f"{counts['cut']} cut" in describe(archived.batch, overall(archived.batch))
+
+
+async def test_a_batch_is_searched_to_the_second(archived: Archived, tmp_path: Path) -> None:
+    film = (await archived.records())[3]
+    word = max(words_of(film["parts"][1]["text"]), key=len)
+    with await open_batch(archived.client, "mine", tmp_path) as index:
+        found = index.search(parse_question(word), 50).passages
+    assert {one.start_s for one in found if one.custom_id == "film.mkv"} >= {film["parts"][1]["start_s"]}
+    assert film["parts"][1]["start_s"] == 9.5
+
+
+# -- estimate ---------------------------------------------------------------------------------------------------------
+
+
+def num_bytes(job: Job, parts: Sequence[JobPart]) -> int:
+    return len(json.dumps(job_record(job, parts)))
+
+
+async def test_an_estimate_of_all_items_is_what_they_took(archived: Archived) -> None:
+    """All of a small archive are the sample, so nothing is left open but the time."""
+    names = [*(f"{number}.mp4" for number in range(3)), "none.mp4"]
+    items = [BatchItem(name, str(archived.folder / name)) for name in names]
+    batch = BatchOptions(caption=SMALL, priority=Priority.LOW)
+    sampled = [await caption_sample(archived.client, items, batch, 20, 0, num_bytes) for _ in range(2)]
+    for one in sampled:
+        assert one.chosen == (0, 1, 2, 3) and len(one.failures) == 1 and "none.mp4" in one.failures[0]
+        assert one.totals.tokens == sum(each.tokens for each in one.sample)
+        assert all(each.span.seconds > 0 and each.result_bytes > 500 for each in one.sample)
+    again = {each.tokens for each in sampled[1].sample}
+    assert again == {each.tokens for each in sampled[0].sample}, "made anew, and the same"
+    found = sampled[0].estimate()
+    assert found.num_items == 4 and found.seconds.low <= found.seconds.value <= found.seconds.high
+    assert sampled[0].estimate(only_unsampled=True).num_items == 0
+
+
+async def test_an_estimate_of_nothing_or_of_no_video_says_so(archived: Archived) -> None:
+    with pytest.raises(VideoNotFound, match="nothing to estimate"):
+        await caption_sample(archived.client, [], BatchOptions(), 20, 0, num_bytes)
+    gone = BatchItem("gone", str(archived.folder / "gone.mp4"))
+    with pytest.raises(InvalidRequest, match="no item of the sample could be captioned"):
+        await caption_sample(archived.client, [gone], BatchOptions(), 20, 0, num_bytes)
+
+
+async def command(archived: Archived, *words: str) -> tuple[int, list[str]]:
+    """Exit status and stdout of one command of `slipstream archive`."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words, "--gateway", archived.address),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode().splitlines()
+
+
+async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) -> None:
+    folder, options = str(archived.folder / "*.mp4"), ("--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16")
+    status, (line,) = await command(archived, "estimate", folder, *options, "--price-per-device-hour", "2.5", "--json")
+    facts = json.loads(line)
+    assert status == 0 and (facts["items"], facts["sampled"], facts["failed"], facts["devices"]) == (3, 3, 0, 2)
+    assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
+    records = await archived.records()
+    assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
+
+
+async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
+    archived: Archived, tmp_path: Path
+) -> None:
+    status, said = await command(archived, "audit", "mine", "--share", "100%")
+    assert status == 0 and said[-1].startswith("passed: 4 results"), said
+    records = await archived.records()
+    forge(records[1], records[1]["receipt"], "another\x1b text")
+    export_file = tmp_path / "forged.jsonl"
+    export_file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, said = await command(archived, "audit", str(export_file), "--share", "1.0")
+    assert status == 1 and said[0] == "differs 1.mp4: plain decoding says another text"
+    assert said[-1].startswith("NOT confirmed") and "\x1b" not in "".join(said)
