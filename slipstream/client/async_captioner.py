@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from slipstream.call_options import CallOptions, keywords_of
 from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
@@ -27,7 +26,7 @@ from slipstream.client.film_client import FilmCall, film_events, segment_caption
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, GatewayInfo, SegmentCaption
-from slipstream.options import CaptionOptions
+from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
 _LOGGER = logging.getLogger("slipstream.client")

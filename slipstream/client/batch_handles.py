@@ -14,10 +14,10 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart, Submitted
 from slipstream.archive.queue import JobState, Priority
-from slipstream.call_options import CallOptions, keywords_of
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
 from slipstream.errors import InvalidRequest
+from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import grpc
 
-from slipstream.call_options import CallOptions, keywords_of
 from slipstream.client.caption_client import Connection, RemotePath, Upload, Video, check_video
 from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.reading import DocumentEvent, DocumentOptions
@@ -21,6 +20,7 @@ from slipstream.errors import (
     UnreadableDocument,
 )
 from slipstream.messages import GatewayInfo
+from slipstream.options import CallOptions, keywords_of
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error
 from slipstream.rpc.document_codec import (
     call_read_document,

@@ -4,12 +4,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from slipstream.call_options import CallOptions, keywords_of
 from slipstream.client.caption_client import Connection, RemotePath, Upload, Video
 from slipstream.client.document_client import DOCUMENT_TIMEOUT_S, answered_events
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import Caption, CommittedText, CommittedToken, FilmEvent, Segment, SegmentCaption
-from slipstream.options import CaptionOptions
+from slipstream.options import CallOptions, CaptionOptions, keywords_of
 from slipstream.rpc.codec import options_message
 from slipstream.rpc.film_codec import call_caption_segments, film_chunk_message, film_request, read_film_events
 
