@@ -8,11 +8,12 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.option_specs import UNSET, OptionSpec, Receiver, option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
@@ -24,76 +25,6 @@ SEED_MAX = 2**63 - 1
 MAX_PREDICTION_BYTES = 1024**2
 """Of all predictions of one caption together, in UTF-8."""
 
-Group = Literal["common", "sampling", "speculation", "baselines"]
-Receiver = Literal["target", "draft"]
-
-
-class _Unset:
-    """The value of an option that was not given: the gateway's default stands for it."""
-
-    def __repr__(self) -> str:
-        return "<default>"
-
-
-UNSET: Final = _Unset()
-
-
-@dataclass(frozen=True)
-class OptionSpec:
-    """One row of the table."""
-
-    name: str
-    kind: type
-    """str, int, float or bool; of a repeated option that of one value."""
-    repeated: bool
-    help: str
-    group: Group
-    default: str
-    """Where the value comes from when none is given, for people."""
-    to: tuple[Receiver, ...]
-    """The model services that are told, beside the gateway; sampling options go to both as one."""
-    choices: tuple[str, ...]
-    low: float | None
-    high: float | None
-    flag: str
-    """Of the command line, without dashes; empty: none."""
-    is_file: bool
-    """The command line takes files that hold the values."""
-    fallback: Any
-    """The value where neither the request, the method nor the gateway says one; `UNSET`: there is none."""
-    gateway_default: str
-    """The field of the gateway's configuration that says one; empty: none."""
-    gateway_limit: str
-    """The field of the gateway's configuration that bounds it; empty: none."""
-
-    @property
-    def description(self) -> str:
-        """The help, with the names to choose from."""
-        return f"{self.help} One of: {', '.join(self.choices)}." if self.choices else self.help
-
-
-def _option(
-    help_text: str,
-    group: Group = "speculation",
-    *,
-    default: str = "the method's",
-    to: tuple[Receiver, ...] = (),
-    choices: Sequence[str] = (),
-    low: float | None = None,
-    high: float | None = None,
-    flag: str | None = None,
-    is_file: bool = False,
-    fallback: Any = UNSET,
-    gateway_default: str = "",
-    gateway_limit: str = "",
-    kw_only: bool = True,
-) -> Any:
-    """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
-    row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
-    row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
-    row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit}
-    return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)
-
 
 @dataclass(frozen=True)
 class CaptionOptions:
@@ -104,7 +35,7 @@ class CaptionOptions:
         LimitExceeded: predictions of more than `MAX_PREDICTION_BYTES`.
     """
 
-    prompt: str = _option(
+    prompt: str = option(
         "What to ask of the video.",
         "common",
         default="the gateway's",
@@ -112,7 +43,7 @@ class CaptionOptions:
         gateway_default="default_prompt",
         kw_only=False,
     )
-    num_frames: int = _option(
+    num_frames: int = option(
         "Frames to sample, evenly in time.",
         "common",
         default="the gateway's",
@@ -122,7 +53,7 @@ class CaptionOptions:
         gateway_default="default_frames",
         gateway_limit="max_frames",
     )
-    max_new_tokens: int = _option(
+    max_new_tokens: int = option(
         "Most tokens of the caption.",
         "common",
         default="the gateway's",
@@ -132,30 +63,30 @@ class CaptionOptions:
         gateway_default="default_new_tokens",
         gateway_limit="max_new_tokens",
     )
-    method: str = _option(
+    method: str = option(
         "How to decode: autoregressive is the target alone.",
         "common",
         default="slipstream, or autoregressive without a draft",
         choices=tuple(METHODS),
     )
-    segments: str = _option(
+    segments: str = option(
         "Caption segments of the video, each with its times: fixed:10s (or other seconds), shots, or none.",
         "common",
         default="none",
     )
-    temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
-    top_k: int = _option(
+    temperature: float = option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
+    top_k: int = option(
         "Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K, fallback=0
     )
-    top_p: float = _option(
+    top_p: float = option(
         "Sample from the likeliest tokens that together have this probability.",
         "sampling",
         default="1",
         high=1,
         fallback=1.0,
     )
-    repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
-    seed: int = _option(
+    repetition_penalty: float = option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
+    seed: int = option(
         "Names the random numbers of sampling and of random pruners: same seed, same text.",
         "sampling",
         default="0",
@@ -164,14 +95,14 @@ class CaptionOptions:
         high=SEED_MAX,
         fallback=0,
     )
-    sampling_rule: str = _option(
+    sampling_rule: str = option(
         "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES, fallback="coupled"
     )
-    stop: tuple[str, ...] = _option(
+    stop: tuple[str, ...] = option(
         "End before this text; there may be several.", "sampling", default="none", fallback=()
     )
-    pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
-    alpha: float = _option(
+    pruner: str = option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
+    alpha: float = option(
         "Share of the video tokens that the draft drops.",
         default="the gateway's",
         to=("draft",),
@@ -179,18 +110,18 @@ class CaptionOptions:
         high=1,
         gateway_default="default_alpha",
     )
-    guidance: str = _option(
+    guidance: str = option(
         "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=tuple(GuidanceKind)
     )
-    positions: str = _option(
+    positions: str = option(
         "Position ids of the kept video tokens.",
         default="original",
         to=("draft",),
         choices=tuple(Positions),
         fallback="original",
     )
-    policy: str = _option("When the target starts a pass.", choices=POLICIES)
-    max_window: int = _option(
+    policy: str = option("When the target starts a pass.", choices=POLICIES)
+    max_window: int = option(
         "Most draft tokens in one target pass.",
         default="the gateway's",
         low=1,
@@ -198,41 +129,39 @@ class CaptionOptions:
         gateway_default="default_window",
         gateway_limit="max_window",
     )
-    gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
-    shape: str = _option("Of a window.", choices=tuple(Shape))
-    gate: bool = _option("Decode without the draft while that is faster.")
-    trace: bool = _option(
+    gamma: int = option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
+    shape: str = option("Of a window.", choices=tuple(Shape))
+    gate: bool = option("Decode without the draft while that is faster.")
+    trace: bool = option(
         "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
     )
-    want_kept: bool = _option(
+    want_kept: bool = option(
         "Also tell which video tokens the draft keeps.", default="no", to=("draft",), flag="", fallback=False
     )
-    prediction: tuple[str, ...] = _option(
+    prediction: tuple[str, ...] = option(
         "Text that the caption may be like, such as an old one; there may be several.",
         default="none",
         flag="prediction-file",
         is_file=True,
         fallback=(),
     )
-    tolerance: float = _option(
+    tolerance: float = option(
         "tau of paper 003 (method hsd): below 1 what a prediction has is taken if it is nearly as likely.",
         "baselines",
         default="1",
         low=0,
         high=1,
     )
-    tolerance_rule: str = _option(
+    tolerance_rule: str = option(
         "How the paper's eq. 10 is read.", "baselines", default="log_ratio", choices=tuple(ToleranceRule)
     )
-    lossy: str = _option(
+    lossy: str = option(
         "Prunes the target itself, which changes the text: for comparison.",
         "baselines",
         default="none",
         choices=LOSSY_METHODS,
     )
-    lossy_keep: float = _option(
-        "Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1
-    )
+    lossy_keep: float = option("Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1)
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():

@@ -29,6 +29,8 @@ class SessionStart:
     """Who shows it may pull the target's guidance."""
     request_id: str = field(default="", kw_only=True)
     """Names the caption in the logs; travels as metadata."""
+    has_video: bool = field(default=True, kw_only=True)
+    """False: the prompt is about no video, and no frames come."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import make_plan
 from slipstream.cli.caption import caption_options
 from slipstream.errors import InvalidRequest
-from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
+from slipstream.option_specs import UNSET, OptionSpec
+from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.rpc.codec import options_message, read_options
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 from slipstream.sampling.params import SamplingParams

@@ -156,18 +156,22 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             raise ProtocolViolation("a session begins with `start`")
         request, join = session_codec.read_draft_start(first.start)
         request = replace(request, request_id=bound_request_id())
-        if get_pruner(request.pruner).score is not None:
+        if request.has_video and get_pruner(request.pruner).score is not None:
             await self._targets.check(request.guidance_address)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
-        num_frames, height, width = session_codec.frames_shape(announced, max_frames)
+        shape = session_codec.frames_shape(announced, max_frames) if request.has_video else (0, 0, 0)
+        num_frames, height, width = shape
         session = await self.engine.open(request, join, num_frames, (height, width))
         get_logger().info("session.opened", num_frames=num_frames, num_committed=len(join.committed))
         try:
             await self.engine.admit(session)
-            session.work.frames = await session_codec.read_frames(
-                announced, IdleLimit(requests, FRAMES_IDLE_S, FRAMES_STOPPED), max_frames
-            )
-            ready = await self._prepare(session)
+            if request.has_video:
+                session.work.frames = await session_codec.read_frames(
+                    announced, IdleLimit(requests, FRAMES_IDLE_S, FRAMES_STOPPED), max_frames
+                )
+                ready = await self._prepare(session)
+            else:
+                ready = DraftReady(prefill_s=await self.engine.prefill_text(session))
             for event in session_codec.draft_events(ready):
                 yield event
             reading = heard(asyncio.create_task(self._read(session, requests)))

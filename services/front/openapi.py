@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream import __version__
-from slipstream.options import OPTIONS, OptionSpec
+from slipstream.option_specs import OptionSpec
+from slipstream.options import OPTIONS
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
 from slipstream.services.front.endpoints import Endpoint, Schema
 

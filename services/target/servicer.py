@@ -49,7 +49,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             raise ProtocolViolation("a session begins with `start`")
         request = session_codec.read_target_start(first.start)
         announced, max_frames = first.start.frames, self.engine.model.info.max_frames
-        num_frames, height, width = session_codec.frames_shape(announced, max_frames)
+        shape = session_codec.frames_shape(announced, max_frames) if request.has_video else (0, 0, 0)
+        num_frames, height, width = shape
         session = await self.engine.open(request, num_frames, (height, width))
         get_logger().info("session.opened", num_frames=num_frames, prompt_tokens=session.plan.num_tokens)
         if request.lossy is not None:
@@ -63,7 +64,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 yield session_codec.target_event(waiting)
             if queued:
                 yield session_codec.target_event(StageProgress(PrefillStage.ENCODE, 0, num_frames))
-            session.work.frames = await session_codec.read_frames(announced, requests, max_frames)
+            if request.has_video:
+                session.work.frames = await session_codec.read_frames(announced, requests, max_frames)
             async for progress in self.engine.prefill(session):
                 yield session_codec.target_event(progress)
             async for judgement in self._judge_all(session, requests):

@@ -8,7 +8,8 @@ from typing import Any
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
-from slipstream.options import OPTIONS, UNSET, CaptionOptions, OptionSpec
+from slipstream.option_specs import UNSET, OptionSpec
+from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.caption_book import Opening

@@ -23,7 +23,8 @@ from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
-from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions, OptionSpec
+from slipstream.option_specs import OptionSpec
+from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions
 from slipstream.stack.local import Stack, StackOptions
 
 # -- caption options --------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
+from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.archive.output import replacing
-from slipstream.cli.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.views import caption_dict, closing_line, complain, printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.thread import Lane, ModelThread, is_device_lost
-from slipstream.engine.video_lm import DecodeState, GreedyRows, VideoLM, Window
+from slipstream.engine.video_lm import DecodeState, GreedyRows, PromptPlan, VideoLM, Window
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.logs import heard
 from slipstream.messages import Frames
+from slipstream.session_messages import SessionStart
 
 # -- work -------------------------------------------------------------------------------------------------------------
 
@@ -148,6 +149,23 @@ class SessionWork:
 
 def _trim_memory(released: asyncio.Future[None]) -> None:
     released.get_loop().run_in_executor(None, trim_memory)
+
+
+async def plan_session(
+    model: VideoLM, request: SessionStart, num_frames: int, frame_size: tuple[int, int] | None
+) -> PromptPlan:
+    """The prompt of a session, planned on another thread: positions of a long video take tens of milliseconds. Raises
+    what `VideoLM.plan_prompt` and `plan_text` do."""
+    if not request.has_video:
+        return await asyncio.to_thread(model.plan_text, request.prompt)
+    return await asyncio.to_thread(
+        model.plan_prompt,
+        request.prompt,
+        num_frames,
+        frame_size=frame_size,
+        seconds_per_frame=request.seconds_per_frame,
+        times_s=request.times_s,
+    )
 
 
 def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:

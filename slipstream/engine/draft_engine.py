@@ -2,18 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from slipstream.budget import Admission, Memory
-from slipstream.engine.batcher import SessionWork, encode_blocks, frames_bytes
+from slipstream.engine.batcher import SessionWork, encode_blocks, frames_bytes, plan_session
 from slipstream.engine.draft_session import DraftLine, DraftSession, checked_growth
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import ModelThread
-from slipstream.engine.video_lm import VideoLM, check_positions
+from slipstream.engine.video_lm import Prefill, VideoLM, check_positions
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.sampling.sampler import DraftSampler
@@ -68,20 +68,14 @@ class DraftEngine:
     async def open(
         self, request: DraftStart, join: JoinPoint, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> DraftSession:
-        """Gives a session a place; its frames may come after `admit`. Raises for unknown names, a prompt that does not
-        fit, or when there is no room: nobody waits for a draft, as the caption goes on without one."""
+        """Gives a session a place; its frames, if it has any, may come after `admit`. Raises for unknown names, a
+        prompt that does not fit, or when there is no room: nobody waits for a draft, as the caption goes on without
+        one."""
         get_pruner(request.pruner)
         check_positions(request.positions)
         growth = checked_growth(request)
         num_kept(1, request.alpha)
-        plan = await asyncio.to_thread(  # positions of a long video take tens of milliseconds
-            self.model.plan_prompt,
-            request.prompt,
-            num_frames,
-            frame_size=frame_size,
-            seconds_per_frame=request.seconds_per_frame,
-            times_s=request.times_s,
-        )
+        plan = await plan_session(self.model, request, num_frames, frame_size)
         if any(token >= self.model.info.vocab_size for token in join.committed):
             raise ProtocolViolation("a committed token is outside the vocabulary")
         num_video_tokens = num_kept(plan.num_video_tokens, request.alpha)
@@ -153,14 +147,24 @@ class DraftEngine:
 
     async def prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> float:
         """Runs the pruned prompt through the layers; returns the seconds that took."""
-        return sum([seconds async for seconds in session.work.run_blocks(self._prefill(session, embeddings, keep))])
 
-    def _prefill(self, session: DraftSession, embeddings: torch.Tensor, keep: torch.Tensor) -> Iterator[float]:
+        def start(headroom: int) -> Prefill:
+            positions = session.request.positions
+            return self.model.start_prefill(session.plan, embeddings, keep=keep, positions=positions, headroom=headroom)
+
+        return sum([seconds async for seconds in session.work.run_blocks(self._prefill(session, start))])
+
+    async def prefill_text(self, session: DraftSession) -> float:
+        """The same of a prompt about no video, of which nothing is pruned."""
+
+        def start(headroom: int) -> Prefill:
+            return self.model.start_text(session.plan, headroom=headroom)
+
+        return sum([seconds async for seconds in session.work.run_blocks(self._prefill(session, start))])
+
+    def _prefill(self, session: DraftSession, start: Callable[[int], Prefill]) -> Iterator[float]:
         started = time.perf_counter()
-        headroom = len(session.line.output) + HEADROOM_TOKENS
-        prefill = self.model.start_prefill(
-            session.plan, embeddings, keep=keep, positions=session.request.positions, headroom=headroom
-        )
+        prefill = start(len(session.line.output) + HEADROOM_TOKENS)
         session.work.on_release(prefill.cache.clear)
         for layer in range(1, self.model.info.num_layers + 1):
             prefill.run_layers(layer)

@@ -27,6 +27,7 @@ from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
+from slipstream.families.prompts import ChatTemplate
 from slipstream.messages import ModelInfo
 from slipstream.sampling.params import SamplingDefaults
 
@@ -101,7 +102,8 @@ def load_model(
     if make_runner is None:
         make_runner = Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
     runner = make_runner(adapter.decoder, adapter.lm_head, kernel, fixed_shapes=strict_width > 0)
-    return VideoLM(info, adapter, runner, TextDecoder(tokenizer.backend_tokenizer), strict_width=strict_width)
+    text, template = TextDecoder(tokenizer.backend_tokenizer), ChatTemplate.for_text(tokenizer, checkpoint)
+    return VideoLM(info, adapter, runner, text, template, strict_width=strict_width)
 
 
 def _hand_over_logs() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from slipstream.budget import Admission, Memory, Reservation
-from slipstream.engine.batcher import SessionWork, frames_bytes
+from slipstream.engine.batcher import SessionWork, frames_bytes, plan_session
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
@@ -84,17 +84,11 @@ class TargetEngine:
     async def open(
         self, request: TargetStart, num_frames: int, frame_size: tuple[int, int] | None = None
     ) -> TargetSession:
-        """Gives a session a place, which `admit` waits for. Raises for a prompt that does not fit the context or the
-        memory, an id in use, or when there is no room in the queue either."""
+        """Gives a session a place, which `admit` waits for; without frames its prompt is about no video. Raises for a
+        prompt that does not fit the context or the memory, an id in use, or when there is no room in the queue either.
+        """
         info = self.model.info
-        plan = await asyncio.to_thread(  # positions of a long video take tens of milliseconds
-            self.model.plan_prompt,
-            request.prompt,
-            num_frames,
-            frame_size=frame_size,
-            seconds_per_frame=request.seconds_per_frame,
-            times_s=request.times_s,
-        )
+        plan = await plan_session(self.model, request, num_frames, frame_size)
         if request.session_id in self._sessions:
             raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         if plan.num_tokens + request.max_new_tokens > info.max_context:
@@ -105,6 +99,7 @@ class TargetEngine:
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
         check_hints(request)
+        check_text(request, plan)
         hints = await self._hint_room(request)
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
@@ -159,7 +154,7 @@ class TargetEngine:
         last. The frames are freed once they are encoded."""
         work = session.work
         assert session.place.admitted_at is not None, "a session is admitted before its prompt is run"
-        shares = self.prefixes.is_on and session.lossy is None
+        shares = self.prefixes.is_on and session.lossy is None and not session.plan.is_text
         digest = await asyncio.to_thread(frames_digest, work.received_frames) if shares else None
         prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
         async for event in work.run_blocks(prompt.blocks()):
@@ -283,6 +278,12 @@ def check_hints(request: TargetStart) -> None:
         return
     if request.local_drafter != TOLERANT_METHOD or not request.sampling.greedy:
         raise InvalidRequest(f"a tolerance below 1 is paper 003's: ask for {TOLERANT_METHOD!r} and temperature 0")
+
+
+def check_text(request: TargetStart, plan: PromptPlan) -> None:
+    """Raises `InvalidRequest` for a session without a video that is to do something with one."""
+    if plan.is_text and (request.with_guidance or request.with_attention or request.lossy is not None):
+        raise InvalidRequest("a prompt without a video has no video tokens to prune: leave guidance and lossy out")
 
 
 def default_guidance_layer(num_layers: int) -> int:

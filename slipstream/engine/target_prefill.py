@@ -86,7 +86,7 @@ class PromptPass:
     guidance is made, the other layers follow.
 
     When an earlier prompt was about the same frames, their rows and states are copied and only the text is run. A lossy
-    session drops video tokens on the way, copies nothing and gives nothing.
+    session drops video tokens on the way, copies nothing and gives nothing. A prompt about no video is all text.
 
     Args:
         guidance_layer: L.
@@ -116,7 +116,9 @@ class PromptPass:
         """Does one block of work before each item; the facts come last, and then the session has a state."""
         self._session.work.on_release(self._release)
         prefix = self._prefixes.find(self._key) if self._key is not None else None
-        if prefix is None:
+        if self._session.plan.is_text:
+            yield from self._text_alone()
+        elif prefix is None:
             yield from self._fresh()
         else:
             yield from self._resumed(prefix)
@@ -167,6 +169,15 @@ class PromptPass:
             if event.done == self._layer:
                 yield from self._guidance(video_states, text_0, prefill)
         yield self._finish(prefill, num_reused=prefix.num_tokens)
+
+    def _text_alone(self) -> Iterator[PrefillEvent]:
+        session = self._session
+        headroom = headroom_of(session.request)
+        started = time.perf_counter()
+        prefill = self._model.start_text(session.plan, headroom=headroom, observer=session.attention)
+        self._until_guidance_s += time.perf_counter() - started
+        yield from self._layers(prefill)
+        yield self._finish(prefill, num_reused=0)
 
     def _layers(self, prefill: Prefill) -> Iterator[StageProgress]:
         self._cache = prefill.cache

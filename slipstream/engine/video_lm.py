@@ -18,6 +18,7 @@ from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
+from slipstream.families.prompts import ChatTemplate
 from slipstream.messages import ModelInfo
 from slipstream.sampling.sampler import largest_of
 from slipstream.speculation.methods import Positions
@@ -50,7 +51,14 @@ class VideoLM:
     """A loaded Video-LLM. Not thread-safe: all tensor work belongs on the one thread that owns the model."""
 
     def __init__(
-        self, info: ModelInfo, adapter: Adapter, runner: Runner, text: TextDecoder, *, strict_width: int = 0
+        self,
+        info: ModelInfo,
+        adapter: Adapter,
+        runner: Runner,
+        text: TextDecoder,
+        text_template: ChatTemplate | None = None,
+        *,
+        strict_width: int = 0,
     ) -> None:
         self.info = info
         self.strict_width = strict_width
@@ -62,6 +70,8 @@ class VideoLM:
         self.runner = runner
         self._adapter = adapter
         self._text = text
+        self._text_template = text_template
+        """Of prompts about no video; None: the checkpoint has no chat without one."""
 
     def plan_prompt(
         self,
@@ -87,8 +97,7 @@ class VideoLM:
             InvalidRequest: an empty prompt, no frames, a pace that no video has, or frames that the model cannot take.
             LimitExceeded: prompt and video leave no room in the context for an answer.
         """
-        if not prompt.strip():
-            raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+        _check_words(prompt)
         if num_frames < 1:
             raise InvalidRequest(f"a video needs at least one frame, got {num_frames}")
         if seconds_per_frame is not None and not 0 <= seconds_per_frame <= MAX_SECONDS_PER_FRAME:
@@ -111,6 +120,24 @@ class VideoLM:
                 f" {self.info.max_context}: the video is too long; caption a part of it"
             )
         return plan
+
+    def plan_text(self, prompt: str) -> PromptPlan:
+        """Tokenise a prompt about no video: the same chat without one. Needs no model pass. For `start_text`.
+
+        Raises:
+            InvalidRequest: an empty prompt, or a checkpoint that has no chat without a video.
+            LimitExceeded: it leaves no room in the context for an answer.
+        """
+        _check_words(prompt)
+        if self._text_template is None:
+            raise InvalidRequest(f"the chat template of {self.info.model_id} takes no text without a video")
+        token_ids = tuple(self._text_template.encode(prompt))
+        if len(token_ids) >= self.info.max_context:
+            raise LimitExceeded(
+                f"the prompt takes {len(token_ids)} tokens, but the context of {self.info.model_id} has"
+                f" {self.info.max_context}; send a shorter one"
+            )
+        return PromptPlan(token_ids, video=(), text_start=0, num_steps=0)
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
         """Run the vision tower.
@@ -213,7 +240,7 @@ class VideoLM:
         do when the token ids before the text are equal.
         """
         assert cache.length == plan.text_start, "the cache ends where the text begins"
-        positions, next_position = self._adapter.positions(plan, torch.arange(plan.num_tokens), Positions.ORIGINAL)
+        positions, next_position = self._all_positions(plan)
         hidden = self.runner.embed(plan.token_ids[plan.text_start :])
         positions = positions[..., plan.text_start :].to(hidden.device)
         forward = self.runner.start([Rows(cache, hidden, positions, observer=observer)])
@@ -222,6 +249,12 @@ class VideoLM:
             observer.place_video(plan.video_rows)
         nowhere = torch.empty(0, dtype=torch.int64)
         return Prefill(forward, state, video=nowhere, num_text_tokens=plan.num_text_tokens)
+
+    def start_text(self, plan: PromptPlan, *, headroom: int = 512, observer: Observer | None = None) -> Prefill:
+        """Begin the pass over a prompt from `plan_text`, see `start_prefill`."""
+        assert plan.is_text, "a video is a part of the pass"
+        cache = self.runner.new_cache(plan.num_tokens + headroom + self.strict_width)
+        return self.resume_prefill(plan, cache, observer=observer)
 
     def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.
@@ -329,8 +362,20 @@ class VideoLM:
         positions = self._on_all_axes(state.next_position - tree.num_cached + depths)
         return Rows(state.cache, hidden, positions, tree=tree)
 
+    def _all_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:
+        """Of all tokens of a prompt, and of the one behind it; text without a video is simply counted."""
+        rows = torch.arange(plan.num_tokens)
+        if plan.is_text:
+            return self._on_all_axes(rows), plan.num_tokens
+        return self._adapter.positions(plan, rows, Positions.ORIGINAL)
+
     def _on_all_axes(self, positions: Tensor) -> Tensor:
         return positions if self._adapter.num_axes == 1 else positions.expand(self._adapter.num_axes, -1)
+
+
+def _check_words(prompt: str) -> None:
+    if not prompt.strip():
+        raise InvalidRequest("the prompt is empty; ask for a description, for instance")
 
 
 def _end(state: DecodeState, window: Window) -> int:

@@ -57,7 +57,7 @@ class VideoGrid:
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """A tokenised prompt and where its video lies.
+    """A tokenised prompt and where its video lies; of a prompt about no video, that it has none.
 
     Between the parts of the video, and between the video and the text, there may be other tokens, such as the times of
     frames or LLaVA's newline; they are always kept and belong to neither.
@@ -66,13 +66,18 @@ class PromptPlan:
     token_ids: tuple[int, ...]
     """The whole prompt, with a placeholder id for every video token."""
     video: tuple[range, ...]
-    """Where the prunable tokens stand, in ascending ranges that are not empty."""
+    """Where the prunable tokens stand, in ascending ranges that are not empty; none without a video."""
     text_start: int
-    """The first text token that can see the video."""
+    """The first text token that can see the video; 0 without one."""
     grid: VideoGrid | None = None
     """None where positions simply count the tokens."""
     num_steps: int = 1
     """Frames, or groups of frames, of the video; every one has as many tokens."""
+
+    @property
+    def is_text(self) -> bool:
+        """There is no video."""
+        return not self.video
 
     @property
     def num_tokens(self) -> int:
@@ -100,7 +105,7 @@ class PromptPlan:
     @property
     def video_rows(self) -> Tensor:
         """Rows of the video tokens in the prompt, int64 [num_video_tokens], ascending."""
-        return torch.cat([torch.arange(span.start, span.stop) for span in self.video])
+        return torch.tensor([row for span in self.video for row in span], dtype=torch.int64)
 
     @property
     def video_parts(self) -> Tensor:

@@ -5,6 +5,7 @@ a marker, its special tokens are looked up there and only there, and the user's 
 switched off. For text without special tokens the ids are those of tokenising the rendered prompt as a whole.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ _Piece = str | int
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A chat template for one video and one user message, taken apart around the message."""
+    """A chat template for one user message, and a video before it or none, taken apart around the message."""
 
     before: tuple[_Piece, ...]
     after: tuple[_Piece, ...]
@@ -40,7 +41,9 @@ class ChatTemplate:
     """What the tokenizer begins every text with."""
 
     @classmethod
-    def render(cls, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "") -> "ChatTemplate":
+    def render(
+        cls, tokenizer: PreTrainedTokenizerBase, template: str | None, video_word: str = "", *, has_video: bool = True
+    ) -> "ChatTemplate":
         """Take apart `template`, or the tokenizer's own one if that is None.
 
         Args:
@@ -49,7 +52,7 @@ class ChatTemplate:
         Raises:
             ModelNotUsable: there is no template, it fails, or it drops the message.
         """
-        content: Any = [{"type": "video"}, {"type": "text", "text": _MARKER}]
+        content: Any = [*([{"type": "video"}] if has_video else []), {"type": "text", "text": _MARKER}]
         try:
             rendered = tokenizer.apply_chat_template(
                 [{"role": "user", "content": content}],
@@ -86,6 +89,13 @@ class ChatTemplate:
         if template.before.count(video_token_id) != 1:
             raise ModelNotUsable(f"{checkpoint.ref}: the chat template must put one video before the user's text")
         return template
+
+    @classmethod
+    def for_text(cls, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint) -> "ChatTemplate | None":
+        """The checkpoint's template for a message about no video; None where it has none for that."""
+        with contextlib.suppress(ModelNotUsable):
+            return cls.render(tokenizer, checkpoint.chat_template(), has_video=False)
+        return None
 
     @classmethod
     def for_word(cls, tokenizer: PreTrainedTokenizerBase, template: str, video_word: str) -> tuple["ChatTemplate", int]:

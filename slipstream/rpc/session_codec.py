@@ -79,13 +79,9 @@ def frames_header(
 ) -> common_pb2.FramesHeader:
     """The header that announces the frames."""
     num_frames, height, width, _ = frames.shape
-    return common_pb2.FramesHeader(
-        num_frames=num_frames,
-        height=height,
-        width=width,
-        seconds_per_frame=seconds_per_frame or 0.0,
-        times_s=times_s,
-    )
+    header = common_pb2.FramesHeader(num_frames=num_frames, height=height, width=width, times_s=times_s)
+    header.seconds_per_frame = seconds_per_frame or 0.0
+    return header
 
 
 class HasFrames(Protocol):
@@ -150,11 +146,11 @@ async def _fill(
 
 
 def target_start(start: TargetStart, frames: Frames) -> target_pb2.TargetRequest:
-    """Opens a session at the target."""
+    """Opens a session at the target; without `has_video` nothing is said of frames."""
     message = to_message(
         start,
         target_pb2.TargetStart,
-        frames=frames_header(frames, start.seconds_per_frame, start.times_s),
+        frames=frames_header(frames, start.seconds_per_frame, start.times_s) if start.has_video else None,
         self_draft=_self_draft(start),
         hints=_hints_message(start.hints) if start.hints else None,
     )
@@ -176,6 +172,7 @@ def read_target_start(message: target_pb2.TargetStart) -> TargetStart:
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
         times_s=tuple(message.frames.times_s),
+        has_video=message.HasField("frames"),
         lossy=Lossy(message.lossy.method, message.lossy.keep).check() if message.HasField("lossy") else None,
         local_drafter=message.self_draft.drafter,
         self_draft_kept=message.self_draft.num_kept,
@@ -312,7 +309,7 @@ def draft_start(start: DraftStart, join: JoinPoint, frames: Frames) -> draft_pb2
     message = to_message(
         start,
         draft_pb2.DraftStart,
-        frames=frames_header(frames, start.seconds_per_frame, start.times_s),
+        frames=frames_header(frames, start.seconds_per_frame, start.times_s) if start.has_video else None,
         guidance=_GUIDANCE[start.guidance],
         committed=join.committed,
         write_until=join.write_until,
@@ -331,6 +328,7 @@ def read_draft_start(message: draft_pb2.DraftStart) -> tuple[DraftStart, JoinPoi
         sampling=read_sampling(message.sampling),
         seconds_per_frame=message.frames.seconds_per_frame or None,
         times_s=tuple(message.frames.times_s),
+        has_video=message.HasField("frames"),
     )
     return start, JoinPoint(message.epoch, tuple(message.committed), message.write_until, message.first_chunk)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.cli.archive.subtitles import make_cues, safe_name, split_sentences, to_srt, to_vtt
+from slipstream.archive.subtitles import make_cues, safe_name, split_sentences, to_srt, to_vtt
 
 TEXTS = st.text(st.sampled_from("ab é。.!?\n\t<>&-'\")\0\x1b") | st.characters(codec="utf-8"), max_size=60)
 NAMES = st.text(st.sampled_from("ab./~ \\:é\0\n") | st.characters(codec="utf-8"), max_size=30)

@@ -10,9 +10,9 @@ import pytest
 
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
+from slipstream.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
 from slipstream.cli.app import run
 from slipstream.cli.archive.output import Format, Output, job_record, open_writer
-from slipstream.cli.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment, SegmentCaption

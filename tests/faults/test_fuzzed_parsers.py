@@ -23,6 +23,7 @@ from slipstream.archive import records
 from slipstream.archive.intake import check_batch, read_item
 from slipstream.archive.queue import JobState, Priority
 from slipstream.archive.redis_rows import job_from
+from slipstream.archive.subtitles import safe_name
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher, Url, parse_url
 from slipstream.captioning.media import VideoBuffer
@@ -30,7 +31,6 @@ from slipstream.captioning.plan import make_plan
 from slipstream.cli.archive.batch_view import describe, overall
 from slipstream.cli.archive.output import COLUMNS, FORMULA_STARTS, job_record, job_row, plain_cell
 from slipstream.cli.archive.sources import parse_line
-from slipstream.cli.archive.subtitles import safe_name
 from slipstream.cli.views import caption_dict, closing_line
 from slipstream.errors import MAX_MESSAGE_CHARS, SlipstreamError
 from slipstream.messages import Caption

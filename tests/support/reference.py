@@ -64,6 +64,18 @@ class Reference:
         """Token ids of the prompt."""
         return self._prompt(prompt, self._layout(video))
 
+    def text_answer(self, prompt: str, num_tokens: int) -> list[int]:
+        """Token ids of the answer to the same chat without a video."""
+        input_ids = torch.tensor([self.text_prompt_ids(prompt)])
+        output = self.model.generate(input_ids=input_ids, max_new_tokens=num_tokens, do_sample=False)
+        answer: list[int] = output[0, input_ids.shape[1] :].tolist()
+        return answer
+
+    def text_prompt_ids(self, prompt: str) -> list[int]:
+        """Token ids of a prompt about no video."""
+        token_ids: list[int] = self._tokenizer(self._rendered([{"type": "text", "text": prompt}], None))["input_ids"]
+        return token_ids
+
     def text(self, token_ids: list[int]) -> str:
         """The answer as text."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -78,13 +90,17 @@ class Reference:
         return _LAYOUTS[self.model.config.model_type](self, video)
 
     def _prompt(self, prompt: str, layout: Layout) -> list[int]:
-        content: Any = [{"type": "video"}, {"type": "text", "text": prompt}]
-        template = layout.template or (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
+        rendered = self._rendered([{"type": "video"}, {"type": "text", "text": prompt}], layout.template)
+        token_ids: list[int] = self._tokenizer(rendered.replace(layout.placeholder, layout.words))["input_ids"]
+        return token_ids
+
+    def _rendered(self, content: Any, template: str | None) -> str:
+        """The chat of one user message. `template`: instead of the checkpoint's."""
+        template = template or (self._folder / "chat_template.jinja").read_text(encoding="utf-8")
         rendered = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], chat_template=template, tokenize=False, add_generation_prompt=True
         )
-        token_ids: list[int] = self._tokenizer(str(rendered).replace(layout.placeholder, layout.words))["input_ids"]
-        return token_ids
+        return str(rendered)
 
 
 # -- one for each family ----------------------------------------------------------------------------------------------

@@ -57,6 +57,11 @@ INTERNVL_CHAT_TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 
+SMOLVLM_CHAT_TEMPLATE = """\
+<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}: \
+{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
 LLAVA_NEXT_CHAT_TEMPLATE = """\
 {% for message in messages %}{{ message['role'].upper() + ': ' }}\
 {% for part in message['content'] if part['type'] == 'video' %}{{ '<video>\\n' }}{% endfor %}\
@@ -237,7 +242,9 @@ def write_tiny_smolvlm(path: Path, *, seed: int, layers: int = 3, hidden: int = 
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    return write_checkpoint(path, SmolVLMForConditionalGeneration(config), seed, tokenizer, "", processor)
+    return write_checkpoint(
+        path, SmolVLMForConditionalGeneration(config), seed, tokenizer, SMOLVLM_CHAT_TEMPLATE, processor
+    )
 
 
 def tiny_llama_tokenizer() -> LlamaTokenizerFast:

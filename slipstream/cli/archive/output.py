@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.quality import UNKNOWN, Mark, Norms, marks_of
 from slipstream.archive.queue import JobState
-from slipstream.cli.archive.subtitles import (
+from slipstream.archive.subtitles import (
     SEGMENTS_NOTE,
     safe_name,
     segment_cue,

@@ -1,0 +1,76 @@
+"""What a row of the table of caption options says: who is told, which values there are, where a default comes from."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Group = Literal["common", "sampling", "speculation", "baselines"]
+Receiver = Literal["target", "draft"]
+
+
+class _Unset:
+    """The value of an option that was not given: the gateway's default stands for it."""
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+UNSET: Final = _Unset()
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One row of the table."""
+
+    name: str
+    kind: type
+    """str, int, float or bool; of a repeated option that of one value."""
+    repeated: bool
+    help: str
+    group: Group
+    default: str
+    """Where the value comes from when none is given, for people."""
+    to: tuple[Receiver, ...]
+    """The model services that are told, beside the gateway; sampling options go to both as one."""
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    flag: str
+    """Of the command line, without dashes; empty: none."""
+    is_file: bool
+    """The command line takes files that hold the values."""
+    fallback: Any
+    """The value where neither the request, the method nor the gateway says one; `UNSET`: there is none."""
+    gateway_default: str
+    """The field of the gateway's configuration that says one; empty: none."""
+    gateway_limit: str
+    """The field of the gateway's configuration that bounds it; empty: none."""
+
+    @property
+    def description(self) -> str:
+        """The help, with the names to choose from."""
+        return f"{self.help} One of: {', '.join(self.choices)}." if self.choices else self.help
+
+
+def option(
+    help_text: str,
+    group: Group = "speculation",
+    *,
+    default: str = "the method's",
+    to: tuple[Receiver, ...] = (),
+    choices: Sequence[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+    flag: str | None = None,
+    is_file: bool = False,
+    fallback: Any = UNSET,
+    gateway_default: str = "",
+    gateway_limit: str = "",
+    kw_only: bool = True,
+) -> Any:
+    """One row, see `OptionSpec`. `flag`: where it is not the option's name."""
+    row: dict[str, Any] = {"help": help_text, "group": group, "default": default, "to": to, "choices": tuple(choices)}
+    row |= {"low": low, "high": high, "flag": flag, "is_file": is_file, "fallback": fallback}
+    row |= {"gateway_default": gateway_default, "gateway_limit": gateway_limit}
+    return dataclasses.field(default=UNSET, metadata=row, kw_only=kw_only)
