@@ -139,6 +139,9 @@ class VideoFacts:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     """Prompt tokens whose prefill was at hand from an earlier prompt about the same frames."""
+    marks: tuple[str, ...] = ()
+    """What there is to see of a segment, or of a video of the archive where it was asked to spare captions, if it is
+    little: "black", "frozen" or "static"."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,18 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class SharedFrom:
+    """Whose caption was taken: it was made from the frames of a near-duplicate, not from the video's own."""
+
+    job_id: str = ""
+    """Of the archive; empty: the same film."""
+    segment: int = 0
+    """From 0. Of a video that is captioned as a whole 0."""
+    distance: float = 0.0
+    """Between what they show, see `slipstream.video.fingerprint.distance`; 0 is the same."""
+
+
+@dataclass(frozen=True)
 class Caption:
     """A finished caption: its text, and everything that was measured of it."""
 
@@ -232,6 +247,10 @@ class Caption:
     tokens: tuple[CommittedToken, ...] = ()
     """Of a caption that was streamed; empty for one that comes from the archive."""
     regions: RegionStage | None = None  # of a page whose regions were read first
+    shared: SharedFrom | None = None
+    """The text is that of another video's or segment's frames: nothing was measured, and no model saw these."""
+    skipped: str = ""
+    """The mark for which there is no text."""
 
     @property
     def decoding_rate(self) -> float:

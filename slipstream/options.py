@@ -19,6 +19,7 @@ from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
 from slipstream.speculation.pacing import POLICIES
 from slipstream.video.film_cuts import parse_segments
+from slipstream.video.marks import MARKS
 
 UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
@@ -73,6 +74,12 @@ class CaptionOptions:
         "Caption segments of the video, each with its times: fixed:10s (or other seconds), shots, or none.",
         "common",
         default="none",
+    )
+    duplicates: str = option(
+        "Share a near-duplicate's caption, or draft from it.", "common", default="off", choices=("off", "hint", "share")
+    )
+    skip_marked: str = option(
+        "No text for what is black; or frozen, too; or static.", "common", default="none", choices=("none", *MARKS)
     )
     temperature: float = option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
     top_k: int = option(

@@ -87,6 +87,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         )
         if plan.options.in_segments:
             raise InvalidRequest("one caption is of the whole video: ask for its segments by CaptionSegments")
+        if plan.is_sparing:
+            raise InvalidRequest("duplicates and skip_marked are for segments and the archive: leave them out")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         with self._captioner.asked(plan):
             events: Events = asyncio.Queue()

@@ -9,7 +9,9 @@ import json
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.messages import JobPart
 from slipstream.archive.model_runs import ModelRuns, check_digest, opened
 from slipstream.archive.part_keeper import PartKeeper, PartNames
@@ -27,11 +29,12 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.duplicates import caption_sparingly
 from slipstream.captioning.film_captioner import DecodedSegment, EarlierTexts, Film, FilmCaptioner, cut_of
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
-from slipstream.messages import Caption, ModelInfo, Segment
+from slipstream.messages import Caption, ModelInfo, Segment, SharedFrom
 from slipstream.options import CaptionOptions
 
 NAMES = PartNames("film", "segment", "ask for longer segments, or cut the film")
@@ -80,11 +83,13 @@ class FilmRunner:
         queue: JobQueue,
         models: ModelRuns,
         decoders: asyncio.Semaphore,
+        duplicates: DuplicateFinder,
     ) -> None:
         self._config = config
         self._captioner = captioner
         self._queue = queue
         self._models = models
+        self._duplicates = duplicates
         self._films = FilmCaptioner(config, captioner, decoders)
 
     async def run(self, lease: Lease, job: JobPayload, batch: BatchPayload, progress: Callable[[str], None]) -> Outcome:
@@ -140,17 +145,21 @@ class FilmRunner:
             plan = await self._models.plan(run.lease, run.options)
             if self._models_now()[0].revision != run.target.revision:
                 raise RetryLater("the target is another one than at the film's beginning", counted=False)
-            caption = await self._caption(run, run.earlier.of(plan), decoded)
+            known = self._duplicates.among(plan, run.target, run.draft, run.lease.owner)
+            made_for = SharedFrom(run.lease.job_id, segment.number)
+            make = partial(self._caption, run, decoded)
+            made = await caption_sparingly(run.earlier.of(plan), decoded.video, known, made_for, make)
+        caption = made.caption
         run.earlier.add(caption)
         if segment.number == 0:  # the job as a whole has no place for them
             video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
             caption = replace(caption, video=video)
-        receipt = make_receipt(plan, run.content, caption, run.target, run.draft, run.lease.epoch)
+        receipt = make_receipt(made.plan, run.content, caption, run.target, run.draft, run.lease.epoch)
         part = JobPart(segment.number, caption=caption, receipt=receipt, segment=segment)
         await run.parts.keep(segment.number, segment.number, write_part(part), tallies(caption))
         await self._keep_failed(run)
 
-    async def _caption(self, run: _Run, plan: CaptionPlan, decoded: DecodedSegment) -> Caption:
+    async def _caption(self, run: _Run, decoded: DecodedSegment, plan: CaptionPlan) -> Caption:
         limit_s = self._config.request_timeout_s
         async with self._models.captioning(run.lease, plan):
             try:

@@ -8,10 +8,12 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 from slipstream import metrics
 from slipstream.archive.document_runner import DocumentRunner, DocumentSource
+from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.film_runner import FilmRunner
 from slipstream.archive.messages import JobKind, Receipt
 from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
@@ -29,10 +31,11 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.duplicates import caption_sparingly
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import SlipstreamError
-from slipstream.messages import Caption, CaptionEvent, CommittedText, StageChange
+from slipstream.messages import Caption, CaptionEvent, CommittedText, SharedFrom, StageChange
 from slipstream.video.messages import SampledVideo
 
 NUM_RECENT = 256
@@ -58,7 +61,8 @@ class ArchiveRunner:
         self._documents = DocumentRunner(config, captioner, queue, self._models, documents)
         # One decoder is left to people, if there are two.
         self._decoders = asyncio.Semaphore(max(config.decode_workers - 1, 1))
-        self._films = FilmRunner(config, captioner, queue, self._models, self._decoders)
+        self._duplicates = DuplicateFinder(queue, config.duplicates_kept)
+        self._films = FilmRunner(config, captioner, queue, self._models, self._decoders, self._duplicates)
         self._making: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._recent: OrderedDict[str, str] = OrderedDict()
         """Results by content key; the queue has them too, but only once they are committed."""
@@ -118,7 +122,13 @@ class ArchiveRunner:
         await self._captioner.look_for_draft(plan)
         draft = self._captioner.peers.draft.model if self._captioner.peers.draft else None
         key = self._content_key(lease, video, plan)
-        caption = await self._caption(lease, plan, video, stats, reporter)
+        make = partial(self._caption, lease, video, stats, reporter)
+        if plan.is_sparing:
+            known = self._duplicates.among(plan, target, draft, lease.owner)
+            made = await caption_sparingly(plan, video, known, SharedFrom(lease.job_id), make)
+            caption, plan = made.caption, made.plan
+        else:
+            caption = await make(plan)
         result = write_result(caption, make_receipt(plan, video, caption, target, draft, runs=lease.epoch))
         self._recent[key] = result
         if len(self._recent) > NUM_RECENT:
@@ -126,7 +136,7 @@ class ArchiveRunner:
         return Outcome(JobState.DONE, result, content_key=key, tallies=tallies(caption))
 
     async def _caption(
-        self, lease: Lease, plan: CaptionPlan, video: SampledVideo, stats: CaptionStats, reporter: "Reporter"
+        self, lease: Lease, video: SampledVideo, stats: CaptionStats, reporter: "Reporter", plan: CaptionPlan
     ) -> Caption:
         limit_s = self._config.request_timeout_s
         async with self._models.captioning(lease, plan):

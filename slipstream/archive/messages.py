@@ -15,7 +15,7 @@ from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.pages import MAX_RANGE_CHARS
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Caption, Segment
+from slipstream.messages import Caption, Segment, SharedFrom
 
 MAX_ITEM_HINT_BYTES = 64 * 1024
 """Of the hints of one job, which wait in the queue with it. An interactive caption may have more."""
@@ -166,6 +166,9 @@ class BatchTotals:
     cut: int = 0
     looped: int = 0
     """Texts of videos, pages and segments with such a mark, see `slipstream.archive.quality`."""
+    shared: int = 0
+    """Videos and segments whose caption is a near-duplicate's; and those that were not captioned for a mark."""
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,10 @@ class Receipt:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Tokens of hints that became text, and those that were judged in vain; the hints themselves are not kept."""
+    shared: SharedFrom | None = None
+    """The text was made of the frames of another video or segment, not of these."""
+    skipped: str = ""
+    """The mark for which the video or segment has no text."""
 
 
 @dataclass(frozen=True)

@@ -279,6 +279,14 @@ def batch_state(counts: Mapping[JobState, int], *, is_sealed: bool, is_cancelled
 
 
 @dataclass(frozen=True)
+class KnownEntry:
+    """A caption that is kept for its near-duplicates."""
+
+    place: str
+    data: bytes
+
+
+@dataclass(frozen=True)
 class QueueDepth:
     """How much waits and runs, over all batches."""
 
@@ -367,6 +375,13 @@ class JobQueue(Protocol):
 
     async def find_result(self, content_key: str) -> str | None:
         """A committed result of the same content, if one is still kept."""
+
+    async def add_known(self, key: str, data: bytes, most: int) -> None:
+        """Keeps a caption for its near-duplicates, in the set of this key; of a set the latest `most` are kept."""
+
+    async def list_known(self, key: str, after: str, limit: int) -> list[KnownEntry]:
+        """Entries of a set in the order they were added, behind the place `after`; "" for the first. None: that is
+        all. Those that were damaged in the store have no data."""
 
     async def depth(self) -> QueueDepth: ...
 

@@ -87,9 +87,11 @@ class JobPayload:
         return CaptionOptions.from_mapping({**batch.caption, **self.caption})
 
     def page_options(self, batch: BatchPayload) -> CaptionOptions:
-        """The same of a document's pages: how a batch cuts its films is nothing to them. Raises `InvalidRequest`."""
+        """The same of a document's pages: how a batch cuts its films, and what it spares of them, is nothing to them.
+        Raises `InvalidRequest`."""
         options = self.merged_options(batch).given()
-        options.pop("segments", None)
+        for of_films in ("segments", "duplicates", "skip_marked"):
+            options.pop(of_films, None)
         return CaptionOptions(**options)
 
     def merged_document(self, batch: BatchPayload) -> DocumentOptions:
@@ -329,6 +331,8 @@ def make_receipt(
         runs=runs,
         accepted_prediction_tokens=caption.speculation.accepted_prediction_tokens,
         rejected_prediction_tokens=caption.speculation.rejected_prediction_tokens,
+        shared=caption.shared,
+        skipped=caption.skipped,
     )
 
 
@@ -363,6 +367,8 @@ def options_used(plan: CaptionPlan) -> OptionValues:
 
 def tallies(caption: Caption) -> Mapping[str, float]:
     """What a caption adds to its batch's totals; the names are fields of `BatchTotals`."""
+    if caption.shared or caption.skipped:
+        return {"shared" if caption.shared else "skipped": 1}
     timings, speculation = caption.timings, caption.speculation
     return {
         "tokens": caption.num_tokens,

@@ -28,6 +28,7 @@ from slipstream.archive.queue import (
     JobRecord,
     JobSpec,
     JobState,
+    KnownEntry,
     Lease,
     Outcome,
     QueueDepth,
@@ -79,6 +80,7 @@ WORKER_CONNECTIONS = {"beat": 1, "take": 4}
 WORKER_SCRIPTS = {
     "beat": "beat",
     **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping", "open_parts", "put_part"), "take"),
+    **dict.fromkeys(("add_known", "list_known"), "take"),
 }
 """Which connections a script uses; the others share those of the callers."""
 OnCall = Callable[[str, float], None]
@@ -302,6 +304,13 @@ class RedisQueue:
     async def find_result(self, content_key: str) -> str | None:
         found = await self._run("find", sha256(content_key))
         return found[0].decode() if found and sha256(found[0]).encode() == found[1] else None
+
+    async def add_known(self, key: str, data: bytes, most: int) -> None:
+        await self._run("add_known", sha256(key), part_row(data), most)
+
+    async def list_known(self, key: str, after: str, limit: int) -> list[KnownEntry]:
+        rows = await self._run("list_known", sha256(key), after, limit)
+        return [KnownEntry(place.decode(), part_from((0, stored)).data) for place, stored in rows]
 
     async def depth(self) -> QueueDepth:
         queued, delayed, suspects, running, dead, oldest_ms = await self._run("depth")

@@ -163,6 +163,11 @@ class ArchiveOptions:
     share_results: bool = option(
         "whether owners take over each other's results of the same video and options: true or false", default=False
     )
+    duplicates_kept: int = option(
+        "captions that near-duplicates are looked up among, of one owner and set of options; some 2 kB of Redis each",
+        default=10_000,
+        check=between(1, 1_000_000),
+    )
     redis_connections: int = option(
         "connections to Redis for what callers ask, at most; workers have their own", default=32, check=between(1, 4096)
     )

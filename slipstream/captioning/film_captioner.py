@@ -8,16 +8,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from slipstream.captioning.caption_run import Emit
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
+from slipstream.captioning.duplicates import KnownCaptions, RecentCaptions, caption_sparingly
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.messages import Caption, CaptionEvent, FilmEvent, FilmFacts, Segment
+from slipstream.messages import Caption, CaptionEvent, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo
@@ -110,11 +112,11 @@ class FilmCaptioner:
                 film = await self.cut(plan, source, cut)
                 yield film.facts
                 numbers = range(film.facts.num_segments)
-                num_captions, earlier = 0, EarlierTexts()
+                num_captions, earlier, known = 0, EarlierTexts(), RecentCaptions()
                 async with aclosing(self.decoded(plan, source, film, numbers)) as segments:
                     async for decoded in segments:
                         num_captions += decoded.video is not None
-                        async for event in self._said(earlier.of(plan), decoded):
+                        async for event in self._said(earlier.of(plan), decoded, known):
                             yield event
                             if isinstance(event, Caption):
                                 earlier.add(event)
@@ -201,24 +203,28 @@ class FilmCaptioner:
             for number, video in zip(numbers, found, strict=True)
         ]
 
-    async def _said(self, plan: CaptionPlan, decoded: DecodedSegment) -> AsyncGenerator[FilmEvent, None]:
-        """All that is said of one segment."""
+    async def _said(
+        self, plan: CaptionPlan, decoded: DecodedSegment, known: KnownCaptions
+    ) -> AsyncGenerator[FilmEvent, None]:
+        """All that is said of one segment. `known`: captions of earlier ones."""
         yield decoded.segment
         if decoded.video is None:
             return
         events: asyncio.Queue[CaptionEvent | None] = asyncio.Queue()
-        captioning = asyncio.create_task(self._caption_in_time(plan, decoded, events.put_nowait))
+        made_for = SharedFrom(segment=decoded.segment.number)
+        make = partial(self._caption_in_time, decoded, events.put_nowait)
+        captioning = asyncio.create_task(caption_sparingly(plan, decoded.video, known, made_for, make))
         captioning.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
-            yield await captioning
+            yield (await captioning).caption
         finally:
             captioning.cancel()
             await asyncio.gather(captioning, return_exceptions=True)
             decoded.video.close()
 
-    async def _caption_in_time(self, plan: CaptionPlan, decoded: DecodedSegment, emit: Emit) -> Caption:
+    async def _caption_in_time(self, decoded: DecodedSegment, emit: Emit, plan: CaptionPlan) -> Caption:
         limit_s = self._config.request_timeout_s
         with self._captioner.metrics.captioning(plan.method.name):
             try:

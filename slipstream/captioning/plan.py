@@ -75,6 +75,12 @@ class CaptionPlan:
         return self.method.drafter is Drafter.DRAFT
 
     @property
+    def is_sparing(self) -> bool:
+        """The caption need not be made where the video has a near-duplicate, or shows nothing."""
+        asked = self.options.get("duplicates", "off"), self.options.get("skip_marked", "none")
+        return asked != ("off", "none")
+
+    @property
     def gated(self) -> bool:
         """Whether a draft takes part depends on captions before this one. Where hints hang beside the draft's windows,
         plain decoding is not what a draft competes with, and the gate knows its own caption alone."""
@@ -173,6 +179,8 @@ def make_plan(
 def _default_method(asked: CaptionOptions, config: GatewayConfig) -> str:
     if asked.get("prediction", ()):
         return "hints"
+    if asked.get("duplicates", "off") == "hint":
+        return "hints_draft" if config.draft else "hints"
     return "slipstream" if config.draft else "autoregressive"
 
 
@@ -234,6 +242,10 @@ def _check_hints(plan: CaptionPlan) -> None:
     if plan.options.prediction and not plan.method.takes_hints:
         raise InvalidRequest(
             f"method {plan.method.name!r} drafts from no prediction; leave it out, or ask for {takers}"
+        )
+    if plan.options.get("duplicates", "off") == "hint" and not plan.method.takes_hints:
+        raise InvalidRequest(
+            f"method {plan.method.name!r} drafts from no hints; ask for duplicates 'share', or for {takers}"
         )
     if "tolerance" not in plan.asked or not plan.tolerance.check().is_lossy:
         return

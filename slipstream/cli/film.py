@@ -10,7 +10,7 @@ import typer
 
 from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.archive.output import replacing
-from slipstream.cli.views import caption_dict, closing_line, complain, printable
+from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
 from slipstream.errors import InvalidConfig, SlipstreamError
@@ -85,7 +85,7 @@ def segment_line(part: SegmentCaption) -> str:
     times = f"{clock_time(segment.start_s)} - {clock_time(segment.end_s)}"
     if part.caption is None:
         return f"{times}  ({printable(segment.error)})"
-    return f"{times}  {printable(part.text)}\n[{closing_line(part.caption)}]"
+    return f"{times}  {printable(part.text)}\n[{spared_line(part.caption) or closing_line(part.caption)}]"
 
 
 def clock_time(seconds: float) -> str:

@@ -48,12 +48,22 @@ def closing_line(caption: Caption) -> str:
     return printable(", ".join([*facts, *caption.video.warnings]))
 
 
+def spared_line(caption: Caption) -> str:
+    """Why it was not made from the video's own frames; empty: it was."""
+    if caption.shared is not None:
+        source = caption.shared
+        whose = f"segment {source.segment}" + (f" of job {source.job_id}" if source.job_id else "")
+        return f"the caption of {whose}, a near-duplicate at distance {source.distance:g}; not made from these frames"
+    return f"{caption.skipped}, so not captioned" if caption.skipped else ""
+
+
 def caption_dict(caption: Caption) -> dict[str, Any]:
     """All of a caption but its single tokens, for JSON: its options stand beside its text."""
     fields = asdict(replace(caption, tokens=()))
     del fields["tokens"]
-    if caption.regions is None:
-        del fields["regions"]
+    for name in ("regions", "shared", "skipped"):
+        if not fields[name]:
+            del fields[name]
     fields["finish_reason"] = caption.finish_reason.name.lower() if caption.finish_reason else "unspecified"
     options: dict[str, Any] = fields.pop("options")
     return fields | options

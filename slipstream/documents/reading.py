@@ -44,6 +44,8 @@ class DocumentOptions:
             raise InvalidRequest(f"stage {self.stage!r} is unknown; choose one of {', '.join(STAGES)}")
         if self.caption.in_segments:
             raise InvalidRequest("a page has no segments: leave them out")
+        if {"duplicates", "skip_marked"} & self.caption.given().keys():
+            raise InvalidRequest("pages are all read: leave duplicates and skip_marked out")
         if self.caption.get("num_frames", 1) != 1:
             raise InvalidRequest("a page is one frame: leave num_frames out")
         return self

@@ -23,7 +23,7 @@ from slipstream.archive.messages import (
 from slipstream.archive.queue import BatchState, JobState, Priority
 from slipstream.documents.messages import BadDraft, PagePicture
 from slipstream.errors import InvalidRequest
-from slipstream.messages import Caption, Segment
+from slipstream.messages import Caption, Segment, SharedFrom
 from slipstream.rpc.codec import (
     from_message,
     option_values,
@@ -301,4 +301,5 @@ def _read_receipt(message: archive_pb2.Receipt) -> Receipt:
         target=from_message(message.target, ModelReceipt),
         draft=from_message(message.draft, ModelReceipt) if message.HasField("draft") else None,
         options=option_values(message.options),
+        shared=from_message(message.shared, SharedFrom) if message.HasField("shared") else None,
     )

@@ -19,6 +19,7 @@ from slipstream.messages import (
     GatewayInfo,
     KeptTokens,
     ModelInfo,
+    SharedFrom,
     Speculation,
     StageChange,
     Timings,
@@ -182,6 +183,8 @@ def summary_message(caption: Caption) -> gateway_pb2.Summary:
         timings=to_message(caption.timings, gateway_pb2.Timings),
         speculation=to_message(caption.speculation, gateway_pb2.Speculation),
         regions=None if caption.regions is None else to_message(caption.regions, gateway_pb2.RegionStage),
+        shared=None if caption.shared is None else to_message(caption.shared, gateway_pb2.SharedFrom),
+        skipped=caption.skipped,
         **{name: caption.options[name] for name in _SUMMARISED if name in caption.options},
     )
 
@@ -199,6 +202,8 @@ def read_summary(message: gateway_pb2.Summary) -> Caption:
         timings=from_message(message.timings, Timings),
         speculation=from_message(message.speculation, Speculation),
         regions=from_message(message.regions, RegionStage) if message.HasField("regions") else None,
+        shared=from_message(message.shared, SharedFrom) if message.HasField("shared") else None,
+        skipped=message.skipped,
     )
 
 

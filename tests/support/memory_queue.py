@@ -12,6 +12,7 @@ from slipstream.archive.queue import (
     JobRecord,
     JobSpec,
     JobState,
+    KnownEntry,
     Lease,
     Outcome,
     QueueDepth,
@@ -237,6 +238,15 @@ class MemoryQueue(JobTable):
     async def find_result(self, content_key: str) -> str | None:
         name = self._results.get(content_key)
         return None if name is None else self._jobs[name].record.result
+
+    async def add_known(self, key: str, data: bytes, most: int) -> None:
+        entries = self._known.setdefault(key, [])
+        self._num_known += 1
+        entries.append(KnownEntry(str(self._num_known), data))
+        del entries[:-most]
+
+    async def list_known(self, key: str, after: str, limit: int) -> list[KnownEntry]:
+        return [entry for entry in self._known.get(key, []) if int(entry.place) > int(after or 0)][:limit]
 
     async def depth(self) -> QueueDepth:
         states = [job.record.state for job in self._jobs.values()]

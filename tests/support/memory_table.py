@@ -11,6 +11,7 @@ from slipstream.archive.queue import (
     JobRecord,
     JobSpec,
     JobState,
+    KnownEntry,
     Lease,
     Priority,
     QueuePolicy,
@@ -73,6 +74,8 @@ class JobTable:
         """Those with work, by turn."""
         self._debts: Counter[tuple[Priority, str]] = Counter()
         self._results: dict[str, str] = {}
+        self._known: dict[str, list[KnownEntry]] = {}
+        self._num_known = 0
         self._suspects: dict[str, tuple[str, float]] = {}
         """By worker, and under "" of all: the suspect it runs, and until when that is remembered."""
         self._num_entries = 0

@@ -16,6 +16,7 @@
 --   p:<job>, d:<job>, m:<job>  of a job with parts: hash of the parts by number, each behind its digest; zset of the
 --                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. A batch has the sums
 --                p:total, p:done, p:bytes of its jobs
+--   k:<set>      stream of captions with the fingerprints of their videos, for near-duplicates
 local P = KEYS[1]
 local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])

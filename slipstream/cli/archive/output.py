@@ -47,6 +47,7 @@ COLUMNS = (
     *("kept_tokens", "kept_digest", "judged", "accepted", "first_token_s", "generate_s", "total_s", "tokens_per_s"),
     *("attempts", "reused", "video_sha256", "text_sha256", "slipstream_version", "job_id"),
     *("kind", "parts_done", "parts_total", "quality"),
+    *("marks", "skipped", "shared_job", "shared_distance"),
 )
 
 NO_CAPTION = Caption("", 0, None)
@@ -70,6 +71,7 @@ def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) 
         "crashes": job.crashes,
     }
     if job.caption is not None and job.receipt is not None:
+        record |= _spared_dict(job.caption)
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
         record["quality"] = list(marks_of(job.caption, norms))
     if job.kind.has_parts:
@@ -119,11 +121,21 @@ def _segment_dict(part: JobPart) -> dict[str, Any]:
     summary = caption_dict(part.caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return times | {"text": part.caption.text, "receipt": _made_of(part.receipt) | summary}
+    said = {"text": part.caption.text} | _spared_dict(part.caption)
+    return times | said | {"receipt": _made_of(part.receipt) | summary}
+
+
+def _spared_dict(caption: Caption) -> dict[str, Any]:
+    """What is to see, where that is little, and why the text is not of the video's own frames; empty for most."""
+    told = {"marks": list(caption.video.marks), "skipped": caption.skipped}
+    shared = {} if caption.shared is None else {"shared": asdict(caption.shared)}
+    return {name: content for name, content in told.items() if content} | shared
 
 
 def _made_of(receipt: Receipt) -> dict[str, Any]:
     made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
+    if not receipt.skipped:
+        del made_of["skipped"]
     return made_of | {"options": {"stop": (), **receipt.options}}
 
 
@@ -163,6 +175,10 @@ def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> 
         "accepted": caption.speculation.accepted,
         "tokens_per_s": round(caption.decoding_rate, 3),
         "quality": " ".join(record.get("quality", ())),
+        "marks": " ".join(caption.video.marks),
+        "skipped": caption.skipped,
+        "shared_job": caption.shared.job_id if caption.shared else "",
+        "shared_distance": caption.shared.distance if caption.shared else None,
     }
 
 

@@ -188,7 +188,7 @@ class JobCounts(_message.Message):
     def __init__(self, total: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class BatchTotals(_message.Message):
-    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages", "segments", "empty", "cut", "looped")
+    __slots__ = ("tokens", "video_s", "decode_s", "first_token_s", "generate_s", "plain_generate_s", "judged", "accepted", "reused", "pages", "segments", "empty", "cut", "looped", "shared", "skipped")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     VIDEO_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,8 @@ class BatchTotals(_message.Message):
     EMPTY_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     LOOPED_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     video_s: float
     decode_s: float
@@ -217,7 +219,9 @@ class BatchTotals(_message.Message):
     empty: int
     cut: int
     looped: int
-    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., empty: _Optional[int] = ..., cut: _Optional[int] = ..., looped: _Optional[int] = ...) -> None: ...
+    shared: int
+    skipped: int
+    def __init__(self, tokens: _Optional[int] = ..., video_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., first_token_s: _Optional[float] = ..., generate_s: _Optional[float] = ..., plain_generate_s: _Optional[float] = ..., judged: _Optional[int] = ..., accepted: _Optional[int] = ..., reused: _Optional[int] = ..., pages: _Optional[int] = ..., segments: _Optional[int] = ..., empty: _Optional[int] = ..., cut: _Optional[int] = ..., looped: _Optional[int] = ..., shared: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class GetBatchRequest(_message.Message):
     __slots__ = ("batch",)
@@ -346,7 +350,7 @@ class JobPart(_message.Message):
     def __init__(self, number: _Optional[int] = ..., page: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., dpi: _Optional[float] = ..., summary: _Optional[_Union[_gateway_pb2.Summary, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., draft: _Optional[_Union[_reader_pb2.PageDraft, _Mapping]] = ..., error: _Optional[str] = ..., segment: _Optional[_Union[_gateway_pb2.Segment, _Mapping]] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused", "accepted_prediction_tokens", "rejected_prediction_tokens")
+    __slots__ = ("slipstream_version", "target", "draft", "options", "video_sha256", "video_bytes", "text_sha256", "runs", "reused", "accepted_prediction_tokens", "rejected_prediction_tokens", "shared", "skipped")
     SLIPSTREAM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
@@ -358,6 +362,8 @@ class Receipt(_message.Message):
     REUSED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REJECTED_PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     slipstream_version: str
     target: ModelReceipt
     draft: ModelReceipt
@@ -369,7 +375,9 @@ class Receipt(_message.Message):
     reused: bool
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
-    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: _Optional[bool] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
+    shared: _gateway_pb2.SharedFrom
+    skipped: str
+    def __init__(self, slipstream_version: _Optional[str] = ..., target: _Optional[_Union[ModelReceipt, _Mapping]] = ..., draft: _Optional[_Union[ModelReceipt, _Mapping]] = ..., options: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., video_sha256: _Optional[str] = ..., video_bytes: _Optional[int] = ..., text_sha256: _Optional[str] = ..., runs: _Optional[int] = ..., reused: _Optional[bool] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., shared: _Optional[_Union[_gateway_pb2.SharedFrom, _Mapping]] = ..., skipped: _Optional[str] = ...) -> None: ...
 
 class ModelReceipt(_message.Message):
     __slots__ = ("model_id", "revision", "dtype")
