@@ -233,3 +233,17 @@ class Reservation:
         if not self._released:
             self._released = True
             self._admission._release(self)
+
+
+class Countdown:
+    """Calls `then` when it has been called `count` times; at once where there is nothing to count."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left, self._then = count, then
+        if not count:
+            then()
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._then()

@@ -152,6 +152,10 @@ class ServiceUnavailable(SlipstreamError):
     exit_code = 4
 
 
+class ObjectUnavailable(ServiceUnavailable):
+    """The store of an object cannot be reached, fails, or is too slow; it may never come back."""
+
+
 class ReaderUnavailable(ServiceUnavailable):
     """No reader of documents is to be had now; neither the document nor a model is at fault."""
 

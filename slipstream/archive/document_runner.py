@@ -144,7 +144,7 @@ class DocumentRunner:
         options = job.page_options(batch).over(PAGE_OPTIONS)
         async with self._models.slots:
             plan = await self._models.plan(lease, options)
-            async with opened(self._captioner.media, job.source, plan.owner) as file:
+            async with opened(self._captioner.media, job.source, plan.owner, whole=True) as file:
                 content = await _read(file)
             check_digest(job.sha256, content.sha256)
             peers = self._captioner.peers
@@ -207,7 +207,7 @@ async def _read(file: VideoFile) -> _Content:
         raise LimitExceeded(f"a document has at most {limit} bytes here; this one has {file.num_bytes}")
     data = bytearray()
     try:
-        while piece := await file.files.run(os.pread, file.file.fileno(), READ_BYTES, len(data)):
+        while piece := await file.files.run(os.pread, file.whole.fileno(), READ_BYTES, len(data)):
             data += piece
             if len(data) > limit:
                 raise LimitExceeded(f"a document has at most {limit} bytes here; this one grows while it is read")

@@ -97,7 +97,7 @@ class FilmRunner:
         options = job.merged_options(batch)
         plan = await self._models.plan(lease, options)
         media = self._captioner.media
-        async with opened(media, job.source, plan.owner) as file:
+        async with opened(media, job.source, plan.owner, whole=bool(job.sha256)) as file:
             content = _FilmFile(*await media.digest(file))
             check_digest(job.sha256, content.sha256)
             target, draft = self._models_now()

@@ -19,6 +19,7 @@ from slipstream.archive.messages import JobKind, Receipt
 from slipstream.archive.model_runs import ELSEWHERE_S, ModelRuns, check_digest, opened
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome, QueueUnavailable
 from slipstream.archive.records import (
+    JobPayload,
     OtherVersion,
     content_key,
     make_receipt,
@@ -79,7 +80,7 @@ class ArchiveRunner:
             return await self._films.run(lease, job, batch, progress)
         plan = await self._models.plan(lease, job.merged_options(batch))
         reporter = Reporter(progress)
-        video, stats = await self._decode(job.source, plan, reporter)
+        video, stats = await self._decode(job, plan, reporter)
         with video:
             check_digest(job.sha256, video.sha256)
             return await self._known_or_made(lease, plan, video, stats, reporter)
@@ -100,10 +101,12 @@ class ArchiveRunner:
                 stats.waited_until(now)
                 return await self._make(lease, plan, video, stats, reporter)
 
-    async def _decode(self, source: str, plan: CaptionPlan, reporter: "Reporter") -> tuple[SampledVideo, CaptionStats]:
+    async def _decode(
+        self, job: JobPayload, plan: CaptionPlan, reporter: "Reporter"
+    ) -> tuple[SampledVideo, CaptionStats]:
         async with self._decoders:
             stats = CaptionStats(arrived=asyncio.get_running_loop().time())
-            async with opened(self._captioner.media, source, plan.owner) as file:
+            async with opened(self._captioner.media, job.source, plan.owner, whole=bool(job.sha256)) as file:
                 video = await self._captioner.sample(plan, file, reporter.emit, stats, digest=True)
         return video, stats
 

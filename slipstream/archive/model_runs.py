@@ -15,7 +15,14 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
-from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
+from slipstream.errors import (
+    InvalidRequest,
+    ObjectUnavailable,
+    ServiceUnavailable,
+    SessionExists,
+    SlipstreamError,
+    VersionMismatch,
+)
 from slipstream.options import CaptionOptions
 
 ELSEWHERE_S = 30.0
@@ -110,14 +117,18 @@ class CoRunners:
 
 
 @contextlib.asynccontextmanager
-async def opened(media: Media, source: str, owner: str) -> AsyncIterator[VideoFile]:
-    """The file of an item. Raises what `Media.open_source` does, and `RetryLater` for a host that fails."""
+async def opened(media: Media, source: str, owner: str, *, whole: bool = False) -> AsyncIterator[VideoFile]:
+    """The file of an item. Raises what `Media.open_source` does, and `RetryLater` for a host or store that fails, also
+    while the file is in use."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            file = await stack.enter_async_context(media.open_source(source, owner=owner))
+            file = await stack.enter_async_context(media.open_source(source, owner=owner, whole=whole))
         except ServiceUnavailable as error:  # the host it is fetched from, which may never come back
             raise RetryLater(str(error), counted=True) from error
-        yield file
+        try:
+            yield file
+        except ObjectUnavailable as error:
+            raise RetryLater(str(error), counted=True) from error
 
 
 def check_digest(given: str, actual: str) -> None:

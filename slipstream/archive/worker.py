@@ -20,7 +20,9 @@ from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
     LimitExceeded,
+    ObjectNotFound,
     Overloaded,
+    PermissionDenied,
     ServiceUnavailable,
     SlipstreamError,
     VideoNotFound,
@@ -98,7 +100,7 @@ MAX_BACK_OFF_S = 300.0
 UNCOUNTED_BACK_OFF_S = 2.0
 SETTLE_S = 10.0
 """How long a stopping worker waits for a store that is away."""
-AT_FAULT = (InvalidRequest, VideoNotFound, LimitExceeded, InvalidConfig)
+AT_FAULT = (InvalidRequest, VideoNotFound, ObjectNotFound, PermissionDenied, LimitExceeded, InvalidConfig)
 """The job itself is at fault when its handler raises one of these."""
 
 

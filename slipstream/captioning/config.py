@@ -40,6 +40,17 @@ class MediaOptions:
         check=_check_hosts,
     )
     url_timeout_s: float = option("longest time for fetching one video", default=600.0, check=between(0.1, 86400))
+    object_roots: str = option(
+        "buckets or folders in them, as s3://BUCKET/PREFIX, gs:// or az://ACCOUNT/CONTAINER, that videos and documents"
+        " may be opened below, separated by ','; a step {owner} is each owner's own; empty: none",
+        default="",
+    )
+    object_timeout_s: float = option(
+        "longest time for reading one range of an object", default=30.0, check=between(0.1, 3600)
+    )
+    object_cache_mb: int = option(
+        "MiB of memory for what was read of objects, shared by all captions", default=128, check=between(1, 2**20)
+    )
     max_video_bytes: int = option("largest video file", default=2 * 1024**3, check=between(1, 2**50))
     file_timeout_s: float = option(
         "longest time for one call to the file system of a video, such as opening it",

@@ -85,7 +85,7 @@ class DocumentCaptioner:
         async with self._opened(plan, upload) as source:
             with captioner.places.held(of_one=current_rights().max_captions) as take:
                 async with self._turns:
-                    data = await source.files.run(_read_all, source.file, self._config.max_document_bytes)
+                    data = await source.files.run(_read_all, source.whole, self._config.max_document_bytes)
                     at_once = _pages_at_once(take, self._config.pages_at_once)
                     async with aclosing(self.events(data, asked, plan, pages_at_once=at_once)) as events:
                         async for event in events:
@@ -128,7 +128,7 @@ class DocumentCaptioner:
         """The document's file. Raises what `Media.open` and `Media.open_source` raise, and LimitExceeded."""
         media, limit = self._captioner.media, self._config.max_document_bytes
         if plan.path:
-            opened = media.open_source(plan.path, owner=plan.owner)
+            opened = media.open_source(plan.path, owner=plan.owner, whole=True)
         else:
             opened = media.open("", _bounded(upload, limit), owner=plan.owner)
         async with opened as source:

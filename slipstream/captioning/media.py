@@ -16,28 +16,27 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from slipstream.budget import Admission, Memory, host_budget
+from slipstream.budget import Admission, Countdown, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
+from slipstream.captioning.object_sources import ObjectSources
 from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.objects.store import is_remote_object
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.video.film_cuts import Cut, bounds_of, warn_short
+from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, bounds_of, warn_short
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
+from slipstream.video.ranged_film import RangedFilm
 
 FRAMES_SHARE = 0.25
 """Of the memory that is left at start, how much frames may take when nobody said."""
-SHOT_PIECE_S = 30.0
-"""A film's shots are looked for in pieces of this length."""
 FILM_SHARE = 0.1
 """Of that, how much the segments of one film may take that are decoded together."""
 
 # -- media upload -----------------------------------------------------------------------------------------------------
-
-# Holds a video while it arrives. There is always a descriptor to hand to a decoder.
 
 IN_MEMORY_BYTES = 32 * 1024**2
 """A video beyond this goes to a temporary file."""
@@ -46,20 +45,27 @@ _NO_ROOM = "the server has no room for the video now; try again later"
 
 @dataclass(frozen=True)
 class VideoFile:
-    """An open regular file with a video."""
+    """A video: an open regular file, or one in a store that is read by ranges."""
 
-    file: BinaryIO
+    file: BinaryIO | RangedFilm
     num_bytes: int
     files: FileThreads
     """The threads that may touch it: it may lie on a disk of the network that hangs."""
 
+    @property
+    def whole(self) -> BinaryIO:
+        """The file, of a source that was opened to be read as a whole."""
+        assert not isinstance(self.file, RangedFilm), "it was to be opened whole"
+        return self.file
+
     def close(self) -> None:
         """Blocks, like all that is done to the file."""
-        self.file.close()
+        self.whole.close()
 
 
 class VideoBuffer:
-    """A file without a name: in memory at first, on disk when it grows. Gone when closed."""
+    """Holds a video while it arrives, in a file without a name: in memory at first, on disk when it grows. There is
+    always a descriptor to hand to a decoder. Gone when closed."""
 
     def __init__(self, max_bytes: int, files: FileThreads | None = None) -> None:
         """`files` are the threads that may touch the disk."""
@@ -167,6 +173,7 @@ class Media:
         """`on_confined` is told which protections decoders have; see `DecodePool`."""
         self._config = config
         self._fetcher = fetcher or Fetcher(config.allowed_hosts, config.max_video_bytes, config.url_timeout_s)
+        self._objects = ObjectSources(config)
         self.frames = Admission(
             budget_bytes=host_budget(config.frames_budget_mb, FRAMES_SHARE),
             max_sessions=config.max_held_videos,
@@ -208,6 +215,11 @@ class Media:
     async def open(self, path: str, chunks: AsyncIterator[bytes], *, owner: str = "") -> AsyncIterator[VideoFile]:
         """The video file: below one of the owner's roots if a path was given, else received chunk by chunk."""
         self._pool.prepare()
+        if is_remote_object(path):
+            with self._uploads.held():
+                async with self._delivered(path, owner) as source:
+                    yield source
+            return
         if path:
             async with self._open_path(path, owner) as source:
                 yield source
@@ -221,20 +233,17 @@ class Media:
             yield await upload.finished()
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, *, owner: str = "") -> AsyncIterator[VideoFile]:
-        """The video file of an archive item: a path below one of its owner's roots, or an https address of an allowed
-        host.
+    async def open_source(self, source: str, *, owner: str = "", whole: bool = False) -> AsyncIterator[VideoFile]:
+        """The video file of an archive item: a path below one of its owner's roots, an https address of an allowed
+        host, or an object, which is read by ranges where that is possible and not all of it is needed (`whole`).
 
-        Raises what `open_video_path` and `Fetcher.fetch` raise, and ServiceUnavailable when a file system hangs.
+        Raises what `open_video_path`, `Fetcher.fetch` and `ObjectSources.find` raise, and ServiceUnavailable when a
+        file system hangs.
         """
         self._pool.prepare()
-        if "://" not in source:
-            async with self._open_path(source, owner) as file:
-                yield file
-            return
-        with VideoBuffer(self._config.max_video_bytes, self._temporary) as download:
-            await self._fetcher.fetch(source, download)
-            yield await download.finished()
+        is_path = "://" not in source or source.startswith("file:///")
+        async with self._open_path(source, owner) if is_path else self._delivered(source, owner, whole) as file:
+            yield file
 
     async def sample(
         self,
@@ -325,7 +334,7 @@ class Media:
         return found
 
     async def digest(self, source: VideoFile) -> tuple[str, int]:
-        """SHA-256 and size of the file."""
+        """SHA-256 and size of the file; of one that is read by ranges what stands for the former."""
         return await _digest(source)
 
     def close(self) -> None:
@@ -337,25 +346,21 @@ class Media:
         roots = {root: files for any_, files in self._roots.items() if (root := root_of(any_, owner)) is not None}
         if not roots:
             raise VideoNotFound("this gateway opens no paths for you; upload the file, or start it with --video-roots")
-        source = await _find(path, roots)
+        source = await _find(path.removeprefix("file://"), roots)
         try:
             yield source
         finally:
             source.files.close(source)
 
-
-class Countdown:
-    """Calls `then` when it has been called `count` times; at once where there is nothing to count."""
-
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._left, self._then = count, then
-        if not count:
-            then()
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._then()
+    @contextlib.asynccontextmanager
+    async def _delivered(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[VideoFile]:
+        with VideoBuffer(self._config.max_video_bytes, self._temporary) as download:
+            film = None
+            if is_remote_object(source):
+                film = await self._objects.open(source, owner, download, whole=whole)
+            else:
+                await self._fetcher.fetch(source, download)
+            yield VideoFile(film, film.num_bytes, self._temporary) if film else await download.finished()
 
 
 async def _find(path: str, roots: Mapping[Path, FileThreads]) -> VideoFile:
@@ -377,6 +382,8 @@ def _open_readable(path: str, root: Path, files: FileThreads) -> VideoFile:
 
 async def _digest(source: VideoFile) -> tuple[str, int]:
     """SHA-256 and size of the file; in pieces, each with its own limit of time."""
+    if isinstance(source.file, RangedFilm):
+        return source.file.identity, source.num_bytes
     digest, num_bytes = hashlib.sha256(), 0
     while size := await source.files.run(_update, digest, source.file, num_bytes):
         num_bytes += size

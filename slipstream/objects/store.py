@@ -5,6 +5,7 @@ never from a request. Errors are those of `slipstream.errors`, and name the obje
 """
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,14 +16,16 @@ from slipstream.errors import (
     InvalidRequest,
     ObjectChanged,
     ObjectNotFound,
+    ObjectUnavailable,
     PermissionDenied,
-    ServiceUnavailable,
     SlipstreamError,
 )
 
 SCHEMES = ("s3", "gs", "az", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
+ALLOW_HTTP = "AWS_ALLOW_HTTP"
+"""The one variable that the library leaves unread where it is told limits of time."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,11 @@ def is_object_url(text: str) -> bool:
     return text.partition("://")[0] in SCHEMES and "://" in text
 
 
+def is_remote_object(text: str) -> bool:
+    """The same, of one that is not on this machine."""
+    return is_object_url(text) and not text.startswith("file:")
+
+
 @dataclass(frozen=True)
 class ObjectFacts:
     """What a store says of one object."""
@@ -95,6 +103,7 @@ class ObjectStore:
             "client_options": {
                 "connect_timeout": timedelta(seconds=CONNECT_S),
                 "timeout": timedelta(seconds=REQUEST_S),
+                **({"allow_http": True} if os.environ.get(ALLOW_HTTP, "").lower() == "true" else {}),
             },
         }
         try:
@@ -103,7 +112,7 @@ class ObjectStore:
             raise InvalidConfig(f"{root} cannot be opened with this environment: {_first_line(error)}") from None
 
     async def facts(self, url: ObjectUrl) -> ObjectFacts:
-        """Raises `ObjectNotFound`, `PermissionDenied` or `ServiceUnavailable`, like all calls."""
+        """Raises `ObjectNotFound`, `PermissionDenied` or `ObjectUnavailable`, like all calls."""
         with _told(url):
             found = await self._calls.head_async(self._store, url.key)
         return ObjectFacts(url, found["size"], found.get("e_tag") or "")
@@ -117,7 +126,10 @@ class ObjectStore:
         asked: dict[str, Any] = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
         with _told(facts.url):
             answer = await self._calls.get_async(self._store, facts.url.key, options=asked)
-            return bytes(await answer.bytes_async())
+            data = bytes(await answer.bytes_async())
+        if len(data) != end - start or (answer.meta.get("e_tag") or "") != facts.etag:  # of a store that checks nothing
+            raise _changed(facts.url)
+        return data
 
     async def put_new(self, url: ObjectUrl, data: bytes) -> bool:
         """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
@@ -171,11 +183,15 @@ def _told(url: ObjectUrl) -> Iterator[None]:
     except theirs.AlreadyExistsError:
         raise _AlreadyThere(str(url)) from None
     except theirs.PreconditionError:
-        raise ObjectChanged(f"{url} changed while it was read; try again once it is complete") from None
+        raise _changed(url) from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError, PermissionError):
         raise PermissionDenied(f"the credentials of this server do not open {url}") from None
     except (theirs.BaseError, OSError) as error:
-        raise ServiceUnavailable(f"{url} cannot be reached: {_first_line(error)}") from None
+        raise ObjectUnavailable(f"{url} cannot be reached: {_first_line(error)}") from None
+
+
+def _changed(url: ObjectUrl) -> ObjectChanged:
+    return ObjectChanged(f"{url} changed while it was read; try again once it is complete")
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from io import BufferedReader
 
 import av
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import LACKED_MEMORY
+from slipstream.video.container import LACKED_MEMORY, Source
 from slipstream.video.decode import sample_video
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import (
@@ -42,6 +41,7 @@ from slipstream.video.messages import (
     Started,
     encode_answer,
 )
+from slipstream.video.ranged_reader import RangedReader
 
 # -- preloading -------------------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, threads: int, parent_pi
 
 def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: int, frames_descriptor: int) -> Answer:
     limit_cpu(math.ceil(request.limits.timeout_s * request.limits.decoder_threads) + CPU_SLACK_S)
-    with os.fdopen(video_descriptor, "rb") as source, os.fdopen(frames_descriptor, "r+b") as frames:
+    with _source(video_descriptor) as source, os.fdopen(frames_descriptor, "r+b") as frames:
         try:
             return _answer(connection, source, request, frames.fileno())
         except (InvalidRequest, LimitExceeded, UnreadableVideo) as error:
@@ -116,7 +116,16 @@ def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: 
             return Refused(LimitExceeded.__name__, LACKED_MEMORY)
 
 
-def _answer(connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int) -> Answer:
+def _source(descriptor: int) -> Source:
+    """A file, or a socket to whoever has it. It cannot be asked by `fstat`, which the filter of calls denies."""
+    try:
+        os.lseek(descriptor, 0, os.SEEK_CUR)
+    except OSError:
+        return RangedReader(descriptor)
+    return os.fdopen(descriptor, "rb")
+
+
+def _answer(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> Answer:
     if request.cut is not None and request.windows:
         return plan_shots(source, request.windows[0], request.cut, request.limits)
     if request.cut is not None:
@@ -131,7 +140,7 @@ def _kind(error: Exception) -> str:
     return next(kind.__name__ for kind in kinds if isinstance(error, kind))
 
 
-def _sample(connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int) -> SampledVideo:
+def _sample(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> SampledVideo:
     memory = mmap.mmap(frames, request.frames_bytes)
 
     def allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -145,9 +154,7 @@ def _sample(connection: socket.socket, source: BufferedReader, request: DecodeRe
     )
 
 
-def _sample_windows(
-    connection: socket.socket, source: BufferedReader, request: DecodeRequest, frames: int
-) -> SampledWindows:
+def _sample_windows(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> SampledWindows:
     memory = mmap.mmap(frames, request.frames_bytes)
 
     def allocate(window: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:

@@ -18,9 +18,14 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.boxes import box_size
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
+from slipstream.video.ranged_reader import RangedReader
+
+Source = BinaryIO | RangedReader
+"""An open file, or one that is elsewhere."""
 
 # -- deadline ---------------------------------------------------------------------------------------------------------
 
@@ -62,8 +67,8 @@ class WatchedReader:
     After every call into libav, `check` tells why the file seemed to end.
     """
 
-    def __init__(self, source: BinaryIO, length: int, watch: Watch) -> None:
-        self._source = source
+    def __init__(self, source: Source, length: int, watch: Watch) -> None:
+        self.source = source
         self._length = length
         self._watch = watch
         self._failure: Exception | None = None
@@ -73,7 +78,7 @@ class WatchedReader:
         if self._failure is not None or self._watch.expired:
             return b""
         try:
-            return self._source.read(max(0, min(size, self._length - self._source.tell())))
+            return self.source.read(max(0, min(size, self._length - self.source.tell())))
         except Exception as failure:
             self._failure = failure
             return b""
@@ -82,14 +87,14 @@ class WatchedReader:
         """Move the read position; -1 when the source cannot."""
         try:
             if whence == os.SEEK_END:
-                return self._source.seek(self._length + offset)
-            return self._source.seek(offset, whence)
+                return self.source.seek(self._length + offset)
+            return self.source.seek(offset, whence)
         except Exception:
             return -1
 
     def tell(self) -> int:
         """The read position in bytes."""
-        return self._source.tell()
+        return self.source.tell()
 
     def check(self) -> None:
         """Raise what stopped the reading: DecodeCancelled, LimitExceeded or UnreadableVideo."""
@@ -115,7 +120,7 @@ class Extent:
     """Whether the last box is incomplete."""
 
 
-def whole_extent(source: BinaryIO, watch: Watch) -> Extent:
+def whole_extent(source: Source, watch: Watch) -> Extent:
     """Where the usable part of the file ends; the whole file when it is no MP4. Raises what `watch.check` raises."""
     size = source.seek(0, os.SEEK_END)
     position = 0
@@ -125,26 +130,14 @@ def whole_extent(source: BinaryIO, watch: Watch) -> Extent:
         header = source.read(16)
         if position == 0 and header[4:8] != b"ftyp":
             break
-        box_size = _box_size(header, size - position)
-        if box_size is None or position + box_size > size:
+        box_bytes = box_size(header, size - position)
+        if box_bytes is None or position + box_bytes > size:
             is_fragment_header = len(header) < 8 or header[4:8] == b"moof"
             return Extent(position if is_fragment_header and position else size, is_cut=True)
-        position += box_size
+        position += box_bytes
         if position == size:
             break
     return Extent(size, is_cut=False)
-
-
-def _box_size(header: bytes, rest: int) -> int | None:
-    """Bytes of the box that starts with `header`; None when the header is incomplete or impossible."""
-    if len(header) < 8:
-        return None
-    size = int.from_bytes(header[:4], "big")
-    if size == 0:
-        return rest
-    if size == 1:
-        size = int.from_bytes(header[8:16], "big")
-    return size if size >= 8 else None
 
 
 # -- container --------------------------------------------------------------------------------------------------------
@@ -217,7 +210,7 @@ class OpenVideo:
 
 
 @contextmanager
-def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator[OpenVideo]:
+def open_video(source: Source, limits: DecodeLimits, watch: Watch) -> Iterator[OpenVideo]:
     """Open the container and pass its size, picture size and codec through the limits.
 
     Raises UnreadableVideo, LimitExceeded, or DecodeCancelled.
@@ -231,6 +224,7 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
         "protocol_whitelist": "file",
         "codec_whitelist": ",".join(sorted(CODECS[limits.formats])),
         "max_pixels": str(limits.max_pixels_source),
+        **(source.opened() if isinstance(source, RangedReader) else {}),
     }
     try:
         container = _open_container(reader, options)
@@ -241,7 +235,12 @@ def open_video(source: BinaryIO, limits: DecodeLimits, watch: Watch) -> Iterator
         raise _why_not_opened(source, reader, options, limits.formats) from failure
     with container:
         reader.check()
-        yield OpenVideo(container, _pick_stream(container, limits), reader, extent.is_cut)
+        video = OpenVideo(container, _pick_stream(container, limits), reader, extent.is_cut)
+        if not isinstance(source, RangedReader) or source.has_index_for(video.stream.codec_context.name):
+            yield video
+            return
+    with open_video(source, limits, watch) as video:
+        yield video
 
 
 def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCount) -> PacketTimes:
@@ -252,7 +251,8 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     """
     pts, keys, shown = array("q"), bytearray(), bytearray()
     last_duration = 0
-    for packet in video.packets(damage):
+    packets, source = video.packets(damage), video.reader.source
+    for packet in source.listed(packets) if isinstance(source, RangedReader) else packets:
         if len(pts) == limits.max_packets:
             raise LimitExceeded(f"the video has more than {limits.max_packets} packets; cut it into shorter pieces")
         ticks = packet.pts if packet.pts is not None else packet.dts
@@ -333,7 +333,7 @@ def check_picture_size(width: int, height: int, limits: DecodeLimits) -> None:
         )
 
 
-def _check_size(source: BinaryIO, limits: DecodeLimits) -> None:
+def _check_size(source: Source, limits: DecodeLimits) -> None:
     size = source.seek(0, os.SEEK_END)
     if size == 0:
         raise UnreadableVideo("the file is empty (0 bytes)")
@@ -345,7 +345,7 @@ def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> NoRetu
     raise PermissionError("a video may not refer to another file or address")
 
 
-def _why_not_opened(source: BinaryIO, reader: WatchedReader, options: dict[str, str], formats: str) -> UnreadableVideo:
+def _why_not_opened(source: Source, reader: WatchedReader, options: dict[str, str], formats: str) -> UnreadableVideo:
     source.seek(0)
     head = source.read(_SNIFFED_BYTES)
     text = head.lstrip().lower()

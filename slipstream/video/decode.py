@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import BinaryIO
 
 import numpy as np
 from av.packet import Packet
@@ -23,6 +22,7 @@ from slipstream.video.container import (
     DamageCount,
     DecodeCancelled,
     OpenVideo,
+    Source,
     Watch,
     check_picture_size,
     open_video,
@@ -40,6 +40,7 @@ from slipstream.video.frame_times import (
 from slipstream.video.messages import DecodeLimits, SampledVideo
 from slipstream.video.paths import open_video_path
 from slipstream.video.pictures import HDR_PIXELS, HDR_TRANSFERS, shown_size, to_sdr, upper_field
+from slipstream.video.ranged_reader import RangedReader
 
 # -- frames -----------------------------------------------------------------------------------------------------------
 
@@ -176,6 +177,8 @@ def decode_runs(
     codec = video.stream.codec_context
     codec.thread_count = limits.decoder_threads
     codec.options = {"max_pixels": str(limits.max_pixels_source)}
+    if isinstance(video.reader.source, RangedReader):
+        video.reader.source.will_decode(runs)
     remaining = iter(runs)
     run = next(remaining, None)
     for index, packet in enumerate(video.packets(damage)):
@@ -239,7 +242,7 @@ _DURATION_SLACK_S = 0.3
 
 
 def sample_video(
-    source: BinaryIO,
+    source: Source,
     num_frames: int,
     limits: DecodeLimits,
     *,
@@ -287,7 +290,7 @@ def sample_video(
 class _Sampler:
     """Second pass over the file: the sparse plan first, everything if that misses a frame."""
 
-    source: BinaryIO
+    source: Source
     limits: DecodeLimits
     watch: Watch
     packets: PacketTimes

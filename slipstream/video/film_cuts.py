@@ -18,6 +18,8 @@ from slipstream.video.frame_times import TIME_TOLERANCE_S, PacketTimes
 MAX_SEGMENTS = 10_000
 """Of one film; a job of the archive has no more parts."""
 LEAST_STRIDE_S = 0.001
+SHOT_PIECE_S = 30.0
+"""A film's shots are looked for in pieces of this length."""
 _FIXED = re.compile(r"fixed:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)s?", re.ASCII)
 _WAYS = "fixed:SECONDS such as fixed:10s, shots, or none"
 

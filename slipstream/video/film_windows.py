@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import groupby
-from typing import BinaryIO
 
 import numpy as np
 from av.video.frame import VideoFrame
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.video.container import DamageCount, Watch, open_video, read_packet_times
+from slipstream.video.container import DamageCount, Source, Watch, open_video, read_packet_times
 from slipstream.video.decode import (
     FrameBuffer,
     check_decoded,
@@ -44,7 +43,7 @@ NO_FRAME = "no frame of this segment could be decoded; the file is damaged there
 # -- where segments begin ---------------------------------------------------------------------------------------------
 
 
-def plan_segments(source: BinaryIO, stride_s: float, limits: DecodeLimits) -> Planned:
+def plan_segments(source: Source, stride_s: float, limits: DecodeLimits) -> Planned:
     """Where the film's segments of a fixed length begin. No frame is decoded for that.
 
     Raises InvalidRequest, UnreadableVideo or LimitExceeded.
@@ -61,7 +60,7 @@ def plan_segments(source: BinaryIO, stride_s: float, limits: DecodeLimits) -> Pl
     return Planned(round(start_s, 6), bounds_of(starts_s, end_s), tuple(warnings))
 
 
-def plan_shots(source: BinaryIO, piece: Window, shot_s: float, limits: DecodeLimits) -> Planned:
+def plan_shots(source: Source, piece: Window, shot_s: float, limits: DecodeLimits) -> Planned:
     """Where shots begin within a piece of a film, of which each frame is decoded once, small: the bounds are `shot_s`,
     when the last shot before began, then those that were found, then the piece's end.
 
@@ -86,7 +85,7 @@ def on_heap(window: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def sample_windows(
-    source: BinaryIO,
+    source: Source,
     num_frames: int,
     windows: Sequence[Window],
     limits: DecodeLimits,
@@ -130,7 +129,7 @@ def sample_windows(
 class _WindowSampler:
     """Second pass over the file: the sparse plan first, everything up to the last window if that misses a frame."""
 
-    source: BinaryIO
+    source: Source
     num_frames: int
     windows: Sequence[Window]
     limits: DecodeLimits

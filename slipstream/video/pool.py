@@ -31,6 +31,7 @@ from slipstream.video.decoder_process import (
     read_windows,
 )
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
+from slipstream.video.ranged_film import RangedFilm, served
 
 ResultT = TypeVar("ResultT")
 
@@ -142,6 +143,8 @@ def _close(file: Closable) -> None:
 DEFAULT_MEMORY_BYTES = 2 * 1024**3
 DEFAULT_MAX_JOBS = 500
 OnConfined = Callable[[dict[str, bool]], None]
+Source = BinaryIO | int | RangedFilm
+"""An open regular file, its descriptor, or a film that is elsewhere."""
 
 
 class DecodePool:
@@ -190,7 +193,7 @@ class DecodePool:
 
     async def sample(
         self,
-        source: BinaryIO | int,
+        source: Source,
         num_frames: int,
         *,
         size: FrameSize = ANY_SIZE,
@@ -211,7 +214,7 @@ class DecodePool:
 
     async def sample_windows(
         self,
-        source: BinaryIO | int,
+        source: Source,
         num_frames: int,
         windows: Sequence[Window],
         *,
@@ -227,7 +230,7 @@ class DecodePool:
 
     async def plan_segments(
         self,
-        source: BinaryIO | int,
+        source: Source,
         cut_s: float,
         *,
         piece: Window | None = None,
@@ -243,7 +246,7 @@ class DecodePool:
 
     async def _run(
         self,
-        source: BinaryIO | int,
+        source: Source,
         request: DecodeRequest,
         owner: str,
         on_progress: OnProgress | None,
@@ -277,13 +280,21 @@ class DecodePool:
         self._idle.clear()
 
     async def _sample(
-        self, video: int, request: DecodeRequest, owner: str, on_progress: OnProgress | None, read: Read[ResultT]
+        self,
+        video: int | RangedFilm,
+        request: DecodeRequest,
+        owner: str,
+        on_progress: OnProgress | None,
+        read: Read[ResultT],
     ) -> ResultT:
         is_last_try = False
         while True:
             decoder = await self._take(owner)
             try:
-                return await decoder.run(video, request, on_progress, read)
+                if not isinstance(video, RangedFilm):
+                    return await decoder.run(video, request, on_progress, read)
+                async with served(video, request.limits.timeout_s) as descriptor:
+                    return await decoder.run(descriptor, request, on_progress, read)
             except DecoderLost as loss:
                 if self._is_closed:
                     raise _closed() from None
@@ -363,8 +374,11 @@ class DecodePool:
 
 
 @asynccontextmanager
-async def _own_descriptor(source: BinaryIO | int, files: FileThreads) -> AsyncIterator[int]:
+async def _own_descriptor(source: Source, files: FileThreads) -> AsyncIterator[int | RangedFilm]:
     """A read-only descriptor of the same file with a position of its own, for a process that is not to be trusted."""
+    if isinstance(source, RangedFilm):
+        yield source
+        return
     own = await files.run(_reopened, source if isinstance(source, int) else source.fileno())
     try:
         yield own.fileno()

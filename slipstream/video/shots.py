@@ -6,13 +6,12 @@ too a cut is where that is above a threshold, and no shot is shorter than a leas
 
 from collections.abc import Iterable
 from itertools import takewhile
-from typing import BinaryIO
 
 import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from slipstream.video.container import DamageCount, Watch, open_video
+from slipstream.video.container import DamageCount, Source, Watch, open_video
 from slipstream.video.decode import check_decoded, decode_runs
 from slipstream.video.frame_times import TIME_TOLERANCE_S, PacketTimes, plan_all, plan_runs
 from slipstream.video.messages import DecodeLimits, Window
@@ -25,7 +24,7 @@ WIDTH, HEIGHT = 64, 36
 
 
 def find_shots(
-    source: BinaryIO, packets: PacketTimes, piece: Window, shot_s: float, limits: DecodeLimits, watch: Watch
+    source: Source, packets: PacketTimes, piece: Window, shot_s: float, limits: DecodeLimits, watch: Watch
 ) -> list[float]:
     """When shots begin within a piece of a film, whose last shot before began at `shot_s`. The frame before the piece
     is looked at too, so that the pieces of a film give the shots of the whole.

@@ -68,7 +68,7 @@ class FakeCaptioner:
         pass
 
     @contextlib.asynccontextmanager
-    async def open_source(self, source: str, owner: str) -> AsyncIterator[BinaryIO]:
+    async def open_source(self, source: str, owner: str, whole: bool = False) -> AsyncIterator[BinaryIO]:
         yield io.BytesIO(source.encode())
 
     async def sample(

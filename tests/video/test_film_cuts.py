@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.media import SHOT_PIECE_S, Media, VideoFile
+from slipstream.captioning.media import Media, VideoFile
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.video.decode import sample_video
 from slipstream.video.film_cuts import (
     MAX_SEGMENTS,
+    SHOT_PIECE_S,
     Cut,
     bounds_of,
     check_times,

@@ -1,0 +1,131 @@
+"""Videos and documents in a store of objects: which ones a gateway opens, and how.
+
+A film with an index is read by the ranges that its frames need. All else is fetched whole, as from https, since it must
+be read through to know its frames. Credentials and endpoints are those of the gateway's environment.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from slipstream.captioning.fetch import Sink
+from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, ObjectUnavailable, PermissionDenied
+from slipstream.objects.cached_reader import BlockCache, CachedReader, in_time
+from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
+from slipstream.video.paths import OWNER
+from slipstream.video.ranged_film import RangedFilm, media_of
+
+WHOLE_BYTES = 1024 * 1024
+"""Objects up to this size are fetched whole, which takes one request."""
+PIECE_BYTES = 8 * 1024**2
+"""Of an object that is fetched whole, at once; each has a limit of time."""
+
+
+class ObjectOptions(Protocol):
+    """What of a gateway's configuration says how objects are read."""
+
+    @property
+    def object_roots(self) -> str: ...
+    @property
+    def object_cache_mb(self) -> int: ...
+    @property
+    def object_timeout_s(self) -> float: ...
+    @property
+    def max_video_bytes(self) -> int: ...
+    @property
+    def url_timeout_s(self) -> float: ...
+
+
+class ObjectSources:
+    """The objects below a gateway's roots, and one cache of their blocks for all captions."""
+
+    def __init__(self, options: ObjectOptions) -> None:
+        """Raises `InvalidConfig` for a root that this environment makes no store of."""
+        self._options = options
+        self._roots = parse_roots(options.object_roots)
+        self._stores = ObjectStores()
+        self._cache = BlockCache(options.object_cache_mb * 1024**2)
+        for root in self._roots:
+            self._stores.of(root)
+
+    async def open(self, source: str, owner: str, sink: Sink, *, whole: bool) -> RangedFilm | None:
+        """The object as a film that need not be fetched; None once it was written to `sink` as a whole.
+
+        Raises:
+            InvalidRequest: it is no address of an object, or this gateway opens none.
+            PermissionDenied: it is below none of the owner's roots, or the store does not let this gateway read it.
+            LimitExceeded: it is larger than a video may be.
+            ObjectNotFound, ObjectChanged, ObjectUnavailable: what the store says, also of one that is too slow.
+        """
+        reader = await self._find(source, owner)
+        film = None if whole else await _by_ranges(reader)
+        if film is None:
+            await self._fetch(reader, sink)
+        return film
+
+    async def _find(self, source: str, owner: str) -> CachedReader:
+        if not self._roots:
+            raise InvalidRequest(
+                "this gateway opens no objects; start it with --object-roots, or upload the file or give a path"
+            )
+        url = ObjectUrl.parse(source)
+        if not any(is_below(url, root, owner) for root in self._roots):
+            raise PermissionDenied("that object is below none of the places that this gateway's --object-roots name")
+        store = self._stores.of(url)
+        facts = await in_time(store.facts(url), url, self._options.object_timeout_s)
+        limit = self._options.max_video_bytes
+        if facts.num_bytes > limit:
+            raise LimitExceeded(f"the object has {facts.num_bytes} bytes, more than this server's limit of {limit}")
+        return CachedReader(store, facts, self._cache, self._options.object_timeout_s)
+
+    async def _fetch(self, reader: CachedReader, sink: Sink) -> None:
+        """All of it takes no longer than what is fetched over https."""
+        limit_s = self._options.url_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                for start in range(0, reader.facts.num_bytes, PIECE_BYTES):
+                    await sink.write(await reader.read_whole(start, start + PIECE_BYTES))
+        except TimeoutError:
+            raise ObjectUnavailable(
+                f"{reader.facts.url} was not delivered within this server's limit of {limit_s:g} s"
+            ) from None
+
+
+async def _by_ranges(reader: CachedReader) -> RangedFilm | None:
+    """None for what must be fetched as a whole."""
+    facts = reader.facts
+    if facts.num_bytes <= WHOLE_BYTES or not facts.etag:  # without one a change would go unseen
+        return None
+    media = await media_of(facts.num_bytes, reader.read)
+    return RangedFilm(facts.num_bytes, reader.read, media, identity_of(facts)) if media else None
+
+
+def identity_of(facts: ObjectFacts) -> str:
+    """Stands for the content where it was not read as a whole: the same for an object in another bucket of the same
+    key, entity tag and size. No digest of a file can be the same."""
+    named = "\0".join((facts.url.key, facts.etag, str(facts.num_bytes)))
+    return f"object-{hashlib.sha256(named.encode()).hexdigest()}"
+
+
+def is_below(url: ObjectUrl, root: ObjectUrl, owner: str) -> bool:
+    """Whether an owner's object lies below a root; a step `{owner}` of that is the owner's name."""
+    steps = [step for step in root.key.split("/") if step]
+    if OWNER in steps and (not owner.isprintable() or "/" in owner or owner in ("", ".", "..")):
+        return False
+    folder = "".join(f"{owner if step == OWNER else step}/" for step in steps)
+    return url.root == root.root and url.key.startswith(folder) and url.key != folder
+
+
+def parse_roots(text: str) -> Sequence[ObjectUrl]:
+    """Addresses of buckets or folders in them, separated by commas. Raises `InvalidConfig`."""
+    found = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        try:
+            root = ObjectUrl.parse(word)
+        except InvalidRequest as error:
+            raise InvalidConfig(f"--object-roots: {error}") from None
+        if root.root == "file://":
+            raise InvalidConfig(f"--object-roots: {word!r} is a folder of this machine; name it by --video-roots")
+        found.append(root)
+    return found

@@ -1,0 +1,124 @@
+"""A film that is not on this machine, as the gateway hands it to a decoder: a socket on which ranges of it are asked.
+
+The decoder has no network and is not trusted: it can ask for bytes of this one film and for nothing else.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from slipstream.errors import LimitExceeded, ObjectUnavailable, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.video.boxes import HEADER_BYTES, Extent, IndexedBoxes
+from slipstream.video.ranged_wire import ASKED, FAILED, GIVEN, MOST_ASKED
+
+SLOW_SHARE = 0.5
+"""Of a decoder's time: where more of it went by waiting, a decode that took too long is the store's fault."""
+
+ReadRange = Callable[[int, int], Awaitable[bytes]]
+"""The bytes from the first number to the second, which is behind the last. Raises SlipstreamError."""
+
+
+@dataclass(frozen=True)
+class RangedFilm:
+    """A film, by ranges."""
+
+    num_bytes: int
+    read: ReadRange
+    media: tuple[Extent, ...]
+    """Where samples lie that an index tells all about; see `IndexedBoxes`."""
+    identity: str
+    """Another one when the content is another, in the place of a digest of bytes that nobody has read."""
+
+
+async def media_of(num_bytes: int, read: ReadRange) -> tuple[Extent, ...]:
+    """What `IndexedBoxes` finds. Raises what `read` does."""
+    boxes = IndexedBoxes(num_bytes)
+    while not boxes.is_done:
+        boxes.add(await read(boxes.position, min(boxes.position + HEADER_BYTES, num_bytes)))
+    return boxes.media
+
+
+@asynccontextmanager
+async def served(film: RangedFilm, limit_s: float) -> AsyncIterator[int]:
+    """A descriptor to give to one decoder, which may take `limit_s` seconds.
+
+    Raises what reading the film raised, whatever the decoder makes of it, and `ObjectUnavailable` when most of the time
+    went by waiting for bytes.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.setblocking(False)
+    answers = _Answers(film, ours)
+    answering = asyncio.create_task(answers.run())
+    try:
+        try:
+            yield theirs.fileno()
+        except Exception as error:
+            if answers.failure is None and isinstance(error, LimitExceeded) and answers.waited_s > limit_s * SLOW_SHARE:
+                raise ObjectUnavailable(
+                    f"the video's store is too slow: {answers.waited_s:.0f} s went by waiting for its bytes"
+                ) from None
+            if answers.failure is None:
+                raise
+        if answers.failure is not None:
+            raise answers.failure from None
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+        ours.close()
+        theirs.close()
+
+
+class _Answers:
+    """Answers one decoder, question after question."""
+
+    def __init__(self, film: RangedFilm, connection: socket.socket) -> None:
+        self._film, self._connection = film, connection
+        self._loop = asyncio.get_running_loop()
+        self.failure: SlipstreamError | None = None
+        self._waited_s, self._waiting_since = 0.0, 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which bytes were awaited, until now."""
+        return self._waited_s + (self._loop.time() - self._waiting_since if self._waiting_since else 0.0)
+
+    async def run(self) -> None:
+        """Until the decoder hangs up, asks for what is not there, or the film cannot be read."""
+        facts = json.dumps({"num_bytes": self._film.num_bytes, "media": self._film.media}).encode()
+        with suppress(OSError):  # the decoder is gone, which who waits for it will see
+            await self._give(facts)
+            while question := await self._question():
+                start, num_bytes = question
+                if num_bytes > MOST_ASKED or start + num_bytes > self._film.num_bytes:
+                    get_logger().error("decoder.bad_question", start=start, num_bytes=num_bytes)
+                    return
+                await self._answer(start, num_bytes)
+
+    async def _answer(self, start: int, num_bytes: int) -> None:
+        self._waiting_since = self._loop.time()
+        try:
+            data = await self._film.read(start, start + num_bytes)
+        except SlipstreamError as error:
+            self.failure = error
+            await self._loop.sock_sendall(self._connection, GIVEN.pack(FAILED))
+            return
+        finally:
+            self._waited_s, self._waiting_since = self.waited_s, 0.0
+        await self._give(data)
+
+    async def _give(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._connection, GIVEN.pack(len(data)) + data)
+
+    async def _question(self) -> tuple[int, int] | None:
+        message = b""
+        while len(message) < ASKED.size:
+            piece = await self._loop.sock_recv(self._connection, ASKED.size - len(message))
+            if not piece:
+                return None
+            message += piece
+        start, num_bytes = ASKED.unpack(message)
+        return start, num_bytes
