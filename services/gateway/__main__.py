@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from slipstream.archive.service import ArchiveService, make_queue
+from slipstream.archive.spill_queue import SpillQueue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
@@ -29,6 +30,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             raise InvalidConfig(f"--video-roots: {str(shared_part(root))!r} is no directory")
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
+    if isinstance(queue, SpillQueue):
+        await queue.folder.check()
     peers = Peers(
         config.target,
         config.draft,
