@@ -7,6 +7,7 @@ import grpc
 
 from slipstream.archive.queue import JobQueue
 from slipstream.archive.service import ArchiveService, make_queue
+from slipstream.archive.spill_queue import SpillQueue
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
@@ -31,6 +32,8 @@ async def setup(server: grpc.aio.Server, config: GatewayConfig, lifecycle: Lifec
             raise InvalidConfig(f"--video-roots: {str(shared_part(root))!r} is no directory")
     metrics = GatewayMetrics(REGISTRY)
     queue = make_queue(config, metrics)
+    if isinstance(queue, SpillQueue):
+        await queue.folder.check()
     if not config.scaler_listen:
         return await serve(server, config, lifecycle, metrics, queue)
     close_scaler = await open_scaler(config, queue, lifecycle.stopping)

@@ -98,6 +98,8 @@ class QueuePolicy:
     retention_s: float = 30 * 86_400.0
     """How long a batch is kept after its last job ended."""
     parts: PartLimits = field(default_factory=PartLimits)
+    queue_bytes: int = 0
+    """That jobs may take in the store, where results leave it and later jobs wait outside; 0: nothing leaves it."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,8 @@ class SubmitOutcome(StrEnum):
     """Not accepted: the backlog is at its limit."""
     OVER_QUOTA = "over_quota"
     """Not accepted: as many jobs of its owner wait as may."""
+    OUTSIDE = "outside"
+    """Not accepted by the store, whose room is taken: it is to wait outside. Callers never see it."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class RedisQueue:
         self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call)
         told = self.policy
         times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
-        self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1]
+        self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1], told.queue_bytes
         self._takes: dict[str, int] = {}
 
     async def open_batch(self, batch: BatchSpec) -> None:
@@ -193,21 +193,24 @@ class RedisQueue:
         args: list[str | int] = []
         num_bytes = 0
         for job in jobs:
-            name = job_id(batch_id, job.custom_id)
-            args += (name, job.custom_id, job.priority, job.payload, sha256(job.payload), job.cost, job.rejection)
-            args.append(job.traceparent)
+            args += self._job_args(batch_id, job)
             num_bytes += len(job.payload)
             if len(args) >= 8 * CHUNK_JOBS or num_bytes >= CHUNK_BYTES:
                 admissions += await self._submit(batch_id, quota, args)
                 args, num_bytes = [], 0
         return admissions + await self._submit(batch_id, quota, args)
 
+    def _job_args(self, batch_id: str, job: JobSpec) -> tuple[str | int, ...]:
+        name = job_id(batch_id, job.custom_id)
+        said = job.priority, job.payload, sha256(job.payload), job.cost, job.rejection, job.traceparent
+        return name, job.custom_id, *said
+
     async def _submit(self, batch_id: str, quota: int, args: Sequence[str | int]) -> list[SubmitOutcome]:
-        answer = _known(await self._run("submit", batch_id, quota, *args), batch_id)
+        answer = await self._ask("submit", batch_id, quota, *args)
         return [SubmitOutcome(word) for word in texts(answer)]
 
     async def seal_batch(self, batch_id: str) -> None:
-        _known(await self._run("seal", batch_id), batch_id)
+        await self._ask("seal", batch_id)
 
     async def take(self, worker: str, limit: int, *, suspects: bool = True) -> list[Lease]:
         # The number stays the same until a call is answered: the store repeats what an unanswered one was given.
@@ -265,7 +268,7 @@ class RedisQueue:
     async def list_parts(
         self, batch_id: str, job_id: str, after: int = 0, limit: int = PAGE_PARTS
     ) -> tuple[list[PartRecord], int]:
-        answer = _known(await self._run("list_parts", batch_id, job_id, after, limit, PAGE_BYTES), batch_id)
+        answer = await self._ask("list_parts", batch_id, job_id, after, limit, PAGE_BYTES)
         return [part_from(row) for row in answer[1:]], answer[0]
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
@@ -289,8 +292,15 @@ class RedisQueue:
     async def list_jobs(
         self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100
     ) -> tuple[list[JobRecord], int]:
-        rows = _known(await self._run("page", batch_id, after, limit, SCAN_JOBS, *sorted(states)), batch_id)
-        return [job_from(batch_id, row) for row in rows[1:]], rows[0]
+        rows = await self._ask("page", batch_id, after, limit, SCAN_JOBS, *sorted(states))
+        return await self._records(batch_id, rows[1:], states), rows[0]
+
+    async def _records(
+        self, batch_id: str, rows: Sequence[Sequence[Any]], states: frozenset[JobState]
+    ) -> list[JobRecord]:
+        if any(len(row) == 1 for row in rows):
+            raise InvalidConfig(f"results of {batch_id} lie in files; start this gateway with their --results-to")
+        return [job_from(batch_id, row) for row in rows]
 
     async def cancel_batch(self, batch_id: str) -> int:
         return (await self._in_parts("cancel", batch_id)).num_jobs
@@ -327,6 +337,10 @@ class RedisQueue:
 
     async def _run(self, script: str, *args: str | int | bytes) -> Any:
         return await self._store.run(script, *self._header, *args)
+
+    async def _ask(self, script: str, batch_id: str, *args: str | int) -> Any:
+        """The same of a script that knows no batch but this. Raises `UnknownBatch`."""
+        return _known(await self._run(script, batch_id, *args), batch_id)
 
     def _quota(self, max_waiting: int | None) -> int:
         return self.policy.max_backlog if max_waiting is None else max_waiting

@@ -63,6 +63,7 @@ def batch_from(batch_id: str, pairs: Sequence[bytes]) -> BatchRecord | None:
         return None
     with _intact(f"the batch {batch_id}"):
         counts = {state: int(fields.get(f"n:{state}", 0)) for state in JobState}
+        counts[JobState.QUEUED] += int(fields.get("chunked", 0))
         return BatchRecord(
             batch_id=batch_id,
             owner=fields["owner"],

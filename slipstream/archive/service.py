@@ -6,10 +6,14 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any
 
+from slipstream.archive.compactor import Compactor
 from slipstream.archive.document_source import GatewayDocuments
+from slipstream.archive.feeder import Feeder
 from slipstream.archive.job_runner import ArchiveRunner, Progress
 from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.results_folder import ResultsFolder
+from slipstream.archive.spill_queue import SpillQueue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
@@ -60,6 +64,10 @@ class ArchiveService:
         watch = HealthWatch("redis", HEALTH_NAME, self._ask, self._lifecycle)
         self._begin(watch.run())
         self._begin(_sweep(queue))
+        if isinstance(queue, SpillQueue):
+            folder = queue.folder
+            self._begin(Compactor(queue, folder, config.result_file_bytes, config.result_file_age_s).run())
+            self._begin(Feeder(queue, folder).run())
         if config.metrics:
             self._begin(watch_depth(queue, self._captioner.metrics))
         name = ""
@@ -146,13 +154,11 @@ def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | N
     """The queue that the options name, if they name one. Raises `InvalidConfig`; connects when first used."""
     if not config.redis:
         return None
-    return RedisQueue(
-        config.redis_url,
-        config.redis_queue,
-        config.queue_policy,
-        connections=config.redis_connections,
-        on_call=metrics.store_called,
-    )
+    url, name, policy = config.redis_url, config.redis_queue, config.queue_policy
+    how: Any = {"connections": config.redis_connections, "on_call": metrics.store_called}
+    if not config.results_to:
+        return RedisQueue(url, name, policy, **how)
+    return SpillQueue(url, ResultsFolder(config.results_to), name, policy, **how)
 
 
 async def _sweep(queue: JobQueue) -> None:

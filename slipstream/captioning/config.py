@@ -185,6 +185,24 @@ class ArchiveOptions:
     retention_s: float = option(
         "how long a batch is kept after its last job ended", default=30 * 86_400.0, check=between(1, 10 * 365 * 86_400)
     )
+    results_to: str = option(
+        "folder of objects that results leave the queue for: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER;"
+        " empty: they stay in Redis",
+        default="",
+    )
+    queue_bytes: int = option(
+        "bytes that jobs may take in Redis, with --results-to; later jobs wait outside",
+        default=128 * 1024**2,
+        check=between(1024**2, 2**40),
+    )
+    result_file_bytes: int = option(
+        "bytes that finished jobs of a batch take in Redis before they are written to a file",
+        default=64 * 1024**2,
+        check=between(1, 2**30),
+    )
+    result_file_age_s: float = option(
+        "seconds after which finished jobs are written to a file, however few", default=300.0, check=between(0, 86_400)
+    )
 
     @property
     def redis_url(self) -> str:
@@ -212,6 +230,7 @@ class ArchiveOptions:
             max_crashes=self.max_crashes,
             max_backlog=self.max_backlog,
             retention_s=self.retention_s,
+            queue_bytes=self.queue_bytes if self.results_to else 0,
         )
 
 

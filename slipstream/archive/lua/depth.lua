@@ -1,5 +1,5 @@
 -- Answers: queued, delayed, suspects that wait, running, dead; and for how many ms the oldest job has waited its turn.
-local n = redis.call('HMGET', P .. 'totals', 'queued', 'running', 'dead')
+local n = redis.call('HMGET', P .. 'totals', 'queued', 'running', 'dead', 'chunked')
 local oldest = now
 
 -- What was delivered lies ahead of what was not.
@@ -20,5 +20,5 @@ for _, priority in ipairs(PRIORITIES) do
     look(waiting_name(priority, owner))
   end
 end
-return { tonumber(n[1] or 0), redis.call('ZCARD', P .. 'delayed'), (num_waiting('suspects')), tonumber(n[2] or 0),
+return { tonumber(n[1] or 0) + tonumber(n[4] or 0), redis.call('ZCARD', P .. 'delayed'), (num_waiting('suspects')), tonumber(n[2] or 0),
   tonumber(n[3] or 0), math.max(0, now - oldest) }

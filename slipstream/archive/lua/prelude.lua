@@ -17,10 +17,23 @@
 --                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. A batch has the sums
 --                p:total, p:done, p:bytes of its jobs
 --   k:<set>      stream of captions with the fingerprints of their videos, for near-duplicates
+--
+-- Where results leave the store (BUDGET > 0) there are also:
+--   b:<batch>:ended   list of '<position> <job>' to be written into result files, in the order they ended; `plan` of the
+--                batch says '<number of the file> <how many of them>', `freeing` how many are written but still here
+--   b:<batch>:files   list of the result files         b:<batch>:outside  a bit for each position that is in one of them
+--   b:<batch>:names   hash of jobs that have no record here, 12 bytes each: 8 of the id, 4 of the payload's digest; the
+--                field is the first four digits of the id
+--   b:<batch>:where   hash: positions of jobs with parts that are in result files
+--   b:<batch>:chunks  list of '<object> <jobs> <mask>' of jobs that wait outside, `chunked` of the batch their number
+--   ended, chunks     zsets of batches that have such lists, by time and by turn
+--   chunked           hash: jobs that wait outside by owner
+--   compactor, feeder the gateway that does it now
 local P = KEYS[1]
 local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])
-local FIRST_ARG = 5
+local BUDGET = tonumber(ARGV[6])
+local FIRST_ARG = 6
 local GROUP, CONSUMER = 'workers', 'any'
 local SUSPECT_AFTER = 2
 local DAY = 86400000
@@ -38,6 +51,10 @@ local function stream_key(name) return P .. 's:' .. name end
 local function parts_key(id) return P .. 'p:' .. id end
 local function done_key(id) return P .. 'd:' .. id end
 local function meta_key(id) return P .. 'm:' .. id end
+local function ended_key(id) return P .. 'b:' .. id .. ':ended' end
+local function outside_key(id) return P .. 'b:' .. id .. ':outside' end
+local function names_key(id) return P .. 'b:' .. id .. ':names' end
+local function chunks_key(id) return P .. 'b:' .. id .. ':chunks' end
 local function is_live(state) return state == 'queued' or state == 'running' end
 
 local function is_cancelled(batch) return redis.call('HGET', batch_key(batch), 'cancel') == '1' end
@@ -83,10 +100,14 @@ local function room_of(owner, quota)
   for _, priority in ipairs(PRIORITIES) do
     quota = quota - num_waiting(waiting_name(priority, owner)) - num_waiting(again_name(priority, owner))
   end
+  if BUDGET > 0 then quota = quota - tonumber(redis.call('HGET', P .. 'chunked', owner) or 0) end
   return quota
 end
 
-local function is_full() return tonumber(redis.call('HGET', P .. 'totals', 'queued') or 0) >= MAX_BACKLOG end
+local function is_full(more)
+  local n = redis.call('HMGET', P .. 'totals', 'queued', 'chunked')
+  return tonumber(n[1] or 0) + tonumber(n[2] or 0) + (more or 0) >= MAX_BACKLOG
+end
 
 local function to_the_end(priority, owner, only_if)
   redis.call('ZADD', turns_key(priority), only_if, redis.call('HINCRBY', P .. 'clock', 'place', 1), owner)
@@ -99,11 +120,47 @@ local function count(batch, state, by)
 end
 
 local function num_live(batch)
-  local n = redis.call('HMGET', batch_key(batch), 'n:queued', 'n:running')
-  return tonumber(n[1] or 0) + tonumber(n[2] or 0)
+  local n = redis.call('HMGET', batch_key(batch), 'n:queued', 'n:running', 'chunked')
+  return tonumber(n[1] or 0) + tonumber(n[2] or 0) + tonumber(n[3] or 0)
 end
 
 local function keep_until_expiry(batch) redis.call('ZADD', P .. 'expiry', now + RETENTION, batch) end
+
+-- What a job takes here, about; its parts are counted by themselves.
+local function job_bytes(id)
+  return 500 + redis.call('HSTRLEN', job_key(id), 'payload') + redis.call('HSTRLEN', job_key(id), 'result')
+end
+
+local function bytes_with_parts(id) return job_bytes(id) + tonumber(redis.call('HGET', meta_key(id), 'bytes') or 0) end
+
+-- Of all jobs but those that failed, which stay until somebody retries them.
+local function held_bytes()
+  local n = redis.call('HMGET', P .. 'totals', 'bytes', 'part_bytes')
+  return math.max(0, tonumber(n[1] or 0)) + tonumber(n[2] or 0)
+end
+
+local function is_faulty(state) return state == 'failed' or state == 'dead' end
+
+local function weigh(id, from, to)
+  local by = 0
+  if not from then
+    by = is_faulty(to) and 0 or job_bytes(id)
+  elseif is_faulty(from) ~= is_faulty(to) then
+    by = job_bytes(id) * (is_faulty(to) and -1 or 1)
+  elseif to == 'done' then
+    by = redis.call('HSTRLEN', job_key(id), 'result')
+  end
+  if by ~= 0 then redis.call('HINCRBY', P .. 'totals', 'bytes', by) end
+end
+
+-- A job that is over for good is to be written into a result file.
+local function put_aside(id, batch)
+  local at = redis.call('HGET', job_key(id), 'at')
+  if not at then return end
+  redis.call('RPUSH', ended_key(batch), at .. ' ' .. id)
+  redis.call('HINCRBY', batch_key(batch), 'ended_bytes', bytes_with_parts(id))
+  redis.call('ZADD', P .. 'ended', 'NX', now, batch)
+end
 
 -- The one place where a job's state changes. `from` is false for a new job.
 local function move(id, batch, from, to)
@@ -112,6 +169,7 @@ local function move(id, batch, from, to)
   redis.call('HSET', job_key(id), 'state', to)
   if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
   if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
+  if BUDGET > 0 then weigh(id, from, to) end
   if is_live(to) then
     redis.call('HDEL', job_key(id), 'ended')
     redis.call('HDEL', batch_key(batch), 'ended')
@@ -119,6 +177,7 @@ local function move(id, batch, from, to)
     return
   end
   redis.call('HSET', job_key(id), 'ended', now)
+  if BUDGET > 0 and (to == 'done' or to == 'cancelled') then put_aside(id, batch) end
   if num_live(batch) == 0 then
     redis.call('HSET', batch_key(batch), 'ended', now)
     keep_until_expiry(batch)
@@ -138,6 +197,28 @@ local function enqueue(id, is_again)
   if redis.call('EXISTS', stream) == 0 then redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM') end
   local entry = redis.call('XADD', stream, '*', 'job', id)
   redis.call('HSET', job_key(id), 'entry', name .. ' ' .. entry)
+end
+
+-- A new job; it has failed if there is a rejection.
+local function add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, trace)
+  redis.call('HSET', job_key(id), 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
+    'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now)
+  if tonumber(cost) > 1 then redis.call('HSET', job_key(id), 'cost', cost) end
+  if trace ~= '' then redis.call('HSET', job_key(id), 'trace', trace) end
+  local length = redis.call('RPUSH', jobs_key(batch), id)
+  if BUDGET > 0 then
+    redis.call('HSET', job_key(id), 'at', length - 1 + tonumber(redis.call('HGET', batch_key(batch), 'swept') or 0))
+  end
+  redis.call('HDEL', batch_key(batch), 'sealed')
+  if rejection ~= '' then
+    redis.call('HSET', job_key(id), 'error', rejection, 'code', 'INVALID_ARGUMENT')
+    move(id, batch, false, 'failed')
+  elseif is_cancelled(batch) then
+    move(id, batch, false, 'cancelled')
+  else
+    move(id, batch, false, 'queued')
+    enqueue(id, false)
+  end
 end
 
 local function bury(id, batch, from, why, code)
@@ -202,4 +283,44 @@ local function hear()
   if silence < LEASE / 2 then return now >= tonumber(clock[2] or 0) end
   redis.call('HSET', P .. 'clock', 'amnesty', now + math.ceil(LEASE / 2))
   return false
+end
+
+-- A job as callers see it, or false when it has no record.
+local function job_row(id)
+  local h = redis.call('HMGET', job_key(id), 'state', 'custom', 'payload', 'result', 'result_sha256', 'error', 'code',
+    'worker', 'epoch', 'attempts', 'crashes', 'progress', 'created', 'started', 'ended')
+  for i = 1, 15 do h[i] = h[i] or '' end
+  h[16] = redis.call('HGET', meta_key(id), 'total') or 0
+  h[17] = redis.call('ZCARD', done_key(id))
+  return { id, unpack(h) }
+end
+
+local function bytes_of(digits)
+  return (string.gsub(digits, '..', function(pair) return string.char(tonumber(pair, 16)) end))
+end
+
+local function name_of(id, digest) return bytes_of(string.sub(id, 5, 20)), bytes_of(string.sub(digest, 1, 8)) end
+
+-- 'known' or 'conflict' for a job that was handed in and may have no record here; nil for any other.
+local function named(batch, id, digest)
+  local names = redis.call('HGET', names_key(batch), string.sub(id, 1, 4))
+  if not names then return nil end
+  local name, content = name_of(id, digest)
+  local at = string.find(names, name, 1, true)
+  while at and (at - 1) % 12 ~= 0 do at = string.find(names, name, at + 1, true) end
+  return at and (string.sub(names, at + 8, at + 11) == content and 'known' or 'conflict')
+end
+
+local function remember(batch, id, digest)
+  local bucket = string.sub(id, 1, 4)
+  local name, content = name_of(id, digest)
+  redis.call('HSET', names_key(batch), bucket, (redis.call('HGET', names_key(batch), bucket) or '') .. name .. content)
+end
+
+-- Whether `me` is the one that compacts or feeds now, for all gateways. Two at once would do no harm but work in vain.
+local function elected(office, me)
+  local holder = redis.call('GET', P .. office)
+  if holder and holder ~= me then return false end
+  redis.call('SET', P .. office, me, 'PX', LEASE)
+  return true
 end

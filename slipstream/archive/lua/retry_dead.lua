@@ -10,7 +10,7 @@ local ids = redis.call('LRANGE', jobs_key(batch), first, first + size - 1)
 local n = 0
 for _, id in ipairs(ids) do
   local state = redis.call('HGET', job_key(id), 'state')
-  if wanted[state] then
+  if wanted[state] and not (state == 'cancelled' and redis.call('HGET', job_key(id), 'at')) then -- that is put aside
     if is_full() then return { 0, n, 'full' } end
     if room <= 0 then return { 0, n, 'over_quota' } end
     redis.call('HDEL', batch_key(batch), 'cancel')

@@ -2,10 +2,15 @@
 -- Answers: how many jobs were deleted; '1' if there is more to do.
 local batch = redis.call('ZRANGEBYSCORE', P .. 'expiry', '-inf', now, 'LIMIT', 0, 1)[1]
 if not batch then return { 0, 0 } end
+if redis.call('LLEN', ended_key(batch)) > 0 then -- its results are yet to be written: it is kept a while longer
+  keep_until_expiry(batch)
+  return { 0, 1 }
+end
 local n = 0
 for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 1)) do
   local h = redis.call('HMGET', job_key(id), 'state', 'content')
-  count(batch, h[1], -1)
+  if h[1] then count(batch, h[1], -1) end
+  if BUDGET > 0 and h[1] and not is_faulty(h[1]) then redis.call('HINCRBY', P .. 'totals', 'bytes', -job_bytes(id)) end
   redis.call('ZREM', P .. 'dead', id)
   if h[2] and redis.call('GET', P .. 'r:' .. h[2]) == id then redis.call('DEL', P .. 'r:' .. h[2]) end
   drop_parts(id, batch)
@@ -13,9 +18,11 @@ for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 
   n = n + 1
 end
 redis.call('LTRIM', jobs_key(batch), n, -1)
+redis.call('HINCRBY', batch_key(batch), 'swept', n)
 if redis.call('EXISTS', jobs_key(batch)) == 0 then
   redis.call('ZREM', P .. 'batches', batch)
   redis.call('ZREM', P .. 'o:' .. redis.call('HGET', batch_key(batch), 'owner'), batch)
+  for _, name in ipairs({ 'files', 'outside', 'names', 'where' }) do redis.call('DEL', P .. 'b:' .. batch .. ':' .. name) end
   redis.call('DEL', batch_key(batch))
   redis.call('ZREM', P .. 'expiry', batch)
 end

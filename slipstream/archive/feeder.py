@@ -1,0 +1,70 @@
+"""Brings jobs that wait outside into the queue while there is room. Every gateway runs one; the queue lets one feed at
+a time, and its cursor moves with the jobs, so each comes in once whoever feeds or dies."""
+
+import asyncio
+import uuid
+
+from slipstream.archive.queue import DamagedRecord, JobSpec, QueueUnavailable
+from slipstream.archive.results_folder import ResultsFolder
+from slipstream.archive.spill_queue import ChunkDue, SpillQueue
+from slipstream.errors import SlipstreamError
+from slipstream.logs import get_logger
+
+FED_JOBS = 100
+"""Of one call."""
+JOB_BYTES = 500
+"""That a job takes besides its payload, about."""
+IDLE_S, AWAY_S = 0.5, 2.0
+
+
+class Feeder:
+    """One gateway's."""
+
+    def __init__(self, queue: SpillQueue, folder: ResultsFolder) -> None:
+        self._queue = queue
+        self._folder = folder
+        self._me = uuid.uuid4().hex
+        self._read: tuple[str, list[JobSpec]] = ("", [])
+        """The latest chunk, which may not have gone in as a whole."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                pause_s = 0.0 if await self.step() else IDLE_S
+            except QueueUnavailable:
+                pause_s = AWAY_S
+            except DamagedRecord as error:
+                get_logger().error("feed.failed", error=str(error))
+                pause_s = AWAY_S
+            await asyncio.sleep(pause_s)
+
+    async def step(self) -> bool:
+        """A chunk, or as much of it as there is room for: whether anything was due and could be read. Raises
+        `QueueUnavailable`, and `DamagedRecord` where the store fails a script."""
+        due = await self._queue.next_chunk(self._me)
+        if due is None:
+            return False
+        try:
+            jobs = await self._jobs_of(due)
+        except SlipstreamError as error:
+            address = self._folder.address(due.chunk.name)
+            get_logger().error("feed.unreadable", batch_id=due.batch_id, chunk=address, error=str(error))
+            await self._queue.pass_turn(due.batch_id)
+            return False
+        at, room = due.fed, due.room
+        while at < len(jobs) and room > 0:
+            some = jobs[at : at + FED_JOBS]
+            if not await self._queue.feed(due, at, some):
+                break
+            at += len(some)
+            room -= sum(len(job.payload) + JOB_BYTES for job in some)
+        return True
+
+    async def _jobs_of(self, due: ChunkDue) -> list[JobSpec]:
+        name, jobs = self._read
+        if name != due.chunk.name:
+            data = await self._folder.read(due.chunk.name)
+            jobs = await asyncio.to_thread(due.chunk.jobs_in, data)
+            self._read = due.chunk.name, jobs
+        return jobs

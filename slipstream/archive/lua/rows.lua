@@ -1,0 +1,9 @@
+-- Jobs by their ids. Arguments: who compacts, after how many bytes to end, ids. Answers the first of them, at least one.
+local room, out = tonumber(arg(2)), {}
+elected('compactor', arg(1))
+for i = 3, num_args() do
+  if room <= 0 then break end
+  out[#out + 1] = job_row(arg(i))
+  room = room - job_bytes(arg(i))
+end
+return out

@@ -1,0 +1,62 @@
+"""The folder of objects that results leave for: `s3://bucket/prefix`, `file:///folder` and their like. What is written
+there is written once and never changed or removed by us: it is its owner's."""
+
+from slipstream.errors import InvalidConfig, InvalidRequest, PermissionDenied, ServiceUnavailable, SlipstreamError
+from slipstream.logs import get_logger
+from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
+
+MARKER, MARKER_CONTENT = "slipstream-results.json", b'{"format":1}\n'
+
+
+class ResultDiffers(SlipstreamError):
+    """An object that was to be written is there already, with other content."""
+
+    status = "DATA_LOSS"
+
+
+class ResultsFolder:
+    """One folder of objects."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `InvalidConfig` for what is no address of a folder, or without the extra `objects`."""
+        try:
+            self._url = ObjectUrl.parse(url)
+        except InvalidRequest as error:
+            raise InvalidConfig(f"--results-to: {error}") from None
+        self._store = ObjectStores().of(self._url)
+
+    async def check(self) -> None:
+        """Writes a small marker: who may not write results should not begin. Raises `InvalidConfig` where that is
+        refused. A store that does not answer may do so later."""
+        try:
+            there = await self.put(MARKER, MARKER_CONTENT)
+        except PermissionDenied as error:
+            raise InvalidConfig(f"--results-to: {error}") from None
+        except ServiceUnavailable as error:
+            get_logger().warning("results.away", error=str(error))
+            return
+        if there is not None:
+            raise InvalidConfig(
+                f"--results-to: {self.address(MARKER)} is of another program or release; give another folder"
+            )
+
+    def address(self, name: str) -> str:
+        """Of an object, for messages."""
+        return str(self._url.below(name))
+
+    async def put(self, name: str, data: bytes) -> bytes | None:
+        """Writes an object, whole, if there is none of this name (a conditional PUT). Answers what is there already, if
+        that has other bytes. Raises `PermissionDenied` or `ServiceUnavailable`."""
+        url = self._url.below(name)
+        if await self._store.put_new(url, data):
+            return None
+        there = await self._store.read(await self._store.facts(url))
+        return None if there == data else there
+
+    async def read(self, name: str) -> bytes:
+        """All of an object. Raises `ObjectNotFound`."""
+        return await self._store.read(await self._store.facts(self._url.below(name)))
+
+    async def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Bytes from `start` to before `end`. Raises `ObjectNotFound`."""
+        return await self._store.read(ObjectFacts(self._url.below(name), end, ""), start, end)

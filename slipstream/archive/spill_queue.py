@@ -1,0 +1,260 @@
+"""The queue in Redis whose finished jobs lie in result files and whose later jobs wait in chunks outside.
+
+For callers it is the same queue: a job has one position in its batch for good, and is found there wherever it is. What
+the compactor and the feeder ask of it is here, too; each script says what it fixes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slipstream.archive.chunks import Chunk, write_chunk
+from slipstream.archive.parts import PartRecord
+from slipstream.archive.queue import (
+    JobRecord,
+    JobSpec,
+    JobState,
+    QueuePolicy,
+    SubmitOutcome,
+    UnknownBatch,
+    job_id,
+    sha256,
+)
+from slipstream.archive.redis_queue import CHUNK_JOBS, CONNECTIONS, PAGE_PARTS, OnCall, RedisQueue
+from slipstream.archive.redis_rows import job_from, texts
+from slipstream.archive.result_files import FinishedJob, ResultFile
+from slipstream.archive.result_reader import ResultReader
+from slipstream.archive.results_folder import ResultDiffers, ResultsFolder
+from slipstream.errors import InvalidConfig
+
+OUTSIDE_JOBS = 500
+"""Of one chunk at most."""
+KNOWN_BATCHES = 64
+"""Of which the files are remembered."""
+ROWS_BYTES = 4 * 1024**2
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """Which jobs the next file of a batch has, fixed in the queue."""
+
+    batch_id: str
+    number: int
+    jobs: tuple[tuple[int, str], ...]
+    """Position and id, ascending; none: they are written already, and what is left of them is to be freed."""
+
+
+@dataclass(frozen=True)
+class ChunkDue:
+    """A chunk to be fed, from the job `fed` on, while there is room for so many bytes."""
+
+    batch_id: str
+    number: int
+    fed: int
+    chunk: Chunk
+    room: int
+
+
+@dataclass
+class _KnownFiles:
+    created: str
+    """When the batch was made: another batch of the same id has other files."""
+    files: list[ResultFile] = field(default_factory=list)
+
+
+class SpillQueue(RedisQueue):
+    """A `JobQueue`; `policy.queue_bytes` says how much it keeps in Redis."""
+
+    def __init__(
+        self,
+        url: str,
+        folder: ResultsFolder,
+        name: str = "slipstream",
+        policy: QueuePolicy | None = None,
+        *,
+        scripts: Mapping[str, str] | None = None,
+        connections: int = CONNECTIONS,
+        on_call: OnCall | None = None,
+    ) -> None:
+        super().__init__(url, name, policy, scripts=scripts, connections=connections, on_call=on_call)
+        if self.policy.queue_bytes <= 0:
+            raise InvalidConfig("--results-to needs --queue-bytes, the bytes that jobs may take in Redis")
+        self.folder = folder
+        self._reader = ResultReader(folder)
+        self._known: OrderedDict[str, _KnownFiles] = OrderedDict()
+
+    # -- for callers --------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, batch_id: str, jobs: Sequence[JobSpec], max_waiting: int | None = None
+    ) -> list[SubmitOutcome]:
+        """Durable when it returns: in Redis, or in a chunk that Redis knows of. Raises what writing one does, too."""
+        answers: list[SubmitOutcome] = []
+        for start in range(0, len(jobs), CHUNK_JOBS):
+            answers += await super().submit(batch_id, jobs[start : start + CHUNK_JOBS], max_waiting)
+            if SubmitOutcome.OUTSIDE in answers:
+                break
+        outside = [number for number, said in enumerate(answers) if said is SubmitOutcome.OUTSIDE]
+        outside += range(len(answers), len(jobs))
+        answers += [SubmitOutcome.OUTSIDE] * (len(jobs) - len(answers))
+        for start in range(0, len(outside), OUTSIDE_JOBS):
+            numbers = outside[start : start + OUTSIDE_JOBS]
+            said = await self._keep_chunk(
+                batch_id, [replace(jobs[number], traceparent="") for number in numbers], max_waiting
+            )
+            for number, outcome in zip(numbers, said, strict=True):
+                answers[number] = outcome
+        return answers
+
+    async def _keep_chunk(self, batch_id: str, jobs: Sequence[JobSpec], max_waiting: int | None) -> list[SubmitOutcome]:
+        name, data = write_chunk(batch_id, jobs)
+        there = await self.folder.put(name, data)
+        if there is not None:  # of another release's compressor, or not ours
+            self.check_chunk(Chunk(name, len(jobs), ""), there, jobs)
+        named = [text for job in jobs for text in (job_id(batch_id, job.custom_id), sha256(job.payload))]
+        answer = await self._ask("add_chunk", batch_id, self._quota(max_waiting), name, *named)
+        return [SubmitOutcome(word) for word in texts(answer)]
+
+    def check_chunk(self, chunk: Chunk, data: bytes, jobs: Sequence[JobSpec]) -> None:
+        """Raises `ResultDiffers` when the object holds other jobs."""
+        if chunk.jobs_in(data) != list(jobs):
+            raise ResultDiffers(f"{self.folder.address(chunk.name)} holds other jobs; remove it, and submit again")
+
+    async def list_jobs(
+        self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100
+    ) -> tuple[list[JobRecord], int]:
+        records, position = await super().list_jobs(batch_id, states, after, limit)
+        if position or (states and JobState.QUEUED not in states):
+            return records, position
+        here, fed, entries = await self._run("chunks", batch_id)
+        chunks = [Chunk.read(entry) for entry in texts(entries)]
+        if not chunks or records:
+            return records, here if chunks else 0
+        return await self._list_outside(batch_id, chunks, max(after, here) - here + fed, here - fed, limit)
+
+    async def _list_outside(
+        self, batch_id: str, chunks: Sequence[Chunk], index: int, base: int, limit: int
+    ) -> tuple[list[JobRecord], int]:
+        """Jobs that wait in chunks from number `index` of them all on; `base` is the position of the first."""
+        begin = 0
+        for chunk in chunks:
+            if index < begin + chunk.num_jobs:
+                jobs = chunk.jobs_in(await self.folder.read(chunk.name))
+                some = jobs[index - begin : index - begin + limit]
+                end = index + len(some)
+                records = [_waiting(batch_id, job) for job in some]
+                return records, base + end if end < sum(each.num_jobs for each in chunks) else 0
+            begin += chunk.num_jobs
+        return [], 0
+
+    async def _records(
+        self, batch_id: str, rows: Sequence[Sequence[Any]], states: frozenset[JobState]
+    ) -> list[JobRecord]:
+        positions = sorted(row[0] for row in rows if len(row) == 1)
+        finished = await self._reader.find(await self._files(batch_id), positions) if positions else {}
+        records = [finished[row[0]].record if len(row) == 1 else job_from(batch_id, row) for row in rows]
+        return [record for record in records if not states or record.state in states]
+
+    async def list_parts(
+        self, batch_id: str, job_id: str, after: int = 0, limit: int = PAGE_PARTS
+    ) -> tuple[list[PartRecord], int]:
+        try:
+            return await super().list_parts(batch_id, job_id, after, limit)
+        except UnknownBatch:
+            where = await self._where(batch_id, job_id)
+            if where is None:
+                raise
+        finished = await self._reader.find(await self._files(batch_id), [where])
+        left = [part for part in finished[where].parts if part.number >= after]
+        return left[:limit], left[limit].number if len(left) > limit else 0
+
+    async def _where(self, batch_id: str, name: str) -> int | None:
+        """Position of a job with parts that is in a file."""
+        position = (await self._ask("files", batch_id, 0, name))[1]
+        return int(position) if position else None
+
+    async def _files(self, batch_id: str) -> list[ResultFile]:
+        """Of a batch. Only those that came since are asked for."""
+        known = self._known.setdefault(batch_id, _KnownFiles(""))
+        self._known.move_to_end(batch_id)
+        while len(self._known) > KNOWN_BATCHES:
+            self._known.popitem(last=False)
+        while True:
+            num_known = len(known.files)
+            created, _, *infos = await self._ask("files", batch_id, num_known, "")
+            if created.decode() != known.created:
+                known.created, known.files = created.decode(), []
+                if num_known:
+                    continue
+            if len(known.files) == num_known:  # else another call was faster
+                known.files += map(ResultFile.read, infos)
+            if not infos:
+                return known.files
+
+    # -- for the compactor --------------------------------------------------------------------------------------------
+
+    async def plan_file(self, me: str, file_bytes: int, age_s: float) -> FilePlan | None:
+        """What is to be written next, if anything, and if `me` is the one that writes now."""
+        answer = await self._run("plan_file", me, file_bytes, round(age_s * 1000))
+        if not answer:
+            return None
+        batch_id, number, entries = answer
+        pairs = (entry.split(" ") for entry in texts(entries))
+        return FilePlan(batch_id.decode(), number, tuple(sorted((int(at), name) for at, name in pairs)))
+
+    async def finished(self, me: str, plan: FilePlan, start: int, limit: int) -> list[FinishedJob]:
+        """Jobs of the plan from the number `start` on, at least one and at most `limit`."""
+        asked = plan.jobs[start : start + limit]
+        rows = await self._run("rows", me, ROWS_BYTES, *(name for _, name in asked))
+        jobs = []
+        for (position, _), row in zip(asked, rows, strict=False):
+            record = job_from(plan.batch_id, row)
+            jobs.append(FinishedJob(position, record, await self._all_parts(record) if record.parts_done else ()))
+        return jobs
+
+    async def _all_parts(self, record: JobRecord) -> tuple[PartRecord, ...]:
+        parts, after = await super().list_parts(record.batch_id, record.job_id)
+        while after:
+            more, after = await super().list_parts(record.batch_id, record.job_id, after)
+            parts += more
+        return tuple(parts)
+
+    async def commit_file(self, plan: FilePlan, file: ResultFile) -> bool:
+        """From now on the file is where its jobs are. False: somebody else did it."""
+        return bool(await self._run("commit_file", plan.batch_id, plan.number, len(plan.jobs), file.write()))
+
+    async def free_jobs(self, me: str, batch_id: str, limit: int) -> int:
+        """Removes what is left of jobs that are in a file, so many of them. How many there are more."""
+        return int(await self._run("free_jobs", me, batch_id, limit))
+
+    async def put_off_file(self, batch_id: str, seconds: float) -> None:
+        """The next file of the batch cannot be written now; those of others can."""
+        await self._run("block_file", batch_id, round(seconds * 1000))
+
+    # -- for the feeder -----------------------------------------------------------------------------------------------
+
+    async def next_chunk(self, me: str) -> ChunkDue | None:
+        """What is to be fed next, if anything, if there is room, and if `me` is the one that feeds now."""
+        answer = await self._run("next_chunk", me)
+        if not answer:
+            return None
+        batch_id, number, fed, entry, room = texts(answer)
+        return ChunkDue(batch_id, int(number), int(fed), Chunk.read(entry), int(room))
+
+    async def feed(self, due: ChunkDue, start: int, jobs: Sequence[JobSpec]) -> bool:
+        """Puts jobs of the chunk, which are its number `start` and the following, where they wait. False: others were
+        faster."""
+        is_last = start + len(jobs) == due.chunk.num_jobs
+        args = [arg for job in jobs for arg in self._job_args(due.batch_id, job)]
+        return bool(await self._run("feed", due.batch_id, due.number, start, int(is_last), *args))
+
+    async def pass_turn(self, batch_id: str) -> None:
+        """The batch's first chunk cannot be fed now; others can."""
+        await self._run("pass_turn", batch_id)
+
+
+def _waiting(batch_id: str, job: JobSpec) -> JobRecord:
+    said = job.payload, "", "", "", ""
+    name = job_id(batch_id, job.custom_id)
+    return JobRecord(name, batch_id, job.custom_id, JobState.QUEUED, *said, 0, 0, 0, "", 0.0, 0.0, 0.0)
