@@ -19,6 +19,8 @@ class RidingPrompt(Pause):
     prefill: RowPrefill
     spent_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """Up to layer L, and behind it: what its rows took alone, and what they added to other passes."""
+    carried: int = 0
+    """Of its work what other passes did, see `RowPrefill.work_of`."""
     failure: Exception | None = None
     _go_on: Callable[[], None] | None = None
 
@@ -81,8 +83,9 @@ class Rides:
         """The pass over so many rows, with what it carried, took so long."""
         extra_s = self._planner.observe(num_rows, ride.counts if ride is not None else RideCounts(0, 0), seconds)
         if ride is not None:
-            self._prompts[0].spend(ride.counts, extra_s)
             self._moved = self._prompts[0]
+            self._moved.spend(ride.counts, extra_s)
+            self._moved.carried += sum(ride.prompt.work_of(ride.counts))
 
     def failed(self, error: Exception) -> None:
         """The pass went well without the rows that it was to carry: their prompt ends."""

@@ -65,9 +65,14 @@ class RowPrefill:
         return RideCounts(*self._num_done)
 
     @property
+    def work(self) -> int:
+        """Of all its rows, see `work_of`."""
+        return self.num_rows * self._runner.num_layers
+
+    @property
     def share_done(self) -> float:
-        """Of the work, a row in a layer each."""
-        return sum(self.work_of(self.num_done)) / (self.num_rows * self._runner.num_layers)
+        """Of the work."""
+        return sum(self.work_of(self.num_done)) / self.work
 
     @property
     def is_done(self) -> bool:

@@ -65,6 +65,8 @@ class TargetSession:
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
     """Made when drafting is first asked for."""
+    carried_share: float = 0.0
+    """Of its prompt, what rode along the passes of others."""
     num_pulls: int = 0
     """How often its guidance was asked for."""
 
@@ -189,6 +191,7 @@ class PromptPass:
                 num_told = num_run
                 yield StageProgress(PrefillStage.PREFILL, num_run, num_layers)
         rides.leave(riding)
+        self._session.carried_share = riding.carried / prefill.work
         self._until_guidance_s += riding.spent_s[0]
         self._after_guidance_s += riding.spent_s[1]
         yield self._finish_fresh(prefill, video_states)
