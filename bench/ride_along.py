@@ -10,8 +10,9 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,21 @@ class Archived:
 
     clip_s: float
     """From the first start to the last end, a clip."""
-    texts: tuple[tuple[str, str], ...]
+    texts: Mapping[str, str]
     """By the name of the clip."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Captions one after the other, as their client sees them."""
+
+    token_s: Sequence[float]
+    """Of every token behind a caption's first: those that come together share the time since the last."""
+    texts: Mapping[str, str]
+
+    @property
+    def p95_s(self) -> float:
+        return sorted(self.token_s)[int(0.95 * (len(self.token_s) - 1))]
 
 
 @dataclass(frozen=True)
@@ -46,11 +60,9 @@ class Found:
     """Of one method in one stack."""
 
     archived: Archived
-    alone_s: float
-    """A caption's time per token that 95% of its tokens stay under, alone, and beside a batch."""
-    beside_s: float
-    beside_median_s: float
-    beside: Archived
+    alone: Heard
+    beside: Heard
+    """While a batch is in work."""
 
 
 def _options(given: Namespace, share: float, table: Path | None) -> StackOptions:
@@ -74,34 +86,36 @@ async def _measure_stack(given: Namespace, share: float, table: Path | None, cli
         for method in METHODS:
             asked = replace(template, method=method)
             await run_caption(captioner, clips[0], replace(asked, max_new_tokens=WARM_UP_TOKENS))
-            alone = await _token_s(captioner, clips[0], asked)
-            archived = await _drained(captioner, await _begun(captioner, clips, asked), clips)
+            alone = await _heard(captioner, clips[:1], asked)
+            archived = await _drained(captioner, await _begun(captioner, clips, asked))
             batch = await _begun(captioner, clips, asked)
-            beside: list[float] = []
-            for clip in itertools.cycle(clips):
-                beside += await _token_s(captioner, clip, asked)
-                if await _is_ended(captioner, batch):
-                    break
-            shared = await _drained(captioner, batch, clips)
-            found.append(Found(archived, _p95(alone), _p95(beside), statistics.median(beside), shared))
-            say(f"  {share:g} {method}: {archived.clip_s:.2f} s a clip, p95 {1e3 * found[-1].beside_s:.1f} ms a token")
+            beside = await _heard(captioner, clips[: given.people], asked)
+            await (await archive_of(captioner)).cancel(batch)
+            await wait_ended([captioner], batch, BATCH_TIMEOUT_S)
+            found.append(Found(archived, alone, beside))
+            say(f"  {share:g} {method}: {archived.clip_s:.2f} s a clip, p95 {1e3 * beside.p95_s:.1f} ms a token")
     return found
 
 
-async def _token_s(captioner: AsyncCaptioner, clip: Path, asked: CaptionOptions) -> list[float]:
-    """Seconds of every token of a caption behind the first: those that come together share the time since the last."""
-    arrived = [(0, 0.0)]
-    await run_caption(captioner, clip, asked, lambda num, _: arrived.append((num, time.perf_counter())))
-    return list(_shared(arrived[1:]))
+async def _heard(captioner: AsyncCaptioner, clips: Sequence[Path], asked: CaptionOptions) -> Heard:
+    token_s: list[float] = []
+    texts = {}
+    for clip in clips:
+        arrived = list[tuple[int, float]]()
+        on_tokens = partial(_note, arrived)
+        captioned = await run_caption(captioner, clip, asked, on_tokens)
+        token_s += _shared(arrived)
+        texts[clip.stem] = str(captioned.caption)
+    return Heard(token_s, texts)
+
+
+def _note(arrived: list[tuple[int, float]], num_tokens: int, has_draft: bool) -> None:
+    arrived.append((num_tokens, time.perf_counter()))
 
 
 def _shared(arrived: Sequence[tuple[int, float]]) -> Iterator[float]:
     for (before, began_s), (now, ended_s) in itertools.pairwise(arrived):
         yield from [(ended_s - began_s) / (now - before)] * (now - before)
-
-
-def _p95(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[int(0.95 * (len(seconds) - 1))]
 
 
 async def _begun(captioner: AsyncCaptioner, clips: Sequence[Path], asked: CaptionOptions) -> str:
@@ -111,25 +125,22 @@ async def _begun(captioner: AsyncCaptioner, clips: Sequence[Path], asked: Captio
     return await submit(captioner, f"ride-{seed}-{time.time():.0f}", items)
 
 
-async def _is_ended(captioner: AsyncCaptioner, batch: str) -> bool:
-    return (await (await archive_of(captioner)).get(batch)).is_ended
-
-
-async def _drained(captioner: AsyncCaptioner, batch: str, clips: Sequence[Path]) -> Archived:
+async def _drained(captioner: AsyncCaptioner, batch: str) -> Archived:
     """Waits for the end of a batch. Ends the program where a clip has failed."""
     await wait_ended([captioner], batch, BATCH_TIMEOUT_S)
     jobs = await list_jobs(captioner, batch)
     bad = [job for job in jobs if job.state is not JobState.DONE]
-    if bad or len(jobs) < len(clips):
+    if bad:
         sys.exit(f"the batch failed: {[job.error or str(job.state) for job in bad]}")
     wall_s = max(job.ended_s for job in jobs) - min(job.started_s for job in jobs)
-    return Archived(wall_s / len(jobs), tuple(sorted((job.custom_id, str(job.caption)) for job in jobs)))
+    return Archived(wall_s / len(jobs), {job.custom_id: str(job.caption) for job in jobs})
 
 
 def _rows(name: str, share: float, without: Sequence[Found], riding: Sequence[Found]) -> list[dict[str, Any]]:
     rows = []
     for method, before, after in zip(METHODS, without, riding, strict=True):
-        texts = [before.archived.texts, after.archived.texts, before.beside.texts, after.beside.texts]
+        expected = before.archived.texts
+        texts = [after.archived.texts, before.beside.texts, after.beside.texts]
         rows.append(
             {
                 "device": name,
@@ -138,15 +149,13 @@ def _rows(name: str, share: float, without: Sequence[Found], riding: Sequence[Fo
                 "clip_s": round(before.archived.clip_s, 3),
                 "riding_clip_s": round(after.archived.clip_s, 3),
                 "faster": round(before.archived.clip_s / after.archived.clip_s, 3),
-                "p95_alone_ms": round(1e3 * before.alone_s, 2),
-                "p95_beside_ms": round(1e3 * before.beside_s, 2),
-                "riding_p95_beside_ms": round(1e3 * after.beside_s, 2),
-                "p95_over_without": round(after.beside_s / before.beside_s, 3),
-                "median_beside_ms": round(1e3 * before.beside_median_s, 2),
-                "riding_median_beside_ms": round(1e3 * after.beside_median_s, 2),
-                "clip_s_beside_people": round(before.beside.clip_s, 3),
-                "riding_clip_s_beside_people": round(after.beside.clip_s, 3),
-                "identical": all(each == texts[0] for each in texts),
+                "p95_alone_ms": round(1e3 * before.alone.p95_s, 2),
+                "p95_beside_ms": round(1e3 * before.beside.p95_s, 2),
+                "riding_p95_beside_ms": round(1e3 * after.beside.p95_s, 2),
+                "p95_over_without": round(after.beside.p95_s / before.beside.p95_s, 3),
+                "median_beside_ms": round(1e3 * statistics.median(before.beside.token_s), 2),
+                "riding_median_beside_ms": round(1e3 * statistics.median(after.beside.token_s), 2),
+                "identical": all(text == expected[name] for each in texts for name, text in each.items()),
             }
         )
     return rows
@@ -168,6 +177,7 @@ def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"clips": 6, "frames": 32, "tokens": 192, "slots": (2, "archive captions at once")}
     flags |= {"share": (1.0, "the target's --ride-along"), "tables": ([Path()], "of devices to replay")}
     flags |= {"speed": (8.0, "divides a table's times, or less"), "overlap": (1.0, "see --replay-overlap")}
+    flags["people"] = (2, "captions one after the other beside a batch")
     flags["no_cpu"] = (False, "replays alone")
     given = make_parser("ride-along", "What are prompts that ride along worth?", **flags).parse_args(argv)
     given.tables = [TABLES / path if not path.exists() else path for path in given.tables if path != Path()]
