@@ -48,6 +48,8 @@ class TargetStart(SessionStart):
     """Video tokens that this drafter sees in each layer and KV head, where it sees a part of them."""
     hints: Hints | None = None
     """For a drafter that makes trees of texts."""
+    in_background: bool = False
+    """Nobody waits for the text: its prompt may ride along the passes of others."""
 
 
 @dataclass(frozen=True)

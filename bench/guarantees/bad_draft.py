@@ -11,6 +11,7 @@ import grpc
 import torch
 
 from slipstream.config import between, one_of, option
+from slipstream.engine.row_prefill import Ride
 from slipstream.engine.video_lm import DecodeState, VideoLM, Window
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.draft.__main__ import SERVES, DraftConfig
@@ -33,11 +34,11 @@ class BadModel(VideoLM):
         vars(self).update(vars(model))
         self._config = config
 
-    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[torch.Tensor]:
+    def step(self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None = None) -> list[torch.Tensor]:
         """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
         if self._config.vice == "slow":
             time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
-        logits = super().step(batch)
+        logits = super().step(batch, ride)
         return [
             rows.roll(1, dims=-1) if self._is_bad(state) else rows
             for (state, _), rows in zip(batch, logits, strict=True)

@@ -25,13 +25,19 @@ from slipstream.services.target import __main__ as target
 class ReplayOptions:
     replay: str = option("passes last as long as in this table of a device, see bench/replay/device_times.py")
     replay_speed: float = option("divides all times of --replay", default=1.0, check=between(0.001, 1000))
+    replay_overlap: float = option(
+        "share of a decoding pass in which rows that ride along take no time",
+        default=1.0,
+        check=between(0, 1),
+    )
 
     def paced(self, model: VideoLM, role: str, *, guidance_layer: int = 0) -> ReplayedModel:
         """The model at the pace of the table's part for `role`. Raises `InvalidConfig` when there is no such table."""
         times = load_device_times(self.replay, role, self.replay_speed)
         note = "passes last as a table says"
         get_logger().warning("replay.on", table=times.name, speed=self.replay_speed, note=note)
-        return ReplayedModel(model, times, by_alpha=role == "draft", guidance_layer=guidance_layer)
+        by_alpha, overlap = role == "draft", self.replay_overlap
+        return ReplayedModel(model, times, by_alpha=by_alpha, guidance_layer=guidance_layer, overlap=overlap)
 
 
 @dataclass(frozen=True, kw_only=True)

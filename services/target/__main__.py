@@ -14,6 +14,7 @@ from slipstream.engine.parallel.ranks import rank_here
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
+from slipstream.errors import InvalidConfig
 from slipstream.logs import configure_logs, log_all_output
 from slipstream.metrics import REGISTRY, ModelMetrics, watch_frames
 from slipstream.rpc.server import Lifecycle, run_service
@@ -58,6 +59,12 @@ class TargetConfig(ModelServiceConfig):
         default=-1,
         check=between(-1, 1024),
     )
+    ride_along: float = option(
+        "how much longer a pass may become by rows of the archive's next prompts, as a share of its time, at most 0.1"
+        " beside a caption that somebody waits for; 0: prompts run by themselves",
+        default=0.0,
+        check=between(0.0, 100.0),
+    )
     advertise: str = option(
         "address at which drafts reach this very process, where the gateway's --target leads to several;"
         " :PORT stands for this machine's name",
@@ -68,6 +75,11 @@ class TargetConfig(ModelServiceConfig):
     def told_width(self) -> int:
         """Of every pass; 0 where none was named."""
         return max(0, self.strict_width)
+
+    def check_rides(self) -> None:
+        """Raises `InvalidConfig` for a model whose passes carry nothing."""
+        if self.ride_along and (self.told_width or len(self.devices) > 1):
+            raise InvalidConfig("--ride-along is for a model in one process, without --strict-width; leave it out")
 
     @property
     def own_address(self) -> str:
@@ -82,6 +94,7 @@ async def setup(
     wrap_model: Callable[[VideoLM], VideoLM] = lambda model: model,
 ) -> Callable[[], Awaitable[None]]:
     """Loads the weights, runs a warm-up pass and registers the servicer of what `wrap_model` makes of the model."""
+    config.check_rides()
     model, thread = await start_model(config, lifecycle.fail, strict_width=config.told_width)
     prefix_cache_mb = 0 if config.told_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
@@ -95,6 +108,7 @@ async def setup(
         max_queued=config.max_queued,
         queue_timeout_s=config.queue_timeout_s,
         prefix_cache_bytes=prefix_cache_bytes,
+        ride_along=config.ride_along,
     )
     metrics = ModelMetrics(REGISTRY)
     model = wrap_model(model)

@@ -68,6 +68,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
                 session.work.frames = await session_codec.read_frames(announced, requests, max_frames)
             async for progress in self.engine.prefill(session):
                 yield session_codec.target_event(progress)
+            if session.carried_share:
+                get_logger().info("session.rode", share=round(session.carried_share, 3))
             async for judgement in self._judge_all(session, requests):
                 yield session_codec.target_event(judgement)
         finally:

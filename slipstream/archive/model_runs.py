@@ -6,6 +6,7 @@ Opening what a job names is here too.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import structlog
 
@@ -48,6 +49,7 @@ class ModelRuns:
         request_id = lease.request_id
         structlog.contextvars.bind_contextvars(request_id=request_id)
         plan = make_plan(options, self._config, request_id=request_id, owner=lease.owner)
+        plan = replace(plan, in_background=True)
         try:
             plan = self._captioner.settled(plan, await self._captioner.check(plan))
         except ServiceUnavailable:

@@ -58,6 +58,8 @@ class CaptionPlan:
     """Whose caption it is; what decodes its video has seen no other owner's."""
     delivered: tuple[int, ...] = ()
     """Tokens that the caller has of an earlier call: only what follows is sent."""
+    in_background: bool = field(default=False, compare=False)
+    """Nobody waits for the text."""
 
     def named(self, ending: str) -> "CaptionPlan":
         """The same for a part of what was asked: its name ends so."""
@@ -299,6 +301,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         local_drafter=plan.method.name if plan.method.local_drafter else "",
         self_draft_kept=num_kept if plan.drafts_itself and plan.hints is None else 0,
         hints=plan.hints,
+        in_background=plan.in_background,
         **plan.options.sent_to("target"),
     )
 

@@ -262,7 +262,7 @@ def attend_segments(
     for whole in segments:
         segment = whole.in_layer(layer)
         rows = segment.rows
-        keys, values = segment.cache.write(layer, key[:, rows], value[:, rows])
+        keys, values = segment.cache.write(layer, key[:, rows], value[:, rows], segment.ahead)
         if segment.observer is not None:
             segment.observer.observe(layer, query[:, rows], keys[:, : segment.num_keys], scale)
         if segment.past == 0 and segment.tree is None:

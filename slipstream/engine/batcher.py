@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from slipstream.budget import MIB, Reservation, trim_memory
-from slipstream.engine.thread import Lane, ModelThread, is_device_lost
-from slipstream.engine.video_lm import DecodeState, GreedyRows, PromptPlan, VideoLM, Window
+from slipstream.engine.rides import Rides
+from slipstream.engine.row_prefill import Ride
+from slipstream.engine.thread import Lane, ModelThread, Pause, is_device_lost
+from slipstream.engine.video_lm import DecodeState, GreedyRows, PromptPlan, VideoLM, Window, num_new
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.logs import heard
@@ -43,6 +45,8 @@ class SessionWork:
     """
 
     def __init__(self, thread: ModelThread, frames_place: Reservation | None = None) -> None:
+        self.in_background = False
+        """Nobody waits for its text."""
         self.frames: Frames | None = None
         """Received and not encoded yet. Nobody else keeps them, so their memory ends with this."""
         self._frames_place = frames_place
@@ -110,10 +114,10 @@ class SessionWork:
 
         return await self._thread.run(timed, lane, self._order if lane is Lane.PREFILL else 0)
 
-    def run_blocks(self, blocks: Iterator[T]) -> AsyncIterator[T]:
+    def run_blocks(self, blocks: Iterator[T | Pause]) -> AsyncIterator[T]:
         """Runs an iterator block by block on the model's thread. Raises `SessionGone` after `close`."""
 
-        def guarded() -> Iterator[T]:
+        def guarded() -> Iterator[T | Pause]:
             while True:
                 self._check_open()
                 try:
@@ -205,6 +209,7 @@ GATHER_SHARE, MAX_GATHER_S = 0.15, 0.004
 at most that many seconds. Else the first to return would run alone and the others behind it, pass after pass."""
 
 RowsT = TypeVar("RowsT")
+ResultT = TypeVar("ResultT", covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,8 +230,12 @@ class Step:
 class StepBatcher:
     """First come, first served, and a session has one step at a time: so none starves."""
 
-    def __init__(self, model: VideoLM, thread: ModelThread, *, max_steps: int = MAX_STEPS) -> None:
+    def __init__(
+        self, model: VideoLM, thread: ModelThread, *, max_steps: int = MAX_STEPS, rides: Rides | None = None
+    ) -> None:
+        """`rides`: prompts whose rows the passes carry along."""
         self._model = model
+        self._rides = rides
         self._thread = thread
         self._max_steps = max_steps
         self._waiting: deque[Step] = deque()
@@ -281,9 +290,9 @@ class StepBatcher:
         batch = [(step.state, step.window) for step in steps]
         outcomes: Sequence[Tensor | GreedyRows | Exception]
         if any(step.takes_largest for step in steps):
-            outcomes = step_each(self._model.step_and_choose, batch)
+            outcomes = self._step_each(self._model.step_and_choose, batch, steps)
         else:
-            outcomes = step_each(self._model.step, batch)
+            outcomes = self._step_each(self._model.step, batch, steps)
         ended = time.perf_counter()
         self._note_errors(outcomes)
         returning = {
@@ -293,11 +302,41 @@ class StepBatcher:
         with self._changed:
             self._expected |= returning - {step.work for step in self._waiting}
             self._expect_until = ended + min(GATHER_SHARE * (ended - started), MAX_GATHER_S)
+        if self._rides is not None:
+            self._rides.go_on()
+
+    def _step_each(
+        self, run: "StepFunction[RowsT]", batch: Sequence[tuple[DecodeState, Window]], steps: Sequence[Step]
+    ) -> list[RowsT | Exception]:
+        """`step_each`; the pass carries what may ride. A pass that fails with it is tried without."""
+        if self._rides is None:
+            return step_each(run, batch)
+        num_rows = sum(num_new(window) for _, window in batch)
+        ride = self._rides.next_ride(num_rows, beside_people=not all(step.work.in_background for step in steps))
+        started, failure = time.perf_counter(), None
+        try:
+            outcomes = list[RowsT | Exception](run(batch, ride)) if ride is not None else step_each(run, batch)
+        except Exception as error:
+            if is_device_lost(error):
+                return [error] * len(batch)
+            failure, outcomes = error, step_each(run, batch)
+        if not any(isinstance(outcome, Exception) for outcome in outcomes):
+            if failure is None:
+                self._rides.passed(num_rows, ride, time.perf_counter() - started)
+            else:
+                self._rides.failed(failure)
+        return outcomes
 
     def _note_errors(self, outcomes: Sequence[object]) -> None:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 self._thread.note(outcome)
+
+
+class StepFunction(Protocol[ResultT]):
+    """`VideoLM.step`, or what is like it."""
+
+    def __call__(self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None = None) -> Sequence[ResultT]: ...
 
 
 def step_each(

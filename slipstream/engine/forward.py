@@ -32,16 +32,19 @@ class ForwardPass:
     """One packed pass that may stop after any layer and go on later.
 
     Until `finish`, the caches keep their old length, so an abandoned pass leaves no trace.
+
+    Args:
+        first_layer: where the pass begins; `Rows.hidden` are then the states that go into that layer.
     """
 
-    def __init__(self, runner: "Runner", batch: Sequence[Rows]) -> None:
+    def __init__(self, runner: "Runner", batch: Sequence[Rows], first_layer: int = 0) -> None:
         packed = pack(batch)
         self._runner = runner
         self._hidden, self._position_ids, self._segments = packed.hidden, packed.position_ids, packed.segments
         self._num_tokens = [segment.length for segment in self._segments]
         self._rotary = runner.decoder.rotary_emb(self._hidden, self._position_ids)
         self._additions = _additions(batch)
-        self._next_layer = 0
+        self._next_layer = first_layer
 
     @property
     def next_layer(self) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from slipstream.engine.batcher import MAX_STEPS, Step, StepBatcher
 from slipstream.engine.local_drafter import Drafting, DraftingSession, HintRoom, LocalDrafter
+from slipstream.engine.rides import Rides
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import VideoLM, Window
@@ -25,9 +26,9 @@ from slipstream.speculation.protocol import ROOT, FinishReason, TokenTree, Verdi
 class WindowJudge:
     """Runs the passes of all sessions of one target."""
 
-    def __init__(self, model: VideoLM, thread: ModelThread) -> None:
+    def __init__(self, model: VideoLM, thread: ModelThread, rides: Rides | None = None) -> None:
         self._model = model
-        self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS)
+        self._batcher = StepBatcher(model, thread, max_steps=1 if model.strict_width else MAX_STEPS, rides=rides)
         self._longest_window = model.strict_width - 1 if model.strict_width else None
         self._costs = WindowCosts()
         """T_p(k) of all sessions. Touched on the model's thread only."""

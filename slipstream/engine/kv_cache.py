@@ -110,18 +110,20 @@ class KVCache:
         if num_tokens > self._capacity:
             self._capacity = round_up(max(num_tokens, int(self._capacity * _GROWTH_FACTOR)))
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def write(self, layer: int, keys: Tensor, values: Tensor, ahead: int = 0) -> tuple[Tensor, Tensor]:
         """Store one layer's new rows behind the current length, which `advance` moves when all layers are done.
 
         Args:
             keys, values: [kv_heads, n, head_dim].
+            ahead: rows behind that length which this layer has stored before, and which the new ones follow: for a
+                prompt that comes in chunks. Room for all of it is reserved first.
 
         Returns:
-            Views of all keys and values up to and including the new rows, [kv_heads, length - num_missing(layer) + n,
-            head_dim], or as long as `view_length` says.
+            Views of all keys and values up to and including the new rows, [kv_heads, length - num_missing(layer) +
+            ahead + n, head_dim], or as long as `view_length` says.
         """
         buffers = self._buffers(layer, keys, values)
-        first, num_new = self._num_rows(layer), keys.shape[1]
+        first, num_new = self._num_rows(layer) + ahead, keys.shape[1]
         buffers.keys.narrow(1, first, num_new).copy_(keys)
         buffers.values.narrow(1, first, num_new).copy_(values)
         shown = self.view_length(first + num_new)

@@ -65,6 +65,8 @@ class Segment:
     tree: TokenTree | None = None
     """Whose last nodes the rows are; None: they are a chain."""
     observer: Observer | None = None
+    ahead: int = 0
+    """Rows of `past` that are behind the cache's length, see `KVCache.write`."""
     _folded_mask: Tensor | None = field(default=None, init=False)
     _in_layers: dict[int, "Segment"] = field(default_factory=dict, init=False)
 
@@ -133,6 +135,8 @@ class Rows:
     observer: Observer | None = None
     """Sees the rows' attention in every layer."""
     additions: "Additions | None" = None
+    ahead: int = 0
+    """Rows of the same prompt that the layers of this pass have taken in before, and the cache does not count yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +175,11 @@ def pack(batch: Sequence[Rows]) -> Packed:
     segments, start = list[Segment](), 0
     for rows in batch:
         assert rows.hidden.shape[0] > 0, "every session in a pass needs rows"
-        rows.cache.reserve(rows.cache.length + rows.hidden.shape[0])
         hidden, length = rows.hidden, rows.hidden.shape[0]
-        past = rows.cache.length - (rows.tree.num_cached if rows.tree is not None else 0)
-        segments.append(Segment(start, length, rows.cache, past, hidden.device, hidden.dtype, rows.tree, rows.observer))
+        rows.cache.reserve(rows.cache.length + rows.ahead + length)
+        past = rows.cache.length + rows.ahead - (rows.tree.num_cached if rows.tree is not None else 0)
+        here = hidden.device, hidden.dtype
+        segments.append(Segment(start, length, rows.cache, past, *here, rows.tree, rows.observer, rows.ahead))
         start += length
     positions = torch.cat([rows.positions for rows in batch], dim=-1)
     return Packed(torch.cat([rows.hidden for rows in batch])[None], positions[..., None, :], segments)

@@ -15,7 +15,8 @@ from slipstream.engine.batcher import SessionWork, frames_bytes, plan_session
 from slipstream.engine.judging import WindowJudge
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter, find_local_drafter
 from slipstream.engine.prefix_cache import PrefixCache, frames_digest
-from slipstream.engine.target_prefill import PromptPass, TargetSession, headroom_of, schedule_of
+from slipstream.engine.rides import Rides
+from slipstream.engine.target_prefill import PrefillEvent, PromptPass, TargetSession, headroom_of, schedule_of
 from slipstream.engine.text_attention import TextAttention
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import PromptPlan, VideoLM
@@ -49,6 +50,8 @@ class TargetLimits:
     max_queued: int = 0
     queue_timeout_s: float = 0.0
     prefix_cache_bytes: int = 0
+    ride_along: float = 0.0
+    """How much longer a pass may become by rows of prompts in the background, as a share of its time; 0: none ride."""
 
 
 class TargetEngine:
@@ -77,7 +80,8 @@ class TargetEngine:
             of=Memory.FRAMES,
         )
         self.prefixes = PrefixCache(limits.prefix_cache_bytes)
-        self._judge = WindowJudge(model, thread)
+        self._rides = Rides(thread, limits.ride_along) if limits.ride_along > 0 and not model.strict_width else None
+        self._judge = WindowJudge(model, thread, self._rides)
         self._sessions: dict[str, TargetSession] = {}
         self._opened = asyncio.Condition()
 
@@ -104,6 +108,7 @@ class TargetEngine:
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
         place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
+        work.in_background = request.in_background
         session = TargetSession(
             request=request,
             plan=plan,
@@ -156,8 +161,11 @@ class TargetEngine:
         assert session.place.admitted_at is not None, "a session is admitted before its prompt is run"
         shares = self.prefixes.is_on and session.lossy is None and not session.plan.is_text
         digest = await asyncio.to_thread(frames_digest, work.received_frames) if shares else None
-        prompt = PromptPass(self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest)
-        async for event in work.run_blocks(prompt.blocks()):
+        prompt = PromptPass(
+            self.model, self.prefixes, session, guidance_layer=self.guidance_layer, digest=digest, rides=self._rides
+        )
+        events: AsyncIterator[PrefillEvent] = work.run_blocks(prompt.blocks())
+        async for event in events:
             match event:
                 case Guidance():
                     if not session.guidance.done():

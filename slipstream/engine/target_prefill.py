@@ -17,7 +17,11 @@ from slipstream.engine.batcher import SessionWork, encode_blocks
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.local_drafter import HintRoom, LocalDrafter
 from slipstream.engine.prefix_cache import PrefixCache, PrefixKey, VideoPrefix
+from slipstream.engine.rides import Rides, RidingPrompt
+from slipstream.engine.row_prefill import RowPrefill
+from slipstream.engine.segments import Observer
 from slipstream.engine.text_attention import TextAttention
+from slipstream.engine.thread import Pause
 from slipstream.engine.video_lm import Prefill, PromptPlan, VideoLM
 from slipstream.errors import InvalidRequest
 from slipstream.families.adapter import StoppingText
@@ -61,6 +65,8 @@ class TargetSession:
     """[vocab], after the prefill."""
     drafter: LocalDrafter | None = None
     """Made when drafting is first asked for."""
+    carried_share: float = 0.0
+    """Of its prompt, what rode along the passes of others."""
     num_pulls: int = 0
     """How often its guidance was asked for."""
 
@@ -91,6 +97,7 @@ class PromptPass:
     Args:
         guidance_layer: L.
         digest: of the frames; None when prefixes are not kept, or not for this session.
+        rides: carries the rows of sessions in the background; None: every prompt runs layer by layer.
     """
 
     def __init__(
@@ -101,8 +108,11 @@ class PromptPass:
         *,
         guidance_layer: int,
         digest: bytes | None,
+        rides: Rides | None = None,
     ) -> None:
         self._model = model
+        self._rides = rides
+        self._riding: RidingPrompt | None = None
         self._prefixes = prefixes
         self._session = session
         self._layer = guidance_layer
@@ -112,7 +122,7 @@ class PromptPass:
         self._cache: KVCache | None = None
         self._encode_s = self._until_guidance_s = self._after_guidance_s = 0.0
 
-    def blocks(self) -> Iterator[PrefillEvent]:
+    def blocks(self) -> Iterator[PrefillEvent | Pause]:
         """Does one block of work before each item; the facts come last, and then the session has a state."""
         self._session.work.on_release(self._release)
         prefix = self._prefixes.find(self._key) if self._key is not None else None
@@ -123,8 +133,8 @@ class PromptPass:
         else:
             yield from self._resumed(prefix)
 
-    def _fresh(self) -> Iterator[PrefillEvent]:
-        plan, request, work = self._session.plan, self._session.request, self._session.work
+    def _fresh(self) -> Iterator[PrefillEvent | Pause]:
+        plan, work = self._session.plan, self._session.work
         num_frames = len(work.received_frames)
         yield StageProgress(PrefillStage.ENCODE, 0, num_frames)
         embeddings: list[torch.Tensor] = []
@@ -133,14 +143,20 @@ class PromptPass:
             self._encode_s += seconds
             num_done = sum(map(len, embeddings)) * num_frames // plan.num_video_tokens
             yield StageProgress(PrefillStage.ENCODE, num_done, num_frames)
-        started = time.perf_counter()
         observer = self._lossy or self._session.attention
+        if self._rides is not None and work.in_background and observer is None:
+            yield from self._by_rows(self._rides, embeddings)
+        else:
+            yield from self._by_layers(embeddings, observer)
+
+    def _by_layers(self, embeddings: list[torch.Tensor], observer: Observer | None) -> Iterator[PrefillEvent]:
+        plan, request = self._session.plan, self._session.request
+        started = time.perf_counter()
         prefill = self._model.start_prefill(
             plan, torch.cat(embeddings), headroom=headroom_of(request), observer=observer
         )
         embeddings.clear()
-        keep_states = request.with_guidance or self._key is not None
-        video_0 = _rounded(prefill.video_states()) if keep_states else None
+        video_0 = _rounded(prefill.video_states()) if self._keeps_states else None
         text_0 = prefill.text_states()
         if self._lossy is not None:
             self._lossy.drop(prefill)
@@ -150,12 +166,50 @@ class PromptPass:
             yield event
             if event.done == self._layer and video_0 is not None:
                 video_states = video_0, _rounded(prefill.video_states())
-                yield from self._guidance(video_states, text_0, prefill)
+                yield from self._guidance(video_states, text_0, prefill.text_states())
+        yield self._finish_fresh(prefill, video_states)
+
+    def _by_rows(self, rides: Rides, embeddings: list[torch.Tensor]) -> Iterator[PrefillEvent | Pause]:
+        """The same with rows that ride along decoding passes, which gives no more events than there are layers."""
+        started, num_layers = time.perf_counter(), self._model.info.num_layers
+        prefill = self._model.start_row_prefill(
+            self._session.plan,
+            torch.cat(embeddings),
+            guidance_layer=self._layer,
+            headroom=headroom_of(self._session.request),
+        )
+        embeddings.clear()
+        self._cache = prefill.cache
+        self._riding = riding = rides.join(prefill)
+        self._until_guidance_s += time.perf_counter() - started
+        video_states, num_told = None, 0
+        while not prefill.is_done:
+            yield riding
+            riding.check()
+            if video_states is None and self._keeps_states and prefill.num_done.first == prefill.num_rows:
+                video_states = _rounded(prefill.video_states(0)), _rounded(prefill.video_states(1))
+                yield from self._guidance(video_states, prefill.text_states(0), prefill.text_states(1))
+            if (num_run := int(prefill.share_done * num_layers)) > num_told:
+                num_told = num_run
+                yield StageProgress(PrefillStage.PREFILL, num_run, num_layers)
+        rides.leave(riding)
+        self._session.carried_share = riding.carried / prefill.work
+        self._until_guidance_s += riding.spent_s[0]
+        self._after_guidance_s += riding.spent_s[1]
+        yield self._finish_fresh(prefill, video_states)
+
+    @property
+    def _keeps_states(self) -> bool:
+        """Of the video, for guidance or for a later prompt."""
+        return self._session.request.with_guidance or self._key is not None
+
+    def _finish_fresh(self, prefill: Prefill | RowPrefill, video_states: VideoStates | None) -> Prefilled:
+        """See `_finish`; what a later prompt may reuse is shared."""
         facts = self._finish(prefill, num_reused=0)
         if self._key is not None and video_states is not None:
             self._shared = VideoPrefix(self._key, self._session.work.state.cache, video_states)
             self._prefixes.share(self._shared)
-        yield facts
+        return facts
 
     def _resumed(self, prefix: VideoPrefix) -> Iterator[PrefillEvent]:
         plan = self._session.plan
@@ -167,7 +221,7 @@ class PromptPass:
         for event in self._layers(prefill):
             yield event
             if event.done == self._layer:
-                yield from self._guidance(video_states, text_0, prefill)
+                yield from self._guidance(video_states, text_0, prefill.text_states())
         yield self._finish(prefill, num_reused=prefix.num_tokens)
 
     def _text_alone(self) -> Iterator[PrefillEvent]:
@@ -194,13 +248,13 @@ class PromptPass:
                 self._after_guidance_s += seconds
             yield StageProgress(PrefillStage.PREFILL, layer, num_layers)
 
-    def _guidance(self, video_states: VideoStates, text_0: torch.Tensor, prefill: Prefill) -> Iterator[Guidance]:
+    def _guidance(
+        self, video_states: VideoStates, text_0: torch.Tensor, text_states: torch.Tensor
+    ) -> Iterator[Guidance]:
         if self._session.request.with_guidance:
-            yield make_guidance(
-                video_states[0], text_0, video_states[1], prefill.text_states(), GuidanceKind.HIDDEN_STATES
-            )
+            yield make_guidance(video_states[0], text_0, video_states[1], text_states, GuidanceKind.HIDDEN_STATES)
 
-    def _finish(self, prefill: Prefill, num_reused: int) -> Prefilled:
+    def _finish(self, prefill: Prefill | RowPrefill, num_reused: int) -> Prefilled:
         session = self._session
         started = time.perf_counter()
         session.work.state, session.first_logits = prefill.finish()
@@ -217,6 +271,8 @@ class PromptPass:
 
     def _release(self) -> None:
         """The session has ended: what others may reuse is handed to the prefix cache, the rest is freed."""
+        if self._rides is not None and self._riding is not None:
+            self._rides.leave(self._riding)
         if self._shared is not None:
             self._prefixes.retire(self._shared)
         elif self._cache is not None:

@@ -68,10 +68,12 @@ and at its own cost; a prefill's next layer, which may take much longer than a p
 
 
 class Lane(enum.Enum):
-    """Two kinds of work."""
+    """Two kinds of work that share the time, and one that takes what is left."""
 
     DECODE = "decode"
     PREFILL = "prefill"
+    IDLE = "idle"
+    """Waits until neither of the others has work, and decoding has none for as long as its last job took."""
 
 
 class FairQueue(Generic[JobT]):
@@ -92,7 +94,7 @@ class FairQueue(Generic[JobT]):
         """Adds a job. In its lane, lower `order` goes first, then who came first: work without end must have an order
         that others share."""
         other = Lane.PREFILL if lane is Lane.DECODE else Lane.DECODE
-        if not self._waiting[lane]:
+        if lane is not Lane.IDLE and not self._waiting[lane]:
             credit_s = max(CREDIT_S, self._last_job_s[other])
             self._used_s[lane] = max(self._used_s[lane], self._used_s[other] - credit_s)
         heapq.heappush(self._waiting[lane], (order, next(self._arrivals), job))
@@ -103,15 +105,22 @@ class FairQueue(Generic[JobT]):
         if self._lingering_since is not None:
             self._used_s[Lane.DECODE] += now_s - self._lingering_since
             self._lingering_since = None
-        lanes = [lane for lane in Lane if self._waiting[lane]]
+        lanes = [lane for lane in (Lane.DECODE, Lane.PREFILL) if self._waiting[lane]]
         if not lanes:
-            return float("inf")
+            return self._pop_idle(now_s)
         linger_s = self._decode_ended_at + PATIENCE_S - now_s
         if lanes == [Lane.PREFILL] and linger_s > 0 and self._used_s[Lane.DECODE] < self._used_s[Lane.PREFILL]:
             self._lingering_since = now_s
             return linger_s
         lane = min(lanes, key=self._used_s.__getitem__)
         return lane, heapq.heappop(self._waiting[lane])[-1]
+
+    def _pop_idle(self, now_s: float) -> tuple[Lane, JobT] | float:
+        if not self._waiting[Lane.IDLE]:
+            return float("inf")
+        patience_s = min(max(PATIENCE_S, self._last_job_s[Lane.DECODE]), CREDIT_S)
+        wait_s = self._decode_ended_at + patience_s - now_s
+        return wait_s if wait_s > 0 else (Lane.IDLE, heapq.heappop(self._waiting[Lane.IDLE])[-1])
 
     def charge(self, lane: Lane, seconds: float, now_s: float) -> None:
         """Tells that a job of `lane` has taken `seconds` and ended now."""
@@ -130,10 +139,18 @@ SWITCH_INTERVAL_S = 0.0005
 __all__ = ["Lane", "ModelThread"]
 
 
+class Pause:
+    """What blocks yield where somebody else's work comes first."""
+
+    def begin(self, go_on: Callable[[], None]) -> None:
+        """The blocks wait; `go_on` has them run up to the next pause, on the model's thread."""
+        raise NotImplementedError
+
+
 class _Blocks(Generic[T]):
     """An iterator that runs on the model's thread, one item a job. Nothing of it is left when it has ended."""
 
-    def __init__(self, thread: "ModelThread", blocks: Iterator[T], order: int) -> None:
+    def __init__(self, thread: "ModelThread", blocks: Iterator[T | Pause], order: int) -> None:
         self.outcomes: asyncio.Queue[tuple[T] | BaseException | None] = asyncio.Queue()
         """Items, then None or what went wrong."""
         self.is_abandoned = False
@@ -144,10 +161,22 @@ class _Blocks(Generic[T]):
 
     def run_next(self) -> None:
         """The job."""
+        item = self._next()
+        if item is not None:
+            self._thread.submit(self.run_next, Lane.PREFILL, self._order)
+            self._tell(item)
+
+    def _go_on(self) -> None:
+        """After a pause: what follows takes the model no time."""
+        while (item := self._next()) is not None:
+            self._tell(item)
+
+    def _next(self) -> tuple[T] | None:
+        """None at the end, which is told, and where the blocks pause."""
         if self.is_abandoned:
             if isinstance(self._blocks, Generator):
                 self._blocks.close()  # frees what it holds now, not when a garbage collection finds it
-            return
+            return None
         try:
             item = next(self._blocks)
         except StopIteration:
@@ -156,8 +185,10 @@ class _Blocks(Generic[T]):
             self._thread.note(error)
             self._tell(error)
         else:
-            self._thread.submit(self.run_next, Lane.PREFILL, self._order)
-            self._tell((item,))
+            if not isinstance(item, Pause):
+                return (item,)
+            item.begin(self._go_on)
+        return None
 
     def _tell(self, outcome: tuple[T] | BaseException | None) -> None:
         self._loop.call_soon_threadsafe(self.outcomes.put_nowait, outcome)
@@ -221,8 +252,8 @@ class ModelThread:
         finally:
             del future  # an error knows its traceback, which leads here
 
-    async def run_blocks(self, blocks: Iterator[T], order: int) -> AsyncIterator[T]:
-        """Runs an iterator on the prefill lane, one item a job, and yields its items.
+    async def run_blocks(self, blocks: Iterator[T | Pause], order: int) -> AsyncIterator[T]:
+        """Runs an iterator on the prefill lane, one item a job, and yields its items but for pauses.
 
         The next block queues before the event loop has heard of the last one, so that of two prefills the one with
         the lower `order` stays ahead. When the caller stops listening, the block that runs is the last one, and the

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Prefill, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
+from slipstream.engine.row_prefill import PromptRows, Ride, RowPrefill
 from slipstream.engine.segments import Additions, Observer, PassRows, Rows, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
@@ -212,6 +213,25 @@ class VideoLM:
             observer: sees the prompt's attention in every layer, see `TextAttention`.
         """
         check_positions(positions)
+        prompt = self._prompt(plan, video_embeddings, keep, positions, headroom)
+        forward = self.runner.start([replace(prompt.rows, observer=observer)])
+        if observer is not None:
+            observer.place_video(prompt.video)
+        num_text = plan.num_text_tokens
+        return Prefill(forward, prompt.state, video=prompt.video, num_text_tokens=num_text, observer=observer)
+
+    def start_row_prefill(
+        self, plan: PromptPlan, video_embeddings: Tensor, *, guidance_layer: int, headroom: int = 512
+    ) -> RowPrefill:
+        """`start_prefill` of a whole prompt that decoding passes may carry along; `guidance_layer` is L. For models in
+        one process, without a strict width."""
+        prompt = self._prompt(plan, video_embeddings, None, Positions.ORIGINAL, headroom)
+        return RowPrefill(self.runner, prompt, guidance_layer)
+
+    def _prompt(
+        self, plan: PromptPlan, video_embeddings: Tensor, keep: Tensor | None, positions: str, headroom: int
+    ) -> PromptRows:
+        """See `start_prefill`; with a new cache."""
         if len(video_embeddings) != plan.num_video_tokens:
             raise InvalidRequest(
                 f"the video has {len(video_embeddings)} tokens, but the prompt was planned for {plan.num_video_tokens};"
@@ -225,13 +245,9 @@ class VideoLM:
             hidden = hidden.index_select(0, rows.to(hidden.device))
             additions = Additions(plan.video_rows, tuple(features)).among(rows) if features else None
         cache = self.runner.new_cache(len(rows) + headroom + self.strict_width)  # the last step is filled up, too
-        forward = self.runner.start(
-            [Rows(cache, hidden, position_ids.to(hidden.device), observer=observer, additions=additions)]
-        )
         state = DecodeState(cache, num_prompt_tokens=len(rows), position_offset=next_position - len(rows))
-        if observer is not None:
-            observer.place_video(video)
-        return Prefill(forward, state, video=video, num_text_tokens=plan.num_text_tokens, observer=observer)
+        prompt = Rows(cache, hidden, position_ids.to(hidden.device), additions=additions)
+        return PromptRows(prompt, state, video, plan.num_text_tokens)
 
     def resume_prefill(self, plan: PromptPlan, cache: KVCache, *, observer: Observer | None = None) -> Prefill:
         """Begin the pass over a prompt's text alone; `cache` holds all that comes before it, none of it pruned.
@@ -256,7 +272,7 @@ class VideoLM:
         cache = self.runner.new_cache(plan.num_tokens + headroom + self.strict_width)
         return self.resume_prefill(plan, cache, observer=observer)
 
-    def step(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[Tensor]:
+    def step(self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None = None) -> list[Tensor]:
         """Feed every state's new tokens in one packed pass and append them to its cache.
 
         The rows of a tree are in its nodes' order, and see the nodes above them; `DecodeState.keep_path` then makes a
@@ -266,6 +282,9 @@ class VideoLM:
         again: a token's row is then computed by the same kernels on the same shapes, whether it stands in a window or
         alone.
 
+        Args:
+            ride: rows of a prompt that the pass carries along; it is then an ordinary one, whatever else is set.
+
         Returns:
             Per state the fp32 logits that follow each of its new tokens, [n, vocab].
 
@@ -274,15 +293,17 @@ class VideoLM:
             InvalidRequest: a tree where there is a strict width.
         """
         with self._told_of(batch):
-            found = self._run_step(batch)
+            found = self._run_step(batch) if ride is None else self._run_ride(batch, ride)
             finish_work(found[0].logits.device)
         return [rows.logits for rows in found]
 
-    def step_and_choose(self, batch: Sequence[tuple[DecodeState, Window]]) -> list[GreedyRows]:
+    def step_and_choose(
+        self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None = None
+    ) -> list[GreedyRows]:
         """`step`, and which token has the largest of each row's logits: those of all states come to the host in one
         copy, which is all that is waited for."""
         with self._told_of(batch):
-            found = self._run_step(batch)
+            found = self._run_step(batch) if ride is None else self._run_ride(batch, ride)
             with torch.inference_mode():
                 largest = [rows.largest if rows.largest is not None else largest_of(rows.logits) for rows in found]
                 chosen = iter(torch.cat(largest).tolist())
@@ -305,6 +326,10 @@ class VideoLM:
         if self.static is not None and (found := self.static.run(batch)) is not None:
             return found
         return [PassRows(rows) for rows in self.runner.run([self._step_rows(state, window) for state, window in batch])]
+
+    def _run_ride(self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride) -> list[PassRows]:
+        """`_run_step` with rows that ride along."""
+        return [PassRows(rows) for rows in ride.run([self._step_rows(state, window) for state, window in batch])]
 
     def _strict_step(self, state: DecodeState, token_ids: Sequence[int]) -> PassRows:
         num_tokens, num_fill = state.num_tokens, self.strict_width - len(token_ids)
@@ -376,6 +401,11 @@ class VideoLM:
 def _check_words(prompt: str) -> None:
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty; ask for a description, for instance")
+
+
+def num_new(window: Window) -> int:
+    """Rows that a pass takes in for it."""
+    return len(window.new_token_ids) if isinstance(window, TokenTree) else len(window)
 
 
 def _end(state: DecodeState, window: Window) -> int:

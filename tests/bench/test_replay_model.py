@@ -10,6 +10,8 @@ import torch
 from bench.replay.device_times import DeviceTimes, load_device_times
 from bench.replay.model import Pace, ReplayedModel
 from bench.replay.rows import TABLES
+from slipstream.engine.ride_plan import RideCounts
+from slipstream.engine.row_prefill import Ride
 from slipstream.errors import InvalidConfig
 from tests.engine.conftest import Pair, load_pair, random_frames
 from tests.support.tiny_checkpoint import write_tiny_llava
@@ -113,6 +115,27 @@ def test_passes_last_by_their_rows_and_answer_the_same(pair: Pair) -> None:
     assert clock.slept_s == pytest.approx([0.1, layer_s, 2.0 - layer_s, 0.15])
     assert (model.info.device, pair.ours.info.device) == ("replay:test", "cpu")
     assert model.kv_bytes(10) == pair.ours.kv_bytes(10)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "pass_s"),
+    [
+        (0.0, 0.1 + 0.03),  # on top of the pass
+        (1.0, 0.1),  # in the time in which it waits for memory
+        (0.5, 0.1 + 0.015),
+    ],
+)
+def test_a_ride_lasts_as_long_as_its_rows_have_no_room(pair: Pair, overlap: float, pass_s: float) -> None:
+    frames, clock = random_frames(2, seed=1), Clock()
+    plan, state, _ = pair.prefill(PROMPT, frames)
+    times = DeviceTimes("test", ((1.0, 0.1),), prefill_s=plan.num_tokens * 0.01)
+    model = replay(pair, times, clock, overlap=overlap)
+    prefill = model.start_row_prefill(plan, model.encode_frames(frames), guidance_layer=1)
+    model.step([(state, [1])], Ride(prefill, RideCounts(3, 3)))
+    prefill.run_alone(RideCounts(2, 2))
+    model.step([(state, [1, 2])], Ride(prefill, RideCounts(20, 20)))
+    crowded_s = 0.1 + 0.2 - overlap * (0.1 - 0.02)  # two rows of its own take 0.02 of it
+    assert clock.slept_s == pytest.approx([pass_s, 0.02, crowded_s])
 
 
 def test_a_draft_s_passes_last_by_what_it_keeps(pair: Pair) -> None:

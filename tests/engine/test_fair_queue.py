@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,11 +41,11 @@ def test_two_busy_lanes_share_the_time_evenly() -> None:
 def test_no_lane_starves_whatever_its_jobs_cost(decode_s: float, prefill_s: float) -> None:
     queue: FairQueue[str] = FairQueue()
     cost_s = {Lane.DECODE: decode_s, Lane.PREFILL: prefill_s}
-    for lane in Lane:
+    for lane in cost_s:
         queue.push(lane, lane.value)
     until_s = 20 * (decode_s + prefill_s)
-    served = serve(queue, cost_s, until_s, {lane: lane.value for lane in Lane})
-    shares = {lane: served.count(lane.value) * cost_s[lane] for lane in Lane}
+    served = serve(queue, cost_s, until_s, {lane: lane.value for lane in cost_s})
+    shares = {lane: served.count(lane.value) * cost_s[lane] for lane in cost_s}
     assert abs(shares[Lane.DECODE] - shares[Lane.PREFILL]) <= 2 * max(cost_s.values()) + CREDIT_S
 
 
@@ -100,3 +101,29 @@ def test_prefill_alone_waits_for_nobody() -> None:
     queue.push(Lane.PREFILL, "layer")
     assert len(queue) == 1
     assert queue.pop(0.0) == (Lane.PREFILL, "layer")
+
+
+def test_idle_work_waits_until_decoding_stays_away_for_as_long_as_a_pass_takes() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push(Lane.IDLE, "chunk")
+    queue.push(Lane.PREFILL, "layer")
+    queue.push(Lane.DECODE, "pass")
+    assert {queue.pop(0.0), queue.pop(0.0)} == {(Lane.DECODE, "pass"), (Lane.PREFILL, "layer")}
+    queue.charge(Lane.DECODE, 0.1, now_s=1.0)
+    assert queue.pop(1.04) == pytest.approx(0.06)
+    queue.push(Lane.DECODE, "pass")
+    assert queue.pop(1.05) == (Lane.DECODE, "pass")
+    queue.charge(Lane.DECODE, 20.0, now_s=21.0)
+    assert queue.pop(21.0) == CREDIT_S, "a long pass is not waited for as long again"
+    assert queue.pop(21.0 + CREDIT_S) == (Lane.IDLE, "chunk")
+    assert queue.pop(30.0) == math.inf
+
+
+def test_idle_work_has_no_part_in_what_the_others_owe_each_other() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.charge(Lane.IDLE, 50.0, now_s=50.0)
+    queue.push(Lane.PREFILL, "layer")
+    queue.push(Lane.DECODE, "pass")
+    refill = {Lane.DECODE: "pass", Lane.PREFILL: "layer"}
+    served = serve(queue, {Lane.DECODE: 0.1, Lane.PREFILL: 0.1}, 4.0, refill)
+    assert abs(served.count("pass") - served.count("layer")) <= 1

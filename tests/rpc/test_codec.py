@@ -116,6 +116,7 @@ def chunks(*parts: bytes) -> list[target_pb2.TargetRequest]:
         lossy=st.none() | st.builds(Lossy, st.sampled_from(LOSSY_METHODS), st.floats(0.01, 1)),
         local_drafter=st.just("std"),
         self_draft_kept=st.integers(0, 2**32 - 1),
+        in_background=st.booleans(),
     )
     | st.builds(TargetStart, st.just("s"), text, st.integers(1, 9), st.just(False))
 )
