@@ -130,6 +130,7 @@ def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | N
         config.queue_policy,
         connections=config.redis_connections,
         on_call=metrics.store_called,
+        replicas=config.redis_wait,
     )
 
 
