@@ -40,6 +40,7 @@ from slipstream.archive.queue import (
     job_id,
     sha256,
 )
+from slipstream.archive.redis_failover import PROMISES, SCHEME, connect_by_sentinel, run_replicated
 from slipstream.archive.redis_rows import (
     batch_from,
     damage_in,
@@ -92,8 +93,15 @@ class ScriptStore:
     `CALL_S`. At most `connections` calls for callers are under way; more wait."""
 
     def __init__(
-        self, url: str, name: str, scripts: Mapping[str, str], connections: int, on_call: OnCall | None = None
+        self,
+        url: str,
+        name: str,
+        scripts: Mapping[str, str],
+        connections: int,
+        on_call: OnCall | None = None,
+        replicas: int = 0,
     ) -> None:
+        self._replicas = replicas
         self.prefix = f"{{{name}}}:"
         sizes = {**WORKER_CONNECTIONS, "": connections}
         self._clients = {use: _connect(url, size) for use, size in sizes.items()}
@@ -116,6 +124,8 @@ class ScriptStore:
         client = self._clients[WORKER_SCRIPTS.get(script, "")]
         try:
             async with asyncio.timeout(CALL_S):
+                if self._replicas and script in PROMISES:
+                    return await run_replicated(client, self._scripts[script], self.prefix, args, self._replicas)
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
@@ -136,9 +146,12 @@ def _connect(url: str, size: int) -> Redis:
     try:
         limits = {"timeout": CALL_S, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
         retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-        pool = BlockingConnectionPool.from_url(url, max_connections=size, protocol=2, retry=retry, **limits)
+        options = {"max_connections": size, "protocol": 2, "retry": retry, **limits}
+        by_sentinel = url.startswith(SCHEME)
+        pool = (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
     except (ValueError, TypeError) as error:
-        raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use redis://, rediss:// or unix://") from None
+        known = "redis://, rediss://, unix:// or sentinel://"
+        raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use {known}") from None
     return Redis.from_pool(pool)
 
 
@@ -157,7 +170,8 @@ PAGE_PARTS, PAGE_BYTES = 100, 1 << 20
 
 
 class RedisQueue:
-    """A `JobQueue` at `redis://`, `rediss://` or `unix://`, with the user and password of the URL if it has them.
+    """A `JobQueue` at `redis://`, `rediss://`, `unix://` or `sentinel://`, with the user and password of the URL if it
+    has them. What is promised is on `replicas` replicas beside the server that leads.
 
     `name` separates queues on one server; a user that may only touch `~{name}:*` is enough."""
 
@@ -170,9 +184,10 @@ class RedisQueue:
         scripts: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
         on_call: OnCall | None = None,
+        replicas: int = 0,
     ) -> None:
         self.policy = policy or QueuePolicy()
-        self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call)
+        self._store = ScriptStore(url, name, scripts or load_scripts(), connections, on_call, replicas)
         told = self.policy
         times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
         self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1], told.queue_bytes

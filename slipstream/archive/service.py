@@ -155,7 +155,7 @@ def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | N
     if not config.redis:
         return None
     url, name, policy = config.redis_url, config.redis_queue, config.queue_policy
-    how: Any = {"connections": config.redis_connections, "on_call": metrics.store_called}
+    how: Any = {"connections": config.redis_connections, "on_call": metrics.store_called, "replicas": config.redis_wait}
     if not config.results_to:
         return RedisQueue(url, name, policy, **how)
     return SpillQueue(url, ResultsFolder(config.results_to), name, policy, **how)

@@ -76,8 +76,11 @@ class SpillQueue(RedisQueue):
         scripts: Mapping[str, str] | None = None,
         connections: int = CONNECTIONS,
         on_call: OnCall | None = None,
+        replicas: int = 0,
     ) -> None:
-        super().__init__(url, name, policy, scripts=scripts, connections=connections, on_call=on_call)
+        super().__init__(
+            url, name, policy, scripts=scripts, connections=connections, on_call=on_call, replicas=replicas
+        )
         if self.policy.queue_bytes <= 0:
             raise InvalidConfig("--results-to needs --queue-bytes, the bytes that jobs may take in Redis")
         self.folder = folder

@@ -136,7 +136,13 @@ class DocumentServing:
 class ArchiveOptions:
     """Options of the archive. Those of the queue must be the same at every gateway that shares it."""
 
-    redis: str = option("URL of the Redis that holds the archive's queue; empty: no archive", default="")
+    redis: str = option(
+        "URL of the Redis that holds the archive's queue, or sentinel://HOST:PORT,HOST:PORT/NAME; empty: no archive",
+        default="",
+    )
+    redis_wait: int = option(
+        "replicas of that Redis that have what is acknowledged; too few: it is refused", default=0, check=between(0, 16)
+    )
     redis_password_file: str = option("file with the password of that Redis, if it is not in the URL", default="")
     redis_queue: str = option("name of the queue within that Redis", default="slipstream")
     scaler_listen: str = option(

@@ -135,8 +135,8 @@ def check_options(options: StackOptions) -> None:
     environ = os.environ | options.env
     if TLS_FLAG in options.extra_flags.get("gateway", ()) or environ.get("SLIPSTREAM_GATEWAY_TLS_CERT"):
         raise InvalidConfig(f"{TLS_FLAG} is not for a local stack, which is plaintext; start the services one by one")
-    if options.redis and not options.redis.startswith(("redis://", "rediss://", "unix://")):
-        raise InvalidConfig("--redis: no URL of a Redis server; use redis://, rediss:// or unix://")
+    if options.redis and not options.redis.startswith(("redis://", "rediss://", "unix://", "sentinel://")):
+        raise InvalidConfig("--redis: no URL of a Redis server; use redis://, rediss://, unix:// or sentinel://")
     if options.pin and options.threads not in (None, 1):
         raise InvalidConfig("a pinned model process has one core, so --pin needs --threads 1")
 

@@ -41,6 +41,7 @@ CAME_WITH = {
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
     "what KEDA is told of the archive's work": 1,
     "prompts that ride along: which rows, a prompt in rows, who waits": 3,
+    "a queue whose server Sentinel replaces": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -60,6 +61,7 @@ CHECKS_CAME_WITH = {
     "films drafted from themselves": 1,
     "one draft for several targets": 1,
     "prompts that ride along": 1,
+    "engines that exist: parts, and Slurm": 2,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

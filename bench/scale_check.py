@@ -1,0 +1,196 @@
+"""The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
+lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
+are at hand. `slurm`: two tasks of a real Slurm, one of them preempted.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bench.common import machine_facts, make_parser, run_to_end, say
+from bench.output import finish
+from bench.slurm_check import run_slurm
+from slipstream.archive.queue import BatchSpec, JobSpec, QueuePolicy, QueueUnavailable, SubmitOutcome
+from slipstream.archive.redis_queue import RedisQueue
+from tests.support.manifests import FOLDER, KUBECTL, OVERLAYS, rendered
+from tests.support.redis_group import RedisGroup, cut_seconds
+
+Report = Mapping[str, Any]
+BATCH, CALL_JOBS, CALLERS, PAGE = "batch", 10, 8, 500
+POLICY = QueuePolicy(max_backlog=10_000_000)
+AGAIN_S = 0.02
+
+# -- failover ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Submitters:
+    """Hand jobs in without an end, and remember which were acknowledged."""
+
+    queue: RedisQueue
+    accepted: set[str] = field(default_factory=set)
+    longest_gap_s: float = 0.0
+    numbers: "count[int]" = field(default_factory=count)
+    _last: float = field(default_factory=time.monotonic)
+
+    async def run(self) -> None:
+        """One of them, until cancelled. What was refused is handed in again, by the same names, until it is taken."""
+        while True:
+            names = [str(next(self.numbers)) for _ in range(CALL_JOBS)]
+            while not await self._is_taken([JobSpec(name, "{}") for name in names]):  # noqa: ASYNC110
+                await asyncio.sleep(AGAIN_S)
+            self.accepted.update(names)
+            now = time.monotonic()
+            self._last, self.longest_gap_s = now, max(self.longest_gap_s, now - self._last)
+
+    async def _is_taken(self, jobs: Sequence[JobSpec]) -> bool:
+        try:
+            outcomes = await self.queue.submit(BATCH, jobs)
+        except QueueUnavailable:
+            return False
+        return set(outcomes) <= {SubmitOutcome.ADDED, SubmitOutcome.KNOWN}
+
+
+async def run_failover(given: argparse.Namespace) -> Report:
+    """The part `failover`."""
+    return {f"wait_{replicas}": await _lose_leaders(given, replicas) for replicas in (0, 1)}
+
+
+async def _lose_leaders(given: argparse.Namespace, replicas: int) -> Report:
+    chance = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="slipstream-group-") as folder:
+        async with RedisGroup(Path(folder)) as group:
+            queue = RedisQueue(group.url, policy=POLICY, replicas=replicas)
+            await queue.open_batch(BatchSpec(BATCH))
+            submitters = _Submitters(queue)
+            running = [asyncio.create_task(submitters.run()) for _ in range(CALLERS)]
+            failovers = 0
+            while failovers < given.failovers or len(submitters.accepted) < given.jobs:
+                await group.fail_over(cut_seconds(chance))
+                failovers += 1
+                say(f"wait {replicas}: {failovers} failovers, {len(submitters.accepted)} jobs acknowledged")
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await group.settled()
+            lost = submitters.accepted - await _names(queue)
+            await queue.close()
+    return {
+        "acknowledged": len(submitters.accepted),
+        "lost": len(lost),
+        "failovers": failovers,
+        "longest_gap_s": round(submitters.longest_gap_s, 1),
+    }
+
+
+async def _names(queue: RedisQueue) -> set[str]:
+    names, position = set[str](), 0
+    while True:
+        jobs, position = await queue.list_jobs(BATCH, after=position, limit=PAGE)
+        names |= {job.custom_id for job in jobs}
+        if not position:
+            return names
+
+
+# -- manifests --------------------------------------------------------------------------------------------------------
+
+
+async def run_manifests(given: argparse.Namespace) -> Report:
+    """The part `manifests`: strictly by the schemas of Kubernetes, where kubernetes-validate is installed, and by those
+    of KEDA and LeaderWorkerSet, where `--crds` names a folder of their definitions."""
+    if KUBECTL is None:
+        return {"missing": "kubectl"}
+    has_schemas = importlib.util.find_spec("kubernetes_validate") is not None
+    report: dict[str, Any] = {"overlays": OVERLAYS, "strict": has_schemas, "complaints": []}
+    for overlay in OVERLAYS:
+        text = rendered(FOLDER / "overlays" / overlay)
+        if has_schemas:
+            report["complaints"] += _complaints(text)
+        report["complaints"] += _custom_complaints(text, Path(given.crds)) if given.crds else []
+    return report
+
+
+def _complaints(text: str) -> list[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(text)
+        file.flush()
+        words = (sys.executable, "-m", "kubernetes_validate", "--strict", file.name)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    lines = (done.stdout + done.stderr).splitlines()
+    wrong = [line for line in lines if line.startswith("ERROR") or ("WARN" in line and "find schema" not in line)]
+    return wrong or ([f"kubernetes-validate ended with {done.returncode}"] if done.returncode else [])
+
+
+def _custom_complaints(text: str, folder: Path) -> list[str]:
+    """By the `CustomResourceDefinition`s in a folder; what they do not name is wrong."""
+    import jsonschema  # type: ignore[import-untyped]
+    import yaml  # type: ignore[import-untyped]
+
+    schemas = {}
+    for path in folder.glob("*.yaml"):
+        spec = yaml.safe_load(path.read_text())["spec"]
+        for version in spec["versions"]:
+            name = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
+            schemas[name] = _closed(version["schema"]["openAPIV3Schema"] | {"title": name})
+    found = [(each, f"{each['apiVersion']} {each['kind']}") for each in yaml.safe_load_all(text)]
+    return [
+        f"{name}: {error.message[:200]}"
+        for each, name in found
+        if name in schemas
+        for error in jsonschema.Draft7Validator(schemas[name]).iter_errors(each | {"metadata": {}})
+    ]
+
+
+def _closed(schema: Any) -> Any:
+    """The same, and nothing else: a server would drop fields that it does not know, and say so only if asked."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(value) for name, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        closed.setdefault("additionalProperties", False)
+    return closed
+
+
+# -- all --------------------------------------------------------------------------------------------------------------
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
+    "failover": run_failover,
+    "manifests": run_manifests,
+    "slurm": run_slurm,
+}
+
+
+def passed(name: str, report: Report) -> bool:
+    """Whether a part found what it must. A part that could not run has not passed."""
+    if name == "failover":
+        return bool(report["wait_1"]["lost"] == 0)
+    if name == "manifests":
+        return "missing" not in report and not report["complaints"]
+    return bool(report.get("passed"))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Exits with 1 when a part fails, or cannot run here."""
+    flags = {"jobs": (40_000, "acknowledged, in each of the two runs"), "failovers": (5, "at least"), "seed": 1}
+    flags |= {"crds": ("", "folder of CustomResourceDefinitions to hold manifests to")}
+    parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
+    parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
+    given = parser.parse_args(argv)
+    reports = {name: run_to_end(PARTS[name](given)) for name in given.only}
+    verdicts = {name: passed(name, report) for name, report in reports.items()}
+    say(json.dumps(verdicts))
+    finish("scale-check", {"passed": all(verdicts.values()), "parts": verdicts, **reports, "machine": machine_facts()})
+    sys.exit(0 if all(verdicts.values()) else 1)

@@ -1,0 +1,112 @@
+"""A queue whose server is replaced by Sentinel: found again, and with `--redis-wait` nothing acknowledged is lost."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from slipstream.archive import redis_failover
+from slipstream.archive.queue import BatchSpec, JobState, QueueUnavailable, SubmitOutcome
+from slipstream.archive.redis_failover import SentinelPool, connect_by_sentinel
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.errors import InvalidConfig
+from tests.archive.worlds import DONE, specs
+from tests.support.redis_group import RedisGroup
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[RedisGroup]:
+    async with RedisGroup(tmp_path) as running:
+        yield running
+
+
+async def kept_names(queue: RedisQueue) -> set[str]:
+    names, position = set[str](), 0
+    while True:
+        jobs, position = await queue.list_jobs("batch", after=position, limit=500)
+        names |= {job.custom_id for job in jobs}
+        if not position:
+            return names
+
+
+async def patiently(call: Any) -> Any:
+    """The call's answer, made again until the queue takes it."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(QueueUnavailable):
+                return await call()
+            await asyncio.sleep(0.05)
+
+
+async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisGroup) -> None:
+    queue, accepted = RedisQueue(group.url, replicas=1), []
+    await queue.open_batch(BatchSpec("batch"))
+    failing_over = asyncio.create_task(group.fail_over(0.5))
+    while not failing_over.done() or len(accepted) < 50:
+        name = str(len(accepted))
+        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
+        accepted.append(name)
+        await asyncio.sleep(0.005)
+    await failing_over
+    assert await kept_names(queue) == set(accepted)
+    (lease,) = await patiently(lambda: queue.take("worker", 1))
+    assert await patiently(lambda: queue.finish(lease, DONE))
+    assert (await queue.get_batch("batch")).counts[JobState.DONE] == 1
+    await queue.close()
+
+
+async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_time(
+    group: RedisGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
+    queue = RedisQueue(group.url, replicas=1)
+    await queue.open_batch(BatchSpec("batch"))
+    await queue.submit("batch", specs("running"))
+    (lease,) = await queue.take("worker", 1)
+    async with group.no_replicas():
+        # The second time the leader knows the job already, and writes nothing for it.
+        for _ in range(3):
+            with pytest.raises(QueueUnavailable, match="0 replicas of the queue's Redis have this write"):
+                await queue.submit("batch", specs("a"))
+            with pytest.raises(QueueUnavailable, match="nothing is promised"):
+                await queue.finish(lease, DONE)
+        with pytest.raises(QueueUnavailable):
+            await queue.ping()
+    assert await patiently(lambda: queue.submit("batch", specs("a"))) == [SubmitOutcome.KNOWN]
+    assert await patiently(lambda: queue.finish(lease, DONE))
+    await patiently(queue.ping)
+    await queue.close()
+
+
+async def test_a_server_that_was_emptied_of_scripts_is_told_them_again(group: RedisGroup) -> None:
+    queue = RedisQueue(group.url, replicas=2)
+    await queue.open_batch(BatchSpec("batch"))
+    async with Redis(port=await group.leader()) as client:
+        await client.script_flush()
+    assert await queue.submit("batch", specs("a")) == [SubmitOutcome.ADDED]
+    await queue.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sentinel://", "sentinel://host", "sentinel://host:x/name", "sentinel://host:99999/name", "sentinel://:1/name"],
+)
+def test_what_names_no_sentinels(url: str) -> None:
+    with pytest.raises(InvalidConfig, match="--redis: no URL"):
+        RedisQueue(url)
+
+
+def test_what_names_some() -> None:
+    pool = connect_by_sentinel("sentinel://me:a%2Fb@one:1,two,[::1]:3/queue/2", max_connections=1)
+    assert isinstance(pool, SentinelPool) and pool.service_name == "queue"
+    places = [
+        (each.connection_pool.connection_kwargs["host"], each.connection_pool.connection_kwargs["port"])
+        for each in pool.sentinel_manager.sentinels
+    ]
+    assert places == [("one", 1), ("two", 26379), ("::1", 3)]
+    kwargs = pool.connection_kwargs
+    assert (kwargs["username"], kwargs["password"], kwargs["db"]) == ("me", "a/b", 2)
