@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from slipstream.client.async_captioner import (
@@ -107,9 +106,7 @@ class _Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -286,9 +283,7 @@ class Captioner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
