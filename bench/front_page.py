@@ -49,7 +49,7 @@ SLOW_FRAME_MS = 50.0
 MOST_CPU_MS = 16.0
 """Of the page's own thread, for each frame: by itself it keeps up with a screen. How long frames take in fact, on a
 machine that others use, is told beside those of a page at rest and bounds nothing."""
-RESULT = re.compile(r"tokens/s")
+RESULT, KEEPS = re.compile(r"tokens/s"), re.compile(r"The draft keeps \d")
 
 # -- a browser --------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ async def try_it(browser: "Browser", stack: Stack) -> dict[str, Any]:
         texts = [await page.locator(".words").text_content()]
         writers = [await page.locator(f".words .by-{name}").count() for name in ("draft", "target")]
         plays = await page.evaluate("() => document.querySelector('video').currentTime > 0")
-        squares = await page.get_by_text("The draft keeps").is_visible() and await page.evaluate(_HAS_SQUARES)
+        squares = await page.get_by_text(KEEPS).is_visible() and await page.evaluate(_HAS_SQUARES)
         await shoot(page, "try")
         found = await violations(page)
         await page.get_by_label("Race plain").focus()

@@ -224,8 +224,8 @@ class Captioner:
 
     @with_keywords
     def events(self, video: Video, call: CaptionCall) -> CaptionStream[CaptionEvent]:
-        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` where that was asked
-        for, and the `Caption` at the end. Raises what `caption` raises.
+        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` and `KeptTokens`
+        where those were asked for, and the `Caption` at the end. Raises what `caption` raises.
         """
         return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), any_event))
 
