@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale simulate documents compose-check front-check
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale simulate documents compose-check front-check front-clients
 
 setup: $(VENV)/.ready
 
@@ -85,6 +85,14 @@ front-check: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[front-check]'
 	-npm install --silent --no-fund --no-audit --prefix .cache/axe axe-core@4
 	$(BIN)/python -m bench front-check
+
+# Load tools that `front-check` then runs too, in an environment each, as they do not fit together: 7 GB, which stay in .cache.
+front-clients:
+	for tool in saturate==0.2.0 guidellm==0.8.1 aiperf==0.13.0; do \
+		home=.cache/clients/$${tool%%==*}; \
+		test -x $$home/bin/python || $(PYTHON) -m venv $$home || exit 1; \
+		$$home/bin/python -m pip install --quiet $$tool || exit 1; \
+	done
 
 secrets: secrets/redis_password
 

@@ -49,7 +49,7 @@ SLOW_FRAME_MS = 50.0
 MOST_CPU_MS = 16.0
 """Of the page's own thread, for each frame: by itself it keeps up with a screen. How long frames take in fact, on a
 machine that others use, is told beside those of a page at rest and bounds nothing."""
-RESULT = re.compile(r"tokens/s")
+RESULT, KEEPS = re.compile(r"tokens/s"), re.compile(r"The draft keeps \d")
 
 # -- a browser --------------------------------------------------------------------------------------------------------
 
@@ -133,6 +133,9 @@ async def shoot(page: "Page", name: str) -> None:
     await page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
 
 
+_HAS_SQUARES = """() => { const { width, height } = document.querySelector("canvas.kept");
+  const drawn = document.querySelector("canvas.kept").getContext("2d").getImageData(0, 0, width, height).data;
+  return new Set(drawn.filter((value, index) => index % 4 === 3)).size > 1; }"""
 # -- journeys ---------------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +155,7 @@ async def try_it(browser: "Browser", stack: Stack) -> dict[str, Any]:
         texts = [await page.locator(".words").text_content()]
         writers = [await page.locator(f".words .by-{name}").count() for name in ("draft", "target")]
         plays = await page.evaluate("() => document.querySelector('video').currentTime > 0")
+        squares = await page.get_by_text(KEEPS).is_visible() and await page.evaluate(_HAS_SQUARES)
         await shoot(page, "try")
         found = await violations(page)
         await page.get_by_label("Race plain").focus()
@@ -162,7 +166,7 @@ async def try_it(browser: "Browser", stack: Stack) -> dict[str, Any]:
         await results(page, 2)
         texts += await page.locator(".words").all_text_contents()
         await shoot(page, "race")
-    is_right = set(texts) == {text} and all(writers) and bool(plays) and not complaints
+    is_right = set(texts) == {text} and all(writers) and bool(plays) and squares and not complaints
     is_told = "of draft tokens accepted" in line
     return {"passed": is_right and is_told, "line": line, "axe": found, "complaints": complaints}
 
@@ -179,6 +183,7 @@ async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
     url = f"http://{stack.http_address}/#/overview"
     async with opened(browser, url, color_scheme="dark") as (page, complaints):
         await page.wait_for_selector("tbody a")
+        await page.wait_for_selector("table[aria-label=Gateways] td:text-is('yes')")
         await shoot(page, "overview")
         found = await violations(page) or []
         await tab_to(page, "films")

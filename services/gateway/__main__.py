@@ -19,6 +19,7 @@ from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, watch_frames
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
+from slipstream.rpc.tracing import tracing_here
 from slipstream.services.gateway.archive_servicer import ArchiveServicer
 from slipstream.services.gateway.scaler import open_scaler
 from slipstream.services.gateway.servicer import GatewayServicer
@@ -80,9 +81,9 @@ async def serve(
     documents = DocumentCaptioner(config, captioner, reader)
     films = FilmCaptioner(config, captioner)
     watch = HealthWatch("target", "", peers.target.ask, lifecycle)  # without it there is no gateway
-    archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue)
+    archive = ArchiveService(config, captioner, documents, watch, lifecycle, queue, tracing_here())
     GatewayServicer(config, captioner, documents, films, archive.info).register(server)
-    ArchiveServicer(config, archive.queue, lifecycle.stopping).register(server)
+    ArchiveServicer(config, archive.queue, lifecycle.stopping, tracing_here()).register(server)
     archive.start()
     watching = asyncio.create_task(watch.run())
 

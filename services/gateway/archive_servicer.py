@@ -17,6 +17,7 @@ from slipstream.errors import InvalidConfig, InvalidRequest, Overloaded, Protoco
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.guards import IdleLimit
 from slipstream.rpc.security import current_owner, current_rights
+from slipstream.rpc.tracing import Tracing
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
 
 WATCH_S = 0.5
@@ -72,8 +73,15 @@ def _fail(looked: asyncio.Future[Batch], error: Exception) -> None:
 class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
     """Implements `proto/slipstream/rpc/v1/archive.proto`. A batch is seen by its owner only."""
 
-    def __init__(self, config: GatewayConfig, queue: JobQueue | None, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        queue: JobQueue | None,
+        stopping: asyncio.Event,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._config = config
+        self._tracing = tracing
         self._stopping = stopping
         self._queue_or_none = queue
         self._watches: dict[str, BatchWatch] = {}
@@ -95,7 +103,7 @@ class ArchiveServicer(archive_pb2_grpc.ArchiveServicer):
         owner, rights, config = current_owner(), current_rights(), self._config
         check_batch(options, config)
         check_rights(options, owner, rights, config)
-        submission = Submission(queue, config, owner, options, max_waiting(owner, rights, config))
+        submission = Submission(queue, config, owner, options, max_waiting(owner, rights, config), self._tracing)
         structlog.contextvars.bind_contextvars(batch_id=submission.batch_id)
         async for request in IdleLimit(stream, SUBMIT_IDLE_S, "the submit was ended; hand the same items in again"):
             if request.WhichOneof("message") != "item":

@@ -26,7 +26,7 @@ from slipstream.errors import InvalidRequest, LimitExceeded, PermissionDenied, S
 from slipstream.logs import get_logger
 from slipstream.options import CaptionOptions
 from slipstream.rpc.security import OwnerRights
-from slipstream.rpc.tracing import job_handed_in
+from slipstream.rpc.tracing import Tracing
 
 # -- admission --------------------------------------------------------------------------------------------------------
 
@@ -176,10 +176,12 @@ class Submission:
         owner: str,
         options: BatchOptions,
         max_waiting: int,
+        tracing: Tracing | None = None,
     ) -> None:
         self._queue = queue
         self._config = config
         self._max_waiting = max_waiting
+        self._tracing = tracing
         self._priority = options.priority
         self._batch = BatchPayload(options.key, options.caption, options.document)
         batch_id = batch_id_of(owner, options.key)
@@ -228,12 +230,7 @@ class Submission:
         if not self._is_open:
             await self._queue.open_batch(self._spec)
             self._is_open = True
-        traces = [job_handed_in(self._spec.batch_id) for _ in self._chunk]
-        jobs = [replace(job, traceparent=trace.traceparent) for job, trace in zip(self._chunk, traces, strict=True)]
-        answers = await self._queue.submit(self._spec.batch_id, jobs, self._max_waiting)
-        for trace, answer in zip(traces, answers, strict=True):
-            if answer is SubmitOutcome.ADDED:
-                trace.keep()
+        answers = await self._submit(self._chunk)
         self._submitted += self._count(answers)
         self._chunk = []
         for outcome in (SubmitOutcome.FULL, SubmitOutcome.OVER_QUOTA):
@@ -241,6 +238,17 @@ class Submission:
                 num_added, num_known = self._submitted.num_added, self._submitted.num_known
                 so_far = f"{num_added} items of this call were accepted and {num_known} were known"
                 raise backlog_full(outcome, self._max_waiting, so_far)
+
+    async def _submit(self, jobs: Sequence[JobSpec]) -> list[SubmitOutcome]:
+        if self._tracing is None:
+            return await self._queue.submit(self._spec.batch_id, jobs, self._max_waiting)
+        traces = [self._tracing.hand_in(self._spec.batch_id) for _ in jobs]
+        jobs = [replace(job, traceparent=trace.traceparent) for job, trace in zip(jobs, traces, strict=True)]
+        answers = await self._queue.submit(self._spec.batch_id, jobs, self._max_waiting)
+        for trace, answer in zip(traces, answers, strict=True):
+            if answer is SubmitOutcome.ADDED:
+                trace.keep()
+        return answers
 
     def _count(self, answers: Sequence[SubmitOutcome]) -> Submitted:
         """What became of the chunk. Of the conflicts of a whole call, the first are named."""

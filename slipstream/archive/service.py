@@ -14,7 +14,7 @@ from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, Qu
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
-from slipstream.archive.worker import Worker
+from slipstream.archive.worker import Handler, Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
@@ -23,7 +23,7 @@ from slipstream.logs import get_logger
 from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
-from slipstream.rpc.tracing import job_run
+from slipstream.rpc.tracing import Tracing
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
@@ -45,6 +45,7 @@ class ArchiveService:
         target: HealthWatch,
         lifecycle: Lifecycle,
         queue: JobQueue | None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._config = config
         self._captioner = captioner
@@ -52,6 +53,7 @@ class ArchiveService:
         self._target = target
         self._lifecycle = lifecycle
         self.queue = queue
+        self._tracing = tracing
         self._takes_writes = False
         self._worker: Worker | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,7 +78,7 @@ class ArchiveService:
             runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
             self._worker = Worker(
                 queue,
-                lambda lease, report: _traced(runner, lease, report),
+                runner.run if self._tracing is None else _traced(runner, self._tracing),
                 slots=config.archive_slots + config.archive_ahead,
                 ready=self._is_ready,
                 grace_s=config.archive_drain_s,
@@ -145,9 +147,12 @@ class ArchiveService:
             raise ServiceUnavailable(f"{self._worker.failed_takes} takes in a row failed; the log says why")
 
 
-async def _traced(runner: ArchiveRunner, lease: Lease, report: Progress) -> Outcome:
-    with job_run(lease.traceparent, lease.request_id, lease.attempts + lease.crashes):
-        return await runner.run(lease, report)
+def _traced(runner: ArchiveRunner, tracing: Tracing) -> Handler:
+    async def run(lease: Lease, report: Progress) -> Outcome:
+        with tracing.job_run(lease.traceparent, lease.request_id, lease.attempts + lease.crashes):
+            return await runner.run(lease, report)
+
+    return run
 
 
 def make_queue(config: GatewayConfig, metrics: GatewayMetrics) -> RedisQueue | None:

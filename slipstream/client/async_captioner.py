@@ -214,8 +214,8 @@ class AsyncCaptioner:
 
     @with_keywords
     def events(self, video: Video, call: CaptionCall) -> AsyncCaptionStream[CaptionEvent]:
-        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` where that was asked
-        for, and the `Caption` at the end. Raises what `caption` raises.
+        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` and `KeptTokens`
+        where those were asked for, and the `Caption` at the end. Raises what `caption` raises.
         """
         return AsyncCaptionStream(self.start(video, call), any_event)
 

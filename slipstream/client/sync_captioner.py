@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from slipstream.client.async_captioner import (
@@ -107,9 +106,7 @@ class _Stream(Generic[ItemT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -227,8 +224,8 @@ class Captioner:
 
     @with_keywords
     def events(self, video: Video, call: CaptionCall) -> CaptionStream[CaptionEvent]:
-        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` where that was asked
-        for, and the `Caption` at the end. Raises what `caption` raises.
+        """All that is said of a caption while it is made: `StageChange`, `CommittedText`, `Trace` and `KeptTokens`
+        where those were asked for, and the `Caption` at the end. Raises what `caption` raises.
         """
         return CaptionStream(self, AsyncCaptionStream(self._async.start(video, call), any_event))
 
@@ -286,9 +283,7 @@ class Captioner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -73,14 +73,20 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR, told))
                 raise
 
-    def hand_in(self, name: str, facts: Facts) -> "HandIn":
-        """The beginning of a trace, linked to the span that goes on now. Its time is that of this call."""
+    def job_run(self, traceparent: str, request_id: str, num_failed: int) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds one run of a job; `num_failed`: of its runs before."""
+        facts: Facts = {"slipstream.request_id": request_id, "slipstream.failed_runs": num_failed}
+        return self.span("archive.run", traceparent, facts, is_call=False)
+
+    def hand_in(self, batch_id: str) -> "HandIn":
+        """A trace for a job that is about to be put into the queue, linked to the call that goes on now."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context
 
         by = get_current_span().get_span_context()
         links = [Link(by)] if by.is_valid else []
-        span = self._tracer.start_span(name, Context(), SpanKind.PRODUCER, facts, links)
+        facts = {"slipstream.batch_id": batch_id}
+        span = self._tracer.start_span("archive.hand_in", Context(), SpanKind.PRODUCER, facts, links)
         carrier: dict[str, str] = {}
         self._contexts.inject(carrier, set_span_in_context(span, Context()))
         return HandIn(carrier[TRACEPARENT_KEY], span.end)
@@ -96,35 +102,21 @@ class Tracing:
 # One trace a job: from its hand-in, whose context its record keeps, over every run of it, wherever and whenever.
 
 _OF_PROCESS: list[Tracing] = []
-"""The one, in a process that has a collector."""
+
+
+def tracing_here() -> Tracing | None:
+    """That of this process; None where it has no collector."""
+    return next(iter(_OF_PROCESS), None)
 
 
 @dataclass(frozen=True)
 class HandIn:
     """The beginning of a job's trace. It is told to nobody before `keep`."""
 
-    traceparent: str = ""
-    """For the job's record; '' in a process without a collector."""
-    keep: Callable[[], None] = lambda: None
+    traceparent: str
+    """For the job's record."""
+    keep: Callable[[], None]
     """The job is new, so this is where its trace begins."""
-
-
-def job_handed_in(batch_id: str) -> HandIn:
-    """A trace for a job that is about to be put into the queue."""
-    tracing = next(iter(_OF_PROCESS), None)
-    return HandIn() if tracing is None else tracing.hand_in("archive.hand_in", {"slipstream.batch_id": batch_id})
-
-
-@contextlib.contextmanager
-def job_run(traceparent: str, request_id: str, num_failed: int) -> Iterator[None]:
-    """Surrounds one run of a job; `num_failed`: of its runs before."""
-    tracing = next(iter(_OF_PROCESS), None)
-    if tracing is None:
-        yield
-        return
-    facts: Facts = {"slipstream.request_id": request_id, "slipstream.failed_runs": num_failed}
-    with tracing.span("archive.run", traceparent, facts, is_call=False):
-        yield
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

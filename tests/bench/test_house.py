@@ -62,6 +62,7 @@ CHECKS_CAME_WITH = {
     "one draft for several targets": 1,
     "prompts that ride along": 1,
     "engines that exist: parts, and Slurm": 2,
+    "clients and attackers before the HTTP front": 2,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

@@ -1,0 +1,188 @@
+"""Clients of OpenAI's protocol before a running stack, unmodified: OpenAI's own by its tests; the load tools saturate,
+guidellm and aiperf by command, each from an environment of its own, where `make front-clients` has made one."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from bench.common import ROOT, held_out_clips, say
+from tests.support.front import PROMPT, asked, client_of, data_url
+
+CLIENTS = ROOT / ".cache" / "clients"
+"""An environment each, by the package's name."""
+NUM_REQUESTS, NUM_AT_ONCE, NUM_TOKENS = 8, 2, 24
+TOOL_S = 300.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that ended, or was killed as it took too long."""
+
+    status: int
+    output: str
+
+
+async def ran(words: Sequence[str | Path], given: bytes = b"", *, limit_s: float | None = None) -> Ran:
+    """Runs a command to its end, with `given` as its input."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *words, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(limit_s):
+            output, _ = await process.communicate(given)
+    except TimeoutError:
+        process.kill()
+        output, _ = await process.communicate()
+    say(output.decode(errors="replace")[-2000:])
+    return Ran(process.returncode or 0, output.decode(errors="replace"))
+
+
+async def openai_tests() -> dict[str, Any]:
+    """The tests with OpenAI's own client, in a process of their own."""
+    tests = sorted((ROOT / "tests" / "front").glob("test_*.py"))
+    told = await ran([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests])
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", told.output)}
+    return {"passed": told.status == 0, "openai": openai.__version__} | counts
+
+
+# -- load tools -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tool is set on: the front, one clip, and what plain decoding says of it."""
+
+    address: str
+    model: str
+    folder: Path
+    """For the tool's files."""
+    url: str
+    text: str
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """A whole request."""
+        return {"model": self.model, "messages": asked(self.url), "max_completion_tokens": NUM_TOKENS}
+
+    def lines(self, name: str, line: dict[str, Any]) -> Path:
+        """A file with the line so often as there are requests."""
+        path = self.folder / name
+        path.write_text((json.dumps(line) + "\n") * NUM_REQUESTS)
+        return path
+
+
+SATURATE = """
+import glob, json, sys, saturate
+from pyarrow.parquet import read_table
+endpoint, output, number, at_once = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+body, rows = json.load(sys.stdin), [{"id": str(index)} for index in range(number)]
+parse = lambda row, answer: {"text": answer["choices"][0]["message"]["content"]}
+saturate.pump(rows, lambda row: body, parse, endpoint, output, window=saturate.Fixed(at_once), id_key="id")
+parts = [read_table(path).to_pylist() for path in glob.glob(output + "/part-*.parquet")]
+print(json.dumps([row.get("text") or row.get("error") for part in parts for row in part]))
+"""
+
+
+async def run_saturate(home: Path, target: Target) -> bool:
+    """A library: rows in, parquet out. Every row has the text."""
+    words: list[str | Path] = [
+        home / "bin" / "python",
+        "-c",
+        SATURATE,
+        f"http://{target.address}/v1",
+        target.folder / "rows",
+    ]
+    told = await ran([*words, str(NUM_REQUESTS), str(NUM_AT_ONCE)], json.dumps(target.body).encode(), limit_s=TOOL_S)
+    return told.status == 0 and json.loads(told.output.splitlines()[-1]) == [target.text] * NUM_REQUESTS
+
+
+async def run_guidellm(home: Path, target: Target) -> bool:
+    """A benchmark over a data set with videos; it streams and asks for usage in every chunk."""
+    video = {"type": "video", "video": target.url}
+    path, report = target.lines("guidellm.jsonl", {"prompt": PROMPT, "video": video}), target.folder / "guidellm.json"
+    extras = {"body": {"max_completion_tokens": NUM_TOKENS}}
+    backend = {"kind": "openai_http", "target": f"http://{target.address}", "model": target.model, "extras": extras}
+    options = {
+        "--backend": json.dumps(backend),
+        "--profile": f"kind=concurrent,streams={NUM_AT_ONCE}",
+        "--constraint": f"kind=max_requests,count={NUM_REQUESTS}",
+        "--data": f"kind=json_file,path={path}",
+        "--output": f"kind=json,path={report}",
+    }
+    words = [word for name, value in options.items() for word in (name, str(value))]
+    told = await ran([home / "bin" / "guidellm", "run", *words, "--disable-console-interactive"], limit_s=TOOL_S)
+    if told.status or not report.exists():
+        return False
+    requests = json.loads(report.read_text())["benchmarks"][0]["requests"]
+    return not requests["errored"] and {one["output"] for one in requests["successful"]} == {target.text}
+
+
+async def run_aiperf(home: Path, target: Target) -> bool:
+    """A benchmark that sends whole requests as they are, streams, counts usage, and reads `/metrics`."""
+    streamed = {"stream": True, "stream_options": {"include_usage": True}}
+    path, folder = target.lines("aiperf.jsonl", target.body | streamed), target.folder / "aiperf"
+    options = {
+        "--model": target.model,
+        "--url": f"http://{target.address}",
+        "--endpoint-type": "chat",
+        "--input-file": path,
+        "--custom-dataset-type": "raw-payload",
+        "--request-count": str(NUM_REQUESTS),
+        "--concurrency": str(NUM_AT_ONCE),
+        "--tokenizer": ROOT / "models" / "pocket" / "target",
+        "--output-artifact-dir": folder,
+        "--ui": "none",
+    }
+    words = [word for name, value in options.items() for word in (name, str(value))]
+    told = await ran(
+        [home / "bin" / "aiperf", "profile", *words, "--streaming", "--use-server-token-count"], limit_s=TOOL_S
+    )
+    report = folder / "profile_export_aiperf.json"
+    if told.status or not report.exists():
+        return False
+    found = json.loads(report.read_text())
+    tokens, failed = found["output_sequence_length"], found.get("error_request_count", {"avg": 0})
+    return (
+        found["request_count"]["avg"] == NUM_REQUESTS
+        and tokens["min"] == tokens["max"] == NUM_TOKENS
+        and not failed["avg"]
+    )
+
+
+Tool = Callable[[Path, Target], Awaitable[bool]]
+TOOLS: dict[str, Tool] = {"saturate": run_saturate, "guidellm": run_guidellm, "aiperf": run_aiperf}
+
+
+async def load_tools(address: str, model: str, folder: Path) -> dict[str, Any]:
+    """Each of those that are there. `passed` is None where none is."""
+    url = data_url(held_out_clips(1)[0].read_bytes())
+    async with client_of(address) as client:
+        plain: Any = await client.chat.completions.create(
+            model=model,
+            messages=asked(url),
+            max_completion_tokens=NUM_TOKENS,
+            extra_body={"slipstream": {"method": "autoregressive"}},
+        )
+    target = Target(address, model, folder, url, plain.choices[0].message.content)
+    found: dict[str, Any] = {}
+    for name, run in TOOLS.items():
+        home = CLIENTS / name
+        found[name] = await _tried(run, home, target) if home.is_dir() else "not installed: make front-clients"
+        say(f"{name}: {found[name]}")
+    outcomes = [told["passed"] for told in found.values() if isinstance(told, dict)]
+    return {"passed": all(outcomes) if outcomes else None, "requests_each": NUM_REQUESTS} | found
+
+
+async def _tried(run: Tool, home: Path, target: Target) -> dict[str, Any]:
+    version = await ran(
+        [home / "bin" / "python", "-c", f"from importlib.metadata import version as v; print(v({home.name!r}))"]
+    )
+    return {"passed": await run(home, target), "version": version.output.strip()}
