@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
@@ -184,6 +186,22 @@ async def test_a_batch_is_searched_to_the_second(archived: Archived, tmp_path: P
         found = index.search(parse_question(word), 50).passages
     assert {one.start_s for one in found if one.custom_id == "film.mkv"} >= {film["parts"][1]["start_s"]}
     assert film["parts"][1]["start_s"] == 9.5
+
+
+async def test_what_was_found_is_cut_out_of_its_film(archived: Archived, tmp_path: Path) -> None:
+    records = await archived.records()
+    word = max(words_of(records[3]["parts"][2]["text"]), key=len)
+    path = archived.folder / "export.jsonl"
+    asked = ("search", word, "--in", str(path), "--clip", str(tmp_path / "clips"), "--json")
+    status, lines = await command(archived, *asked)
+    found = [json.loads(line) for line in lines]
+    (last,) = [one for one in found if one["custom_id"] == "film.mkv" and one["start_s"] == 11.5]
+    assert status == 0 and Path(last["clip"]).name.startswith("film.mkv@11.500")
+    with av.open(last["clip"]) as clip, av.open(str(archived.folder / "film.mkv")) as film:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        cut = [frame.to_ndarray(format="rgb24") for frame in clip.decode(video=0)]
+    assert len(cut) >= 16 and np.array_equal(cut[-16:], pictures[32:])
+    assert not any("clip" in one for one in found if one["custom_id"] != "film.mkv"), "only segments have times"
 
 
 # -- estimate ---------------------------------------------------------------------------------------------------------
