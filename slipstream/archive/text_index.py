@@ -132,6 +132,7 @@ class TextIndex:
         try:
             self._base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             self._base.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self._base.execute("PRAGMA trusted_schema = OFF")  # it may be somebody else's file
             self.facts: dict[str, str] = dict(self._base.execute("SELECT name, said FROM facts"))
         except sqlite3.Error as error:
             raise InvalidConfig(f"{path} is no index ({error}); build it by `slipstream archive index`") from None

@@ -6,6 +6,7 @@ import math
 import mmap
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from slipstream.errors import InvalidConfig, LimitExceeded, ServiceUnavailable, 
 from slipstream.logs import get_logger
 from slipstream.video.decoder_process import KILL_SLACK_S, START_S, ConfinedProcess, OnReady, sealed_memory
 from slipstream.video.formats import TIERS
-from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits, printable
+from slipstream.video.messages import MAX_MESSAGE_BYTES, BadAnswer, DecodeLimits, printable
 
 MODULE = "slipstream.video.clip_child"
 MOST_BYTES = 1024**3
@@ -23,6 +24,7 @@ MOST_BYTES = 1024**3
 MEMORY_BYTES = 1024**3
 """Address space of the process beyond that."""
 MOST_CLIPS = 1000
+_LATEST_S = 2.0**63
 ALL = tuple(TIERS)[-1]
 _ERRORS: dict[str, type[SlipstreamError]] = {kind.__name__: kind for kind in (LimitExceeded, UnreadableVideo)}
 
@@ -82,7 +84,10 @@ class ClipCutter(ConfinedProcess):
             except TimeoutError:
                 self.kill()
                 raise LimitExceeded(f"cutting took longer than {self._limits.timeout_s:g} s") from None
-            num_bytes, begins_s = self._checked(answer)
+            try:
+                num_bytes, begins_s = read_cut(answer)
+            except BadAnswer:
+                raise self._nonsense() from None
             await asyncio.to_thread(_write, memory, num_bytes, path)
         finally:
             os.close(memory)
@@ -106,22 +111,8 @@ class ClipCutter(ConfinedProcess):
         try:
             answer = json.loads(message)
         except (ValueError, RecursionError):
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._nonsense()
-        return answer
-
-    def _checked(self, answer: dict[str, Any]) -> tuple[int, float]:
-        """How long the clip is and when it begins. Raises what the process refused it with."""
-        if (kind := _ERRORS.get(str(answer.get("error")))) is not None:
-            raise kind(printable(str(answer.get("message"))))
-        num_bytes: Any = answer.get("num_bytes")
-        begins_s: Any = answer.get("begins_s")
-        if type(num_bytes) is not int or not 0 < num_bytes <= MOST_BYTES:
-            raise self._nonsense()
-        if type(begins_s) not in (int, float) or not math.isfinite(begins_s):
-            raise self._nonsense()
-        return num_bytes, float(begins_s)
+            raise self._nonsense() from None
+        return answer if isinstance(answer, dict) else {}
 
     async def _lost(self) -> SlipstreamError:
         _, cause = await self._end()
@@ -131,6 +122,19 @@ class ClipCutter(ConfinedProcess):
     def _nonsense(self) -> SlipstreamError:
         self.kill()
         return UnreadableVideo("cutting this film broke; it is damaged or made to do harm")
+
+
+def read_cut(answer: Mapping[str, Any]) -> tuple[int, float]:
+    """How long a clip is and when it begins, by an answer that may be an attacker's. Raises BadAnswer, and what the
+    process refused the film with."""
+    if (kind := _ERRORS.get(str(answer.get("error")))) is not None:
+        raise kind(printable(str(answer.get("message"))))
+    num_bytes, begins_s = answer.get("num_bytes"), answer.get("begins_s")
+    if type(num_bytes) is not int or not 0 < num_bytes <= MOST_BYTES:
+        raise BadAnswer("a clip has an impossible size")
+    if not isinstance(begins_s, int | float) or not abs(begins_s) < _LATEST_S:
+        raise BadAnswer("a clip begins at no time")
+    return num_bytes, float(begins_s)
 
 
 def _write(memory: int, num_bytes: int, path: Path) -> None:

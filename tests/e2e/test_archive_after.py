@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from slipstream.archive.audits import Verdict
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.quality import COUNTED_MARKS, words_of
-from slipstream.archive.queue import Priority
+from slipstream.archive.queue import BatchState, Priority
 from slipstream.archive.records import read_result, write_result
 from slipstream.archive.text_index import parse_question
 from slipstream.cli.archive.batch_view import describe, overall
@@ -226,6 +226,22 @@ async def test_an_estimate_of_all_items_is_what_they_took(archived: Archived) ->
     found = sampled[0].estimate()
     assert found.num_items == 4 and found.seconds.low <= found.seconds.value <= found.seconds.high
     assert sampled[0].estimate(only_unsampled=True).num_items == 0
+
+
+async def test_films_are_estimated_whole_and_who_leaves_cancels_the_sample(archived: Archived) -> None:
+    items = [BatchItem(str(number), str(archived.folder / "film.mkv")) for number in range(2)]
+    film = BatchOptions(caption=SMALL | {"segments": "fixed:2s"})
+    sampled = await caption_sample(archived.client, items, film, 20, 0, num_bytes)
+    assert [round(each.video_s) for each in sampled.sample] == [6, 6]
+    assert all(each.tokens >= SEGMENTS for each in sampled.sample)
+    long = BatchOptions(caption=SMALL | {"max_new_tokens": 2000})
+    estimating = asyncio.create_task(
+        caption_sample(archived.client, items, long, 20, 0, num_bytes, lambda batch: estimating.cancel() and None)
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await estimating
+    left = (await archived.client.list_batches(1))[0]
+    assert left.metadata == {"purpose": "estimate"} and left.state in (BatchState.CANCELLING, BatchState.CANCELLED)
 
 
 async def test_an_estimate_of_nothing_or_of_no_video_says_so(archived: Archived) -> None:

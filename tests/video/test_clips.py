@@ -2,22 +2,28 @@
 
 import asyncio
 import io
+import math
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from slipstream.errors import InvalidConfig, ServiceUnavailable, UnreadableVideo
-from slipstream.video.clip_process import Clip, ClipCutter
+from slipstream.errors import InvalidConfig, LimitExceeded, ServiceUnavailable, UnreadableVideo
+from slipstream.video.clip_process import MOST_BYTES, Clip, ClipCutter, read_cut
 from slipstream.video.decoder_process import Decoder, DecoderSpec
+from slipstream.video.messages import BadAnswer
 from tests.support.films import Film, frame_times, make_film
-
-pytestmark = pytest.mark.asyncio
 
 STEP_S, START_S, SCENES = 0.125, 7.5, [16, 16, 16]
 
@@ -34,7 +40,7 @@ def film_of(codec: str, container: str = "matroska") -> Film:
     return make_film(SCENES, times_s, codec=codec, container=container, key_every=4)
 
 
-def shown(data: bytes) -> list[tuple[float, "np.typing.NDArray[np.uint8]"]]:
+def shown(data: bytes) -> list[tuple[float, NDArray[np.uint8]]]:
     """Seconds and pictures of a file."""
     with av.open(io.BytesIO(data)) as container:
         return [(float(frame.time or 0), frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
@@ -47,6 +53,7 @@ async def cut(cutter: ClipCutter, data: bytes, start_s: float, end_s: float, fol
         return await cutter.cut(film, start_s, end_s, folder / "deep" / "clip.mkv")
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("codec", "container"), [("libx264", "matroska"), ("libx264", "mp4"), ("mpeg4", "avi"), ("ffv1", "matroska")]
 )
@@ -63,6 +70,7 @@ async def test_a_clip_has_the_films_pictures(cutter: ClipCutter, codec: str, con
     assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=False))
 
 
+@pytest.mark.asyncio
 async def test_bad_films_are_refused_and_the_next_is_cut(cutter: ClipCutter, tmp_path: Path) -> None:
     film = film_of("ffv1")
     for data, said in (
@@ -81,6 +89,42 @@ async def test_bad_films_are_refused_and_the_next_is_cut(cutter: ClipCutter, tmp
         await cut(cutter, film.data, 8.0, 9.0, tmp_path)
 
 
+@pytest.mark.asyncio
+async def test_damaged_films_are_cut_or_refused_and_nothing_hangs(cutter: ClipCutter, tmp_path: Path) -> None:
+    sound, chance = film_of("libx264"), random.Random(4)
+    for number in range(24):
+        damaged = bytearray(sound.data)
+        for _ in range(chance.choice([1, 8, 64])):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        del damaged[chance.randrange(1, len(damaged)) if number % 4 == 0 else len(damaged) :]
+        with suppress(UnreadableVideo):
+            assert (await cut(cutter, bytes(damaged), 8.0, 10.0, tmp_path)).num_bytes > 0
+    assert cutter.is_alive and (await cut(cutter, sound.data, 8.0, 10.0, tmp_path)).num_bytes > 0
+
+
+ANSWERS = st.dictionaries(
+    st.sampled_from(["num_bytes", "begins_s", "error", "message", "other"]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["LimitExceeded", "UnreadableVideo", "SystemExit"])
+    | st.lists(st.integers(), max_size=2),
+)
+
+
+@given(ANSWERS)
+def test_what_a_captured_cutter_says_is_checked(answer: dict[str, Any]) -> None:
+    try:
+        num_bytes, begins_s = read_cut(answer)
+    except (BadAnswer, UnreadableVideo, LimitExceeded) as error:
+        assert str(error).isprintable()  # noqa: PT017
+        return
+    assert 0 < num_bytes <= MOST_BYTES and math.isfinite(begins_s)
+
+
+@pytest.mark.asyncio
 async def test_a_cutter_that_dies_is_told_and_leaves_nothing(cutter: ClipCutter, tmp_path: Path) -> None:
     await cutter.wait_ready()
     os.kill(cutter.process.pid, signal.SIGKILL)
@@ -90,6 +134,7 @@ async def test_a_cutter_that_dies_is_told_and_leaves_nothing(cutter: ClipCutter,
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.asyncio
 async def test_a_cutter_is_confined_as_decoders_are() -> None:
     found: list[tuple[str, ...]] = []
     decoder = Decoder(DecoderSpec(memory_bytes=10**9, cpu_s=60), found.append)
