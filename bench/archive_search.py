@@ -127,6 +127,6 @@ def _check(folder: Path, seed: int) -> int:
             asked = {chance.choice(words[:300]), chance.choice(words[300:3000])}
             there = [one for one in passages if asked <= set(one.text.lower().replace(".", "").split())]
             found = index.search(parse_question(" ".join(asked)), RANKED)
-            # Endings are left out, so more may be found; all that has the words must be.
+            # Plurals may be found, too; all that has the words must be.
             differing += not set(there) <= set(found.passages)
     return differing
