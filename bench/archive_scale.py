@@ -1,5 +1,6 @@
 """The archive at scale, part by part. `film`: a long film in segments, whose processes are killed at random points.
-`lookup`: what captions of earlier segments are worth as drafts.
+`lookup`: what captions of earlier segments are worth as drafts. `estimate`: how near an estimate comes. `search`: how
+long a question over very many texts takes.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.archive_estimate import run_estimate
+from bench.archive_search import run_search
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
@@ -196,13 +199,17 @@ MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twi
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "film": run_film,
     "lookup": run_lookup,
+    "estimate": run_estimate,
+    "search": run_search,
 }
+MUST_BE_AT_MOST = {"estimate_error": 0.15, "search_p95_ms": 50.0}
 
 
 def passed(report: Report) -> bool:
-    """Whether nothing is wrong and every time is within one frame step."""
+    """Whether nothing is wrong, every time is within one frame step, and no figure is above its bound."""
     in_time = report.get("largest_time_error_s", 0.0) <= report.get("frame_step_s", 0.0)
-    return in_time and not any(report.get(name) for name in MUST_BE_ZERO)
+    in_bounds = all(report.get(name, 0.0) <= most for name, most in MUST_BE_AT_MOST.items())
+    return in_time and in_bounds and not any(report.get(name) for name in MUST_BE_ZERO)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -210,6 +217,8 @@ def main(argv: Sequence[str]) -> None:
     counts = {"segments": (60, "of the film"), "seconds": (10, "of a segment"), "frames": 8, "max_new_tokens": 48}
     counts |= {"kills": (20, "at random points"), "seed": 1}
     counts |= {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160}
+    counts |= {"estimate_clips": (60, "of which a sample is taken"), "estimate_sample": 20, "estimate_frames": 32}
+    counts |= {"estimate_tokens": 192, "texts": (1_000_000, "that are searched"), "questions": 500}
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)

@@ -2,7 +2,7 @@
 
 A question is words, all of which a passage must have; "several words" in a row; a beginning*; and -word for one that it
 must not have. Nothing else of FTS5's language reaches it: whatever is typed is a question or a clear error. Words are
-compared without case, accents and English endings.
+compared without case and accents, and a word by itself finds its plural, too, and the other way around.
 
 The time of a question is bounded: of more than `RANKED` passages that have all words the first ones in the index's
 order are ranked, and the answer says so.
@@ -11,7 +11,7 @@ order are ranked, and the answer says so.
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -37,13 +37,16 @@ CREATE TABLE passages (
   said TEXT NOT NULL
 );
 CREATE VIRTUAL TABLE texts USING fts5(
-  said, content='passages', content_rowid='number', tokenize='porter unicode61 remove_diacritics 2', prefix='3'
+  said, content='passages', content_rowid='number', tokenize='unicode61 remove_diacritics 2', prefix='3'
 );
 """
 _FIND = """
-SELECT files.custom_id, files.source, passages.said, start_s, end_s, page, is_segment FROM texts
-JOIN passages ON passages.number = texts.rowid JOIN files ON files.number = passages.file
+SELECT texts.rowid, passages.said FROM texts JOIN passages ON passages.number = texts.rowid
 WHERE texts MATCH ? ORDER BY texts.rowid LIMIT ?
+"""
+_READ = """
+SELECT custom_id, source, said, start_s, end_s, page, is_segment FROM passages
+JOIN files ON files.number = passages.file WHERE passages.number = ?
 """
 
 # -- questions --------------------------------------------------------------------------------------------------------
@@ -77,11 +80,7 @@ def parse_question(text: str) -> Question:
         tokens = _TOKEN.findall(said)
         if not tokens:  # punctuation alone
             continue
-        # A word with signs in it, such as "half-open", is its parts in a row, as it is in the texts.
-        ending = "*" if piece["word"] is not None and said.endswith("*") else ""
-        if ending and len(tokens[-1]) < LEAST_BEGINNING:
-            raise InvalidRequest(f"{said!r}: give at least {LEAST_BEGINNING} letters of a word before its *")
-        (unwanted if piece["no"] else wanted).append('"' + " ".join(tokens) + '"' + ending)
+        (unwanted if piece["no"] else wanted).append(_match(tokens, said, is_phrase=piece["phrase"] is not None))
         words += [] if piece["no"] else [token.casefold() for token in tokens]
     if not wanted:
         said = "only words that must not be there" if unwanted else "no word"
@@ -89,12 +88,26 @@ def parse_question(text: str) -> Question:
     if len(words) + len(unwanted) > MOST_WORDS:
         raise InvalidRequest(f"a question has at most {MOST_WORDS} words")
     match = " AND ".join(wanted)
-    beginnings = "|".join(re.escape(word[: max(3, len(word) - 2)]) for word in words)
+    beginnings = "|".join(re.escape(word.rstrip("s") or word) for word in words)
     return Question(
         f"({match}) NOT ({' OR '.join(unwanted)})" if unwanted else match,
         tuple(dict.fromkeys(words)),
         re.compile(rf"\b(?:{beginnings})", re.IGNORECASE),
     )
+
+
+def _match(tokens: Sequence[str], said: str, *, is_phrase: bool) -> str:
+    """For one piece of a question. A word with signs in it, such as "half-open", is its parts in a row, as in texts."""
+    in_a_row = '"' + " ".join(tokens) + '"'
+    if is_phrase or (len(tokens) > 1 and not said.endswith("*")):
+        return in_a_row
+    if said.endswith("*"):
+        if len(tokens[-1]) < LEAST_BEGINNING:
+            raise InvalidRequest(f"{said!r}: give at least {LEAST_BEGINNING} letters of a word before its *")
+        return f"{in_a_row}*"
+    (word,) = tokens
+    others = [word[:-1]] if len(word) > LEAST_BEGINNING and word.endswith(("s", "S")) else [f"{word}s", f"{word}es"]
+    return "(" + " OR ".join(f'"{form}"' for form in (word, *others)) + ")"
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -132,6 +145,7 @@ class TextIndex:
         try:
             self._base = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
             self._base.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+            self._base.execute("PRAGMA trusted_schema = OFF")  # it may be somebody else's file
             self.facts: dict[str, str] = dict(self._base.execute("SELECT name, said FROM facts"))
         except sqlite3.Error as error:
             raise InvalidConfig(f"{path} is no index ({error}); build it by `slipstream archive index`") from None
@@ -160,8 +174,8 @@ class TextIndex:
             rows = self._base.execute(_FIND, (question.match, RANKED + 1)).fetchall()
         except sqlite3.Error as error:
             raise InvalidConfig(f"the index cannot be read ({error}); build it anew") from None
-        best = sorted(rows[:RANKED], key=lambda row: _rank(question, row[2]))
-        return Found(tuple(map(_passage_of, best[:limit])), len(rows))
+        best = sorted(rows[:RANKED], key=lambda row: _rank(question, row[1]))[:limit]
+        return Found(tuple(_passage_of(self._base.execute(_READ, row[:1]).fetchone()) for row in best), len(rows))
 
 
 def _passage_of(row: tuple[str, str, str, float, float, int, int]) -> Passage:

@@ -56,15 +56,16 @@ def preload() -> None:
     for module in pkgutil.walk_packages(av.__path__, "av."):
         if not module.name.startswith(_NOT_FOR_DECODING):
             importlib.import_module(module.name)
-    sample_video(io.BytesIO(_small_clip()), _NUM_FRAMES - 1, DecodeLimits(max_frame_pixels=64))
-    sample_video(io.BytesIO(_small_clip()), 1, DecodeLimits(), size=FrameSize(8, 8))
-    plan_segments(io.BytesIO(_small_clip()), 1.0, DecodeLimits())
-    plan_shots(io.BytesIO(_small_clip()), (0.0, 1.0), 0.0, DecodeLimits())
+    sample_video(io.BytesIO(small_clip()), _NUM_FRAMES - 1, DecodeLimits(max_frame_pixels=64))
+    sample_video(io.BytesIO(small_clip()), 1, DecodeLimits(), size=FrameSize(8, 8))
+    plan_segments(io.BytesIO(small_clip()), 1.0, DecodeLimits())
+    plan_shots(io.BytesIO(small_clip()), (0.0, 1.0), 0.0, DecodeLimits())
     with suppress(UnreadableVideo):
         sample_video(io.BytesIO(b"no video"), 1, DecodeLimits())
 
 
-def _small_clip() -> bytes:
+def small_clip() -> bytes:
+    """Four small pictures, as a file."""
     clip = io.BytesIO()
     with av.open(clip, "w", format="matroska") as output:
         stream = output.add_stream("mjpeg", rate=25)

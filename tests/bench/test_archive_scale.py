@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
-from bench.archive_scale import MUST_BE_ZERO, passed
+from bench.archive_scale import MUST_BE_AT_MOST, MUST_BE_ZERO, passed
 
 SOUND: dict[str, Any] = {name: 0 for name in MUST_BE_ZERO} | {"largest_time_error_s": 0.1, "frame_step_s": 0.125}
 
 
 def test_a_sound_film_passes() -> None:
     assert passed(SOUND)
+
+
+@pytest.mark.parametrize("name", MUST_BE_AT_MOST)
+def test_a_figure_above_its_bound_does_not(name: str) -> None:
+    assert passed({name: MUST_BE_AT_MOST[name]}) and not passed({name: MUST_BE_AT_MOST[name] * 1.01})
 
 
 @pytest.mark.parametrize("wrong", [*({name: 1} for name in MUST_BE_ZERO), {"largest_time_error_s": 0.126}])

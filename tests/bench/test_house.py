@@ -42,6 +42,7 @@ CAME_WITH = {
     "what KEDA is told of the archive's work": 1,
     "prompts that ride along: which rows, a prompt in rows, who waits": 3,
     "a queue whose server Sentinel replaces": 1,
+    "before and after a batch: marks, estimates, audits, texts found and cut out; their clients and commands": 15,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -63,6 +64,7 @@ CHECKS_CAME_WITH = {
     "prompts that ride along": 1,
     "engines that exist: parts, and Slurm": 2,
     "clients and attackers before the HTTP front": 2,
+    "estimates and searches at scale": 2,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

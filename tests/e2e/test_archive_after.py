@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
@@ -18,7 +20,7 @@ from redis.asyncio import Redis
 from slipstream.archive.audits import Verdict
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.quality import COUNTED_MARKS, words_of
-from slipstream.archive.queue import Priority
+from slipstream.archive.queue import BatchState, Priority
 from slipstream.archive.records import read_result, write_result
 from slipstream.archive.text_index import parse_question
 from slipstream.cli.archive.batch_view import describe, overall
@@ -186,6 +188,22 @@ async def test_a_batch_is_searched_to_the_second(archived: Archived, tmp_path: P
     assert film["parts"][1]["start_s"] == 9.5
 
 
+async def test_what_was_found_is_cut_out_of_its_film(archived: Archived, tmp_path: Path) -> None:
+    records = await archived.records()
+    word = max(words_of(records[3]["parts"][2]["text"]), key=len)
+    path = archived.folder / "export.jsonl"
+    asked = ("search", word, "--in", str(path), "--clip", str(tmp_path / "clips"), "--json")
+    status, lines = await command(archived, *asked)
+    found = [json.loads(line) for line in lines]
+    (last,) = [one for one in found if one["custom_id"] == "film.mkv" and one["start_s"] == 11.5]
+    assert status == 0 and Path(last["clip"]).name.startswith("film.mkv@11.500")
+    with av.open(last["clip"]) as clip, av.open(str(archived.folder / "film.mkv")) as film:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        cut = [frame.to_ndarray(format="rgb24") for frame in clip.decode(video=0)]
+    assert len(cut) >= 16 and np.array_equal(cut[-16:], pictures[32:])
+    assert not any("clip" in one for one in found if one["custom_id"] != "film.mkv"), "only segments have times"
+
+
 # -- estimate ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +226,22 @@ async def test_an_estimate_of_all_items_is_what_they_took(archived: Archived) ->
     found = sampled[0].estimate()
     assert found.num_items == 4 and found.seconds.low <= found.seconds.value <= found.seconds.high
     assert sampled[0].estimate(only_unsampled=True).num_items == 0
+
+
+async def test_films_are_estimated_whole_and_who_leaves_cancels_the_sample(archived: Archived) -> None:
+    items = [BatchItem(str(number), str(archived.folder / "film.mkv")) for number in range(2)]
+    film = BatchOptions(caption=SMALL | {"segments": "fixed:2s"})
+    sampled = await caption_sample(archived.client, items, film, 20, 0, num_bytes)
+    assert [round(each.video_s) for each in sampled.sample] == [6, 6]
+    assert all(each.tokens >= SEGMENTS for each in sampled.sample)
+    long = BatchOptions(caption=SMALL | {"max_new_tokens": 2000})
+    estimating = asyncio.create_task(
+        caption_sample(archived.client, items, long, 20, 0, num_bytes, lambda batch: estimating.cancel() and None)
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await estimating
+    left = (await archived.client.list_batches(1))[0]
+    assert left.metadata == {"purpose": "estimate"} and left.state in (BatchState.CANCELLING, BatchState.CANCELLED)
 
 
 async def test_an_estimate_of_nothing_or_of_no_video_says_so(archived: Archived) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from slipstream.archive.estimates import LEVEL, Estimate, Interval
-from slipstream.archive.messages import BatchOptions
+from slipstream.archive.messages import BatchOptions, Job, JobPart
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
@@ -61,7 +62,9 @@ def estimate_command(
     async def run(found: Sources) -> tuple[SampledArchive, GatewayInfo]:
         async with connection.gateway(gateway).open() as channel:
             with choose_view(as_json=False, stream=sys.stderr) as show:
-                done = await caption_sample(ArchiveClient(channel), found, batch, sample, sample_seed, _num_bytes, show)
+                done = await caption_sample(
+                    ArchiveClient(channel), found, batch, sample, sample_seed, result_bytes, show
+                )
             return done, await gateway_info(channel)  # afterwards: it has measured the sample
 
     with Sources(sources, root, complain, documents.in_folders) as found:
@@ -72,7 +75,8 @@ def estimate_command(
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(sampled, info, devices, price)))
 
 
-def _num_bytes(job: Any, parts: Any) -> int:
+def result_bytes(job: Job, parts: Sequence[JobPart]) -> int:
+    """That a result takes as a line of JSON."""
     return len(json.dumps(job_record(job, parts), ensure_ascii=False).encode(errors="surrogatepass")) + 1
 
 
