@@ -17,22 +17,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TextIO
 
+from slipstream.archive.film_results import summary_of
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import (
     SEGMENTS_NOTE,
     safe_name,
-    segment_cue,
     srt_of,
     to_srt,
     to_vtt,
     vtt_of,
 )
+from slipstream.cli.archive.film_lines import film_cues, film_fields, made_of
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Caption, Segment
+from slipstream.messages import Caption
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -68,18 +69,19 @@ def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
     if job.caption is not None and job.receipt is not None:
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
     if job.kind.has_parts:
-        as_record = _segment_dict if job.kind is JobKind.FILM else _part_dict
         record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
         record["text"] = document_text(parts) if job.state is JobState.DONE else None
-        record["parts"] = [as_record(part) for part in parts]
+        is_film = job.kind is JobKind.FILM
+        record |= film_fields(parts) if is_film else {"parts": [_part_dict(part) for part in parts]}
         if job.receipt is not None:
-            record["receipt"] = _made_of(job.receipt) | _run_dict(job)
+            record["receipt"] = made_of(job.receipt) | _run_dict(job)
     return record
 
 
 def document_text(parts: Sequence[JobPart]) -> str:
-    """The texts of pages or segments, parted by empty lines."""
-    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text)
+    """The texts of pages or segments, parted by empty lines; a summary is none of them."""
+    summary = summary_of(parts)
+    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text and part != summary)
 
 
 def _part_dict(part: JobPart) -> dict[str, Any]:
@@ -96,24 +98,8 @@ def _part_dict(part: JobPart) -> dict[str, Any]:
         "dpi": part.dpi,
         "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
-        "receipt": _made_of(part.receipt) | summary,
+        "receipt": made_of(part.receipt) | summary,
     }
-
-
-def _segment_dict(part: JobPart) -> dict[str, Any]:
-    segment = part.segment or Segment(part.number)
-    times = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s}
-    if part.caption is None or part.receipt is None:
-        return times | {"error": part.error}
-    summary = caption_dict(part.caption)
-    for stated_before in ("text", "request_id"):
-        summary.pop(stated_before)
-    return times | {"text": part.caption.text, "receipt": _made_of(part.receipt) | summary}
-
-
-def _made_of(receipt: Receipt) -> dict[str, Any]:
-    made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
-    return made_of | {"options": {"stop": (), **receipt.options}}
 
 
 def _run_dict(job: Job) -> dict[str, Any]:
@@ -124,7 +110,7 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return _made_of(receipt) | summary | _run_dict(job)
+    return made_of(receipt) | summary | _run_dict(job)
 
 
 def job_row(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
@@ -264,8 +250,7 @@ def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
     if form is Format.MD:
         return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
     if job.kind is JobKind.FILM:
-        timed = [(part.segment, part.caption) for part in parts]
-        cues = [segment_cue(at.start_s, at.end_s, said.text) for at, said in timed if at and said]
+        cues = film_cues(parts)
         return vtt_of(cues, SEGMENTS_NOTE) if form is Format.VTT else srt_of(cues)
     if form is Format.VTT:
         return to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
