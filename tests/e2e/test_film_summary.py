@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from pyarrow import parquet
 
 import slipstream
 from slipstream.archive.film_results import segments_of, summary_of
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.cli.archive.output import job_record
+from slipstream.cli.archive.output import Format, Output, export, job_record
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.messages import SegmentCaption
 from slipstream.stack.local import Stack
@@ -214,6 +215,13 @@ async def test_the_line_of_a_film_has_its_answers_and_its_summary(
     assert record["text"] == "\n\n".join(text for texts in expected[0] for text in texts)
     async with archive.client(gateway) as client:
         batch = await client.get(batch_id)
+        table = archive.folder / "films.parquet"
+        assert await export(client, batch_id, Output(str(table), Format.PARQUET)) == {"done": 1}
+    rows = parquet.read_table(table).to_pylist()
+    assert [(row["text"], row["start_s"]) for row in rows] == [
+        (expected[1], START_PTS_S),
+        *((text, START_PTS_S + 2 * number) for number, texts in enumerate(expected[0]) for text in texts),
+    ]
     assert batch.totals.segments == 3
     assert batch.totals.video_s == pytest.approx(6, abs=0.2), "the film's seconds count once"
     single, (*some, whole) = await archive.ended(gateway, await archive.submit(gateway, prompts=[PROMPTS[0]]))

@@ -5,6 +5,7 @@ cell: a table holds no formula and nothing steers a terminal.
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanag
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from slipstream.archive.film_results import summary_of
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
@@ -29,6 +30,7 @@ from slipstream.archive.subtitles import (
     vtt_of,
 )
 from slipstream.cli.archive.film_lines import film_cues, film_fields, made_of
+from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.documents.output import markdown_page, region_record
@@ -157,6 +159,7 @@ class Format(StrEnum):
 
     JSONL = "jsonl"
     CSV = "csv"
+    PARQUET = "parquet"
     VTT = "vtt"
     SRT = "srt"
     MD = "md"
@@ -177,15 +180,20 @@ class Format(StrEnum):
 def choose_format(wanted: Format | None, output: str) -> Format:
     """The wanted format, or what the output's extension says; JSON lines else."""
     if wanted is None:
-        wanted = Format.CSV if output.lower().endswith(".csv") else Format.JSONL
+        endings = (Format.CSV, Format.PARQUET)
+        wanted = next((form for form in endings if output.lower().endswith(f".{form}")), Format.JSONL)
     if wanted.is_folder and output == STDOUT:
         raise InvalidConfig(f"{wanted} is a file for each job: --output must name a folder")
+    if wanted is Format.PARQUET and output == STDOUT:
+        raise InvalidConfig("parquet is no text: --output must name a file")
     return wanted
 
 
 def check_output(output: str, form: Format) -> None:
     """Raises what can be known to be wrong with the output before there is a result."""
     path = Path(output)
+    if form is Format.PARQUET:
+        check_parquet()
     if output == STDOUT:
         return
     if form.is_folder:
@@ -203,6 +211,8 @@ def open_writer(output: "Output") -> AbstractContextManager[Write]:
         return _folder(Path(output.path), output.form)
     if output.path == STDOUT:
         return _stdout(output)
+    if output.form is Format.PARQUET:
+        return _parquet(Path(output.path))
     return _whole_file(Path(output.path), output)
 
 
@@ -223,6 +233,12 @@ def _stdout(output: "Output") -> Iterator[Write]:
 def _whole_file(path: Path, output: "Output", keep_empty: bool = True) -> Iterator[Write]:
     with replacing(path, keep_empty) as file:
         yield _line_writer(file, output)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    with replacing_bytes(path) as file, parquet_writer(file) as write:
+        yield write
 
 
 @contextmanager
@@ -263,11 +279,22 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 
     Not `keep_empty`: a file without content is none, and an older one goes.
     """
+    with replacing_bytes(path, keep_empty) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        try:
+            yield text
+        finally:
+            text.detach()
+
+
+@contextmanager
+def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
+    """The same of a file that is no text."""
     final = path.resolve()
     part = final.with_name(f".{final.name[:200]}.{os.getpid()}.part")
     with _named_failure(path):
         try:
-            with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            with part.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
