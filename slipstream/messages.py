@@ -290,6 +290,10 @@ class Segment:
     """Seconds by the container's clock: the timestamps of its first frame and of the next segment's."""
     error: str = ""
     """Why it has no caption."""
+    prompt: int = 0
+    """Which of several prompts its caption answers, from 0."""
+    is_summary: bool = False
+    """It is the whole film, numbered behind the last segment; its caption sums up theirs."""
 
 
 @dataclass(frozen=True)
@@ -299,15 +303,28 @@ class SegmentCaption:
     segment: Segment
     caption: Caption | None
     """Of its own frames; its `video` counts times from the segment's start. None where the segment has an error."""
+    more: tuple[Caption, ...] = ()
+    """Of several prompts, the answers to the others."""
 
     @property
     def text(self) -> str:
         """The caption's; empty without one."""
         return "" if self.caption is None else self.caption.text
 
+    @property
+    def captions(self) -> tuple[Caption, ...]:
+        """The answers to all prompts, in their order."""
+        return () if self.caption is None else (self.caption, *self.more)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Those of all prompts."""
+        return tuple(caption.text for caption in self.captions)
+
 
 FilmEvent = FilmFacts | Segment | CaptionEvent
-"""The facts once; then for each segment in order what it is, and what its caption says, to the `Caption`."""
+"""The facts once; then for each segment in order what it is, and what its caption says, to the `Caption`: once for each
+of several prompts. A summary comes last, like a segment."""
 
 
 @dataclass(frozen=True)

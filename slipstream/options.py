@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from slipstream.errors import InvalidRequest, LimitExceeded
-from slipstream.option_specs import UNSET, OptionSpec, Receiver, option
+from slipstream.option_specs import UNSET, OptionSpec, Receiver
+from slipstream.option_specs import option as _option
 from slipstream.sampling.params import MAX_TOP_K, RULES, SamplingParams
 from slipstream.speculation.hints.tolerance import ToleranceRule
 from slipstream.speculation.methods import LOSSY_METHODS, METHODS, PRUNERS, GuidanceKind, Positions, Shape
@@ -25,6 +26,13 @@ UINT32_MAX = 2**32 - 1
 SEED_MAX = 2**63 - 1
 MAX_PREDICTION_BYTES = 1024**2
 """Of all predictions of one caption together, in UTF-8."""
+OF_FILMS = ("segments", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
+"""Options that mean nothing to a page or a text; duplicates and marks also mean something to a whole video."""
+MAX_PROMPTS = 16
+DEFAULT_SUMMARY_PROMPT = (
+    "These are captions of the parts of one video, in order, each behind its times. Sum up the whole video in one"
+    " paragraph."
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,16 @@ class CaptionOptions:
         LimitExceeded: predictions of more than `MAX_PREDICTION_BYTES`.
     """
 
-    prompt: str = option(
+    prompt: str = _option(
         "What to ask of the video.",
         "common",
         default="the gateway's",
         to=("target", "draft"),
+        flag="",
         gateway_default="default_prompt",
         kw_only=False,
     )
-    num_frames: int = option(
+    num_frames: int = _option(
         "Frames to sample, evenly in time.",
         "common",
         default="the gateway's",
@@ -54,7 +63,7 @@ class CaptionOptions:
         gateway_default="default_frames",
         gateway_limit="max_frames",
     )
-    max_new_tokens: int = option(
+    max_new_tokens: int = _option(
         "Most tokens of the caption.",
         "common",
         default="the gateway's",
@@ -64,36 +73,48 @@ class CaptionOptions:
         gateway_default="default_new_tokens",
         gateway_limit="max_new_tokens",
     )
-    method: str = option(
+    method: str = _option(
         "How to decode: autoregressive is the target alone.",
         "common",
         default="slipstream, or autoregressive without a draft",
         choices=tuple(METHODS),
     )
-    segments: str = option(
+    segments: str = _option(
         "Caption segments of the video, each with its times: fixed:10s (or other seconds), shots, or none.",
         "common",
         default="none",
     )
-    duplicates: str = option(
+    duplicates: str = _option(
         "Share a near-duplicate's caption, or draft from it.", "common", default="off", choices=("off", "hint", "share")
     )
-    skip_marked: str = option(
+    skip_marked: str = _option(
         "No text for what is black; or frozen, too; or static.", "common", default="none", choices=("none", *MARKS)
     )
-    temperature: float = option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
-    top_k: int = option(
+    prompts: tuple[str, ...] = _option(
+        "What to ask of the video; of segments several questions, each answered for every one of them.",
+        "common",
+        default="the gateway's",
+        flag="prompt",
+    )
+    summary: bool = _option(
+        "With segments: also sum up their captions in a text about the whole.", "common", default="no"
+    )
+    summary_prompt: str = _option(
+        "What to ask of the segments' captions for it.", "common", default="to sum up the video in one paragraph"
+    )
+    temperature: float = _option("0: the likeliest token; above: sample.", "sampling", default="0", low=0, fallback=0.0)
+    top_k: int = _option(
         "Sample from the k likeliest tokens; 0: all.", "sampling", default="0", low=0, high=MAX_TOP_K, fallback=0
     )
-    top_p: float = option(
+    top_p: float = _option(
         "Sample from the likeliest tokens that together have this probability.",
         "sampling",
         default="1",
         high=1,
         fallback=1.0,
     )
-    repetition_penalty: float = option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
-    seed: int = option(
+    repetition_penalty: float = _option("Above 1: repeat less.", "sampling", default="1", fallback=1.0)
+    seed: int = _option(
         "Names the random numbers of sampling and of random pruners: same seed, same text.",
         "sampling",
         default="0",
@@ -102,14 +123,14 @@ class CaptionOptions:
         high=SEED_MAX,
         fallback=0,
     )
-    sampling_rule: str = option(
+    sampling_rule: str = _option(
         "How draft tokens are judged when sampling.", "sampling", default="coupled", choices=RULES, fallback="coupled"
     )
-    stop: tuple[str, ...] = option(
+    stop: tuple[str, ...] = _option(
         "End before this text; there may be several.", "sampling", default="none", fallback=()
     )
-    pruner: str = option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
-    alpha: float = option(
+    pruner: str = _option("Chooses the video tokens that the draft keeps.", to=("draft",), choices=PRUNERS)
+    alpha: float = _option(
         "Share of the video tokens that the draft drops.",
         default="the gateway's",
         to=("draft",),
@@ -117,18 +138,18 @@ class CaptionOptions:
         high=1,
         gateway_default="default_alpha",
     )
-    guidance: str = option(
+    guidance: str = _option(
         "What the draft prunes by.", default="what the pruner wants", to=("draft",), choices=tuple(GuidanceKind)
     )
-    positions: str = option(
+    positions: str = _option(
         "Position ids of the kept video tokens.",
         default="original",
         to=("draft",),
         choices=tuple(Positions),
         fallback="original",
     )
-    policy: str = option("When the target starts a pass.", choices=POLICIES)
-    max_window: int = option(
+    policy: str = _option("When the target starts a pass.", choices=POLICIES)
+    max_window: int = _option(
         "Most draft tokens in one target pass.",
         default="the gateway's",
         low=1,
@@ -136,45 +157,50 @@ class CaptionOptions:
         gateway_default="default_window",
         gateway_limit="max_window",
     )
-    gamma: int = option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
-    shape: str = option("Of a window.", choices=tuple(Shape))
-    gate: bool = option("Decode without the draft while that is faster.")
-    trace: bool = option(
+    gamma: int = _option("Window of fixed and sequential pacing.", low=1, high=UINT32_MAX, gateway_limit="max_window")
+    shape: str = _option("Of a window.", choices=tuple(Shape))
+    gate: bool = _option("Decode without the draft while that is faster.")
+    trace: bool = _option(
         "Also tell what the models did and when, for timelines.", default="no", flag="", fallback=False
     )
-    want_kept: bool = option(
+    want_kept: bool = _option(
         "Also tell which video tokens the draft keeps.", default="no", to=("draft",), flag="", fallback=False
     )
-    prediction: tuple[str, ...] = option(
+    prediction: tuple[str, ...] = _option(
         "Text that the caption may be like, such as an old one; there may be several.",
         default="none",
         flag="prediction-file",
         is_file=True,
         fallback=(),
     )
-    tolerance: float = option(
+    tolerance: float = _option(
         "tau of paper 003 (method hsd): below 1 what a prediction has is taken if it is nearly as likely.",
         "baselines",
         default="1",
         low=0,
         high=1,
     )
-    tolerance_rule: str = option(
+    tolerance_rule: str = _option(
         "How the paper's eq. 10 is read.", "baselines", default="log_ratio", choices=tuple(ToleranceRule)
     )
-    lossy: str = option(
+    lossy: str = _option(
         "Prunes the target itself, which changes the text: for comparison.",
         "baselines",
         default="none",
         choices=LOSSY_METHODS,
     )
-    lossy_keep: float = option("Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1)
+    lossy_keep: float = _option(
+        "Share of the video tokens that lossy keeps.", "baselines", default="0.5", low=0, high=1
+    )
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, value := tuple(value))
             _check(OPTIONS_BY_NAME[name], value)
         _ = self.sampling  # checks those options together
         _check_texts(self.get("prediction", ()))
+        _check_prompts(self.get("prompts", ()))
         if self.in_segments:
             parse_segments(self.segments)
 
@@ -205,6 +231,15 @@ class CaptionOptions:
         """The video is cut, and each segment has a caption of its own."""
         return bool(self.get("segments", "none") != "none")
 
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """What is asked of every segment: one prompt, or several."""
+        return self.get("prompts", ()) or (self.prompt,)
+
+    def without(self, *names: str) -> "CaptionOptions":
+        """These options but for some."""
+        return CaptionOptions(**{name: value for name, value in self.given().items() if name not in names})
+
     def sent_to(self, receiver: Receiver) -> dict[str, Any]:
         """The values that a model service is told, by name. All options must be given."""
         return {spec.name: getattr(self, spec.name) for spec in OPTIONS if receiver in spec.to}
@@ -233,7 +268,7 @@ OPTIONS_BY_NAME = {spec.name: spec for spec in OPTIONS}
 def _check(spec: OptionSpec, value: object) -> None:
     """Raises `InvalidRequest` for a value that no gateway would take. Limits of a server are the server's business,
     sampling options are checked by `SamplingParams`, and predictions together."""
-    if spec.group == "sampling" or spec.name == "prediction":
+    if spec.group == "sampling" or spec.repeated:
         return
     _check_type(spec, value)
     if spec.choices and value not in spec.choices:
@@ -253,6 +288,14 @@ def _check_texts(texts: object) -> None:
         ) from None
     if num_bytes > MAX_PREDICTION_BYTES:
         raise LimitExceeded(f"the predictions have {num_bytes} bytes; at most {MAX_PREDICTION_BYTES} are taken")
+
+
+def _check_prompts(prompts: object) -> None:
+    """Raises for questions that no gateway would take."""
+    if not isinstance(prompts, tuple) or not all(isinstance(prompt, str) and prompt.strip() for prompt in prompts):
+        raise InvalidRequest("prompts must be texts that ask something, in a list or a tuple")
+    if len(prompts) > MAX_PROMPTS:
+        raise LimitExceeded(f"there are {len(prompts)} prompts; at most {MAX_PROMPTS} are asked of a segment")
 
 
 def _check_type(spec: OptionSpec, value: object) -> None:

@@ -11,7 +11,7 @@ from slipstream.captioning.plan import make_plan
 from slipstream.cli.caption import caption_options
 from slipstream.errors import InvalidRequest
 from slipstream.option_specs import UNSET, OptionSpec
-from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.options import OF_FILMS, OPTIONS, CaptionOptions
 from slipstream.rpc.codec import options_message, read_options
 from slipstream.rpc.v1 import archive_pb2, gateway_pb2
 from slipstream.sampling.params import SamplingParams
@@ -80,12 +80,13 @@ def test_what_is_not_given_stays_out() -> None:
 def test_every_option_has_a_flag_or_none_on_purpose() -> None:
     flags = set(inspect.signature(caption_options).parameters)
     assert flags == {spec.name for spec in OPTIONS if spec.flag}
-    assert {spec.name for spec in OPTIONS if not spec.flag} == {"trace", "want_kept"}
+    without = {"prompt", "trace", "want_kept"}
+    assert {spec.name for spec in OPTIONS if not spec.flag} == without, "--prompt is `prompts`, or their one"
 
 
 def test_every_option_has_a_value_in_a_plan_but_those_that_may_lack_one() -> None:
     plan = make_plan(CaptionOptions(), CONFIG)
-    may_lack = {"gamma", "lossy", "lossy_keep", "segments", "tolerance", "tolerance_rule"}
+    may_lack = {"gamma", "lossy", "lossy_keep", *OF_FILMS, "tolerance", "tolerance_rule"}
     assert {spec.name for spec in OPTIONS} - set(plan.options.given()) == may_lack
     assert plan.sampling == SamplingParams()
 

@@ -1,4 +1,5 @@
-"""Runs one film of the archive: each segment is a part, kept as soon as it is captioned.
+"""Runs one film of the archive: each segment is a part, kept as soon as it is captioned; of several prompts each answer
+is one, and the summary of the whole is the last.
 
 Frames are decoded ahead of the models, some segments at a time, and as many segments are captioned at once as the
 gateway has archive slots.
@@ -6,8 +7,8 @@ gateway has archive slots.
 
 import asyncio
 import json
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from slipstream.archive.records import (
     JobPayload,
     content_key,
     make_receipt,
+    part_of,
     receipt_of_whole,
     tallies,
     write_part,
@@ -29,8 +31,16 @@ from slipstream.archive.records import (
 from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.duplicates import caption_sparingly
-from slipstream.captioning.film_captioner import DecodedSegment, EarlierTexts, Film, FilmCaptioner, cut_of
+from slipstream.captioning.duplicates import Sparing, caption_sparingly
+from slipstream.captioning.film_captioner import (
+    CANNOT_SUM_UP,
+    DecodedSegment,
+    EarlierTexts,
+    Film,
+    FilmCaptioner,
+    cut_of,
+)
+from slipstream.captioning.film_summary import TimedText
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
@@ -46,6 +56,27 @@ class _FilmFile:
 
     sha256: str
     num_bytes: int
+
+
+@dataclass(frozen=True)
+class FilmParts:
+    """How a film's parts are numbered: the answers about one segment after the other, and the summary."""
+
+    num_segments: int
+    num_prompts: int
+    has_summary: bool
+
+    @property
+    def total(self) -> int:
+        return self.num_segments * self.num_prompts + self.has_summary
+
+    def number(self, segment: Segment) -> int:
+        """Of the part that this is."""
+        return self.total - 1 if segment.is_summary else segment.number * self.num_prompts + segment.prompt
+
+    def segments_of(self, numbers: Sequence[int]) -> list[int]:
+        """The segments that have one of these parts, ascending."""
+        return sorted({number // self.num_prompts for number in numbers} - {self.num_segments})
 
 
 @dataclass
@@ -66,6 +97,7 @@ class _Run:
 
     @property
     def key(self) -> str:
+        """Names all that the parts depend on."""
         return f"{content_key(self.content.sha256, self.plan, self.target, self.draft)} segments"
 
 
@@ -106,17 +138,19 @@ class FilmRunner:
             await parts.open(run.key)
             if not parts.state.total:
                 film = await self._films.cut(plan, file, cut_of(plan))
-                await parts.open(run.key, film.facts.num_segments, _write_layout(film))
-            await self._caption_missing(run, file, _read_layout(parts.state.layout))
+                await parts.open(run.key, _numbering(plan, film).total, _write_layout(film))
+            film = _read_layout(parts.state.layout)
+            await self._caption_missing(run, file, film)
+        await self._sum_up(run, film)
         result = write_parts_result(
             replace(parts.state, layout=""), receipt_of_whole(plan, content, target, lease.epoch)
         )
-        return Outcome(JobState.DONE, result, tallies={"segments": parts.state.total})
+        return Outcome(JobState.DONE, result, tallies={"segments": film.facts.num_segments})
 
     async def _caption_missing(self, run: _Run, file: VideoFile, film: Film) -> None:
         """Segment after segment, as many at once as there are slots."""
         room = asyncio.Semaphore(max(self._config.archive_slots, 1))
-        missing = run.parts.state.missing
+        missing = _numbering(run.plan, film).segments_of(run.parts.state.missing)
         try:
             async with (
                 aclosing(self._films.decoded(run.plan, file, film, missing)) as segments,
@@ -133,49 +167,107 @@ class FilmRunner:
             raise failures.exceptions[0] from None
         if run.failed and not run.parts.state.done:
             raise UnreadableVideo(run.failed[0].error)
-        await self._keep_failed(run)
+        await self._keep_failed(run, film)
 
     async def _make(self, run: _Run, film: Film, decoded: DecodedSegment) -> None:
-        """Captions one segment, and keeps it."""
-        segment = decoded.segment
+        """Captions one segment for all prompts that it lacks an answer to, and keeps each answer."""
         if decoded.video is None:
-            run.failed.append(segment)
+            run.failed.append(decoded.segment)
             return
-        async with self._models.slots:
-            plan = await self._models.plan(run.lease, run.options)
-            if self._models_now()[0].revision != run.target.revision:
-                raise RetryLater("the target is another one than at the film's beginning", counted=False)
-            known = self._duplicates.among(plan, run.target, run.draft, run.lease.owner)
-            made_for = SharedFrom(run.lease.job_id, segment.number)
-            make = partial(self._caption, run, decoded)
-            made = await caption_sparingly(run.earlier.of(plan), decoded.video, known, made_for, make)
-        caption = made.caption
-        run.earlier.add(caption)
-        if segment.number == 0:  # the job as a whole has no place for them
-            video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
-            caption = replace(caption, video=video)
-        receipt = make_receipt(made.plan, run.content, caption, run.target, run.draft, run.lease.epoch)
-        part = JobPart(segment.number, caption=caption, receipt=receipt, segment=segment)
-        await run.parts.keep(segment.number, segment.number, write_part(part), tallies(caption))
-        await self._keep_failed(run)
+        numbering = _numbering(run.plan, film)
+        for number, prompt in enumerate(run.plan.options.questions):
+            segment = replace(decoded.segment, prompt=number)
+            if numbering.number(segment) in run.parts.state.done:
+                continue
+            async with self._models.slots:
+                made = await self._make_sparingly(run, prompt, replace(decoded, segment=segment))
+            caption = made.caption
+            run.earlier.add(prompt, caption)
+            if segment.number == segment.prompt == 0:  # the job as a whole has no place for them
+                video = replace(caption.video, warnings=(*film.warnings, *caption.video.warnings))
+                caption = replace(caption, video=video)
+            await self._keep(run, numbering, segment, made.plan, caption)
+        await self._keep_failed(run, film)
+
+    async def _make_sparingly(self, run: _Run, prompt: str, decoded: DecodedSegment) -> Sparing:
+        """The answer about a segment with frames, unless a near-duplicate's serves."""
+        assert decoded.video is not None, "a segment without frames has no caption"
+        plan = (await self._plan_now(run)).asking(prompt)
+        known = self._duplicates.among(plan, run.target, run.draft, run.lease.owner)
+        made_for = SharedFrom(run.lease.job_id, decoded.segment.number)
+        make = partial(self._caption, run, decoded)
+        return await caption_sparingly(run.earlier.of(plan), decoded.video, known, made_for, make)
+
+    async def _sum_up(self, run: _Run, film: Film) -> None:
+        """Makes the summary where one is asked for and missing; all segments are there."""
+        whole, numbering = film.whole(), _numbering(run.plan, film)
+        if not numbering.has_summary or not run.parts.state.missing:
+            return
+        said = await self._said(run.lease)
+        try:
+            async with self._models.slots:
+                plan = await self._plan_now(run)
+                async with self._captioning(run, plan, "the summary"):
+                    caption = await self._films.sum_up(plan, said)
+        except CANNOT_SUM_UP as error:
+            part = JobPart(numbering.total - 1, segment=film.whole(str(error)), error=str(error))
+            await run.parts.keep(part.number, whole.number, write_part(part), {})
+        else:
+            await self._keep(run, numbering, whole, plan, caption)
+
+    async def _said(self, lease: Lease) -> list[TimedText]:
+        """What the segments are captioned with, by the store: this run may not have made them."""
+        captions: dict[int, tuple[Segment, list[Caption]]] = {}
+        after = 0
+        while True:
+            records, after = await self._queue.list_parts(lease.batch_id, lease.job_id, after)
+            for part in map(part_of, records):
+                if part.segment is not None and part.caption is not None:
+                    captions.setdefault(part.segment.number, (part.segment, []))[1].append(part.caption)
+            if not after:
+                return [TimedText.of(segment, said) for _, (segment, said) in sorted(captions.items())]
+
+    async def _plan_now(self, run: _Run) -> CaptionPlan:
+        """For the models there are. Raises `RetryLater` where the target is another one than for the other parts."""
+        plan = await self._models.plan(run.lease, run.options)
+        if self._models_now()[0].revision != run.target.revision:
+            raise RetryLater("the target is another one than at the film's beginning", counted=False)
+        return plan
+
+    async def _keep(
+        self, run: _Run, numbering: FilmParts, segment: Segment, plan: CaptionPlan, caption: Caption
+    ) -> None:
+        """Of a film's seconds each counts once, however many prompts there are."""
+        receipt = make_receipt(plan, run.content, caption, run.target, run.draft, run.lease.epoch)
+        part = JobPart(numbering.number(segment), caption=caption, receipt=receipt, segment=segment)
+        counted = dict(tallies(caption)) | ({"video_s": 0.0} if segment.prompt else {})
+        await run.parts.keep(part.number, segment.number, write_part(part), counted)
 
     async def _caption(self, run: _Run, decoded: DecodedSegment, plan: CaptionPlan) -> Caption:
+        async with self._captioning(run, plan, f"segment {decoded.segment.number}"):
+            return await self._films.caption(plan, decoded, lambda event: None)
+
+    @asynccontextmanager
+    async def _captioning(self, run: _Run, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
+        """Surrounds a caption. Raises `SlipstreamError` for one that takes too long."""
         limit_s = self._config.request_timeout_s
         async with self._models.captioning(run.lease, plan):
             try:
                 async with asyncio.timeout(limit_s):
-                    return await self._films.caption(plan, decoded, lambda event: None)
+                    yield
             except TimeoutError:
-                raise SlipstreamError(
-                    f"segment {decoded.segment.number} was not captioned within this server's limit of {limit_s:g} s"
-                ) from None
+                message = f"{what} was not captioned within this server's limit of {limit_s:g} s"
+                raise SlipstreamError(message) from None
 
-    async def _keep_failed(self, run: _Run) -> None:
+    async def _keep_failed(self, run: _Run, film: Film) -> None:
         """Marks the segments that have no frames, now that others have captions."""
+        numbering = _numbering(run.plan, film)
         while run.failed:
             segment = run.failed.pop()
-            part = JobPart(segment.number, segment=segment, error=segment.error)
-            await run.parts.keep(segment.number, segment.number, write_part(part), {})
+            for number in range(numbering.num_prompts):
+                failed = replace(segment, prompt=number)
+                part = JobPart(numbering.number(failed), segment=failed, error=segment.error)
+                await run.parts.keep(part.number, segment.number, write_part(part), {})
 
     def _models_now(self) -> tuple[ModelInfo, ModelInfo | None]:
         peers = self._captioner.peers
@@ -188,6 +280,11 @@ def _ended(decoded: DecodedSegment, room: asyncio.Semaphore) -> None:
     if decoded.video is not None:
         decoded.video.close()
     room.release()
+
+
+def _numbering(plan: CaptionPlan, film: Film) -> FilmParts:
+    options = plan.options
+    return FilmParts(film.facts.num_segments, len(options.questions), options.get("summary", False))
 
 
 def _write_layout(film: Film) -> str:

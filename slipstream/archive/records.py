@@ -34,7 +34,7 @@ from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption, ModelInfo, Speculation
-from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.archive_codec import (
     part_bytes,
     read_part_bytes,
@@ -49,8 +49,10 @@ from slipstream.rpc.archive_codec import (
 VERSION = 1
 DOCUMENT_VERSION = 2
 """Of jobs and results that a gateway which reads no documents must leave to others."""
-FILM_VERSION = 3
-"""Of jobs that a gateway which knows no segments must leave to others."""
+FILM_VERSION = 4
+"""Of jobs that a gateway which knows no segments must leave to others; 3: one that knows neither summaries nor several
+prompts, which it would leave out."""
+VERSIONS = (VERSION, DOCUMENT_VERSION, 3, FILM_VERSION)
 _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
@@ -89,10 +91,7 @@ class JobPayload:
     def page_options(self, batch: BatchPayload) -> CaptionOptions:
         """The same of a document's pages: how a batch cuts its films, and what it spares of them, is nothing to them.
         Raises `InvalidRequest`."""
-        options = self.merged_options(batch).given()
-        for of_films in ("segments", "duplicates", "skip_marked"):
-            options.pop(of_films, None)
-        return CaptionOptions(**options)
+        return self.merged_options(batch).without(*OF_FILMS)
 
     def merged_document(self, batch: BatchPayload) -> DocumentOptions:
         """The same of how a document is read. Raises `InvalidRequest`."""
@@ -221,7 +220,7 @@ def _loads(text: str) -> dict[str, Any]:
         content = json.loads(text)
     except (ValueError, RecursionError):  # the latter for what is nested too deep
         content = None
-    if not isinstance(content, dict) or content.get("v") not in (VERSION, DOCUMENT_VERSION, FILM_VERSION):
+    if not isinstance(content, dict) or content.get("v") not in VERSIONS:
         raise OtherVersion(
             f"this gateway reads versions {VERSION} to {FILM_VERSION} of what the archive keeps; this is another"
         )

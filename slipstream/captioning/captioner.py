@@ -176,7 +176,7 @@ class GatewayCaptioner:
     def _open(self, plan: CaptionPlan, target: ModelInfo, num_video_tokens: int) -> Opening:
         draft = self.peers.draft.model if self.peers.draft else None
         kind = Kind(
-            size=(target.model_id, target.revision, round(math.log2(num_video_tokens))),
+            size=(target.model_id, target.revision, round(math.log2(max(num_video_tokens, 1)))),
             settings=((draft.model_id, draft.revision) if draft else None, *_settings(plan)),
             load=self._num_running.bit_length(),
             prompt=self._book.prompt_class(plan.options.prompt),

@@ -4,28 +4,31 @@ Each segment is captioned from its own frames, as if they were a clip of their o
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack, aclosing
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.captioning.caption_run import Emit
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import KnownCaptions, RecentCaptions, caption_sparingly
+from slipstream.captioning.film_summary import TimedText, nothing_seen, sum_up
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.messages import Caption, CaptionEvent, FilmEvent, FilmFacts, Segment, SharedFrom
+from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
 from slipstream.video.film_cuts import Cut, groups, parse_segments
 from slipstream.video.messages import SampledVideo
 
 SEGMENTS_LOOKED_UP = 8
 """Earlier segments whose captions are hints for the next one."""
+CANNOT_SUM_UP = (InvalidRequest, LimitExceeded, UnreadableVideo)
+"""Errors that the summary has, and the film has not."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Film:
         start_s, end_s = (round(self.start_s + bound, 6) for bound in self.bounds[number : number + 2])
         return Segment(number, start_s, end_s, error)
 
+    def whole(self, error: str = "") -> Segment:
+        """All of it, for its summary."""
+        start_s, end_s = (round(self.start_s + bound, 6) for bound in (self.bounds[0], self.bounds[-1]))
+        return Segment(len(self.bounds) - 1, start_s, end_s, error, is_summary=True)
+
 
 @dataclass(frozen=True)
 class DecodedSegment:
@@ -65,16 +73,20 @@ class EarlierTexts:
     no text, so who has captioned what, and in which order, does not matter."""
 
     def __init__(self) -> None:
-        self._texts: deque[str] = deque(maxlen=SEGMENTS_LOOKED_UP)
+        self._texts: dict[str, deque[str]] = {}
+        """By prompt."""
 
-    def add(self, caption: Caption) -> None:
+    def add(self, prompt: str, caption: Caption) -> None:
         """One more; the same text once."""
-        if caption.text and caption.text not in self._texts:
-            self._texts.append(caption.text)
+        texts = self._texts.setdefault(prompt, deque(maxlen=SEGMENTS_LOOKED_UP))
+        if caption.text and caption.text not in texts:
+            texts.append(caption.text)
 
     def of(self, plan: CaptionPlan) -> CaptionPlan:
-        """The plan with them, where its method drafts from hints and its text does not depend on these."""
-        return plan.hinted(self._texts) if plan.method.takes_hints and not plan.is_tolerant else plan
+        """The plan of one prompt with them, where its method drafts from hints and its text depends on none."""
+        if not plan.method.takes_hints or plan.is_tolerant:
+            return plan
+        return plan.hinted(tuple(self._texts.get(plan.options.prompt, ())))
 
 
 class FilmCaptioner:
@@ -94,8 +106,9 @@ class FilmCaptioner:
     async def caption_interactively(
         self, plan: CaptionPlan, upload: AsyncIterator[bytes]
     ) -> AsyncGenerator[FilmEvent, None]:
-        """All that is done for a caller's film: receive it, cut it, caption one segment after the other. `upload` is
-        read where the plan names no path. Close it to end the work.
+        """All that is done for a caller's film: receive it, cut it, caption one segment after the other, each for all
+        prompts, and sum up where that is asked for. `upload` is read where the plan names no path. Close it to end the
+        work.
 
         Raises:
             InvalidRequest: the options ask for no segments, or the film has none.
@@ -111,17 +124,22 @@ class FilmCaptioner:
                 held.enter_context(captioner.places.held(of_one=current_rights().max_captions))
                 film = await self.cut(plan, source, cut)
                 yield film.facts
-                numbers = range(film.facts.num_segments)
-                num_captions, earlier, known = 0, EarlierTexts(), RecentCaptions()
-                async with aclosing(self.decoded(plan, source, film, numbers)) as segments:
+                said: list[TimedText] = []
+                earlier, known = EarlierTexts(), defaultdict[str, RecentCaptions](RecentCaptions)
+                async with aclosing(self.decoded(plan, source, film, range(film.facts.num_segments))) as segments:
                     async for decoded in segments:
-                        num_captions += decoded.video is not None
-                        async for event in self._said(earlier.of(plan), decoded, known):
+                        captions: list[Caption] = []
+                        async for event in self._said(plan, decoded, earlier, known):
                             yield event
                             if isinstance(event, Caption):
-                                earlier.add(event)
-                if not num_captions:
+                                captions.append(event)
+                        if captions:
+                            said.append(TimedText.of(decoded.segment, captions))
+                if not said:
                     raise UnreadableVideo(decoded.segment.error)
+                if plan.options.get("summary", False):
+                    async for event in self._summed_up(plan, film, said):
+                        yield event
 
     async def cut(self, plan: CaptionPlan, source: VideoFile, cut: Cut) -> Film:
         """Where the film is cut. Raises what `Media.plan_segments` does."""
@@ -161,14 +179,26 @@ class FilmCaptioner:
     async def caption(
         self, plan: CaptionPlan, decoded: DecodedSegment, emit: Emit, *, resume_wait_s: float = 0.0
     ) -> Caption:
-        """Captions one segment and closes its frames; needs a `check` of the captioner's shortly before. Raises what
-        `GatewayCaptioner.caption` raises."""
+        """Captions one segment by a plan of one prompt; needs a `check` of the captioner's shortly before. Its frames
+        stay: of the next prompts the target has the prefill at hand. Raises what `GatewayCaptioner.caption` raises."""
         assert decoded.video is not None, "a segment without frames has no caption"
-        now = asyncio.get_running_loop().time()
-        stats = CaptionStats(arrived=now - decoded.decode_s, sampled=now)
-        with decoded.video as video:
-            plan = plan.named(f"-s{decoded.segment.number}")
-            return await self._captioner.caption(plan, video, emit, stats, resume_wait_s=resume_wait_s)
+        now, number = asyncio.get_running_loop().time(), decoded.segment.prompt
+        stats = CaptionStats(arrived=now - (0.0 if number else decoded.decode_s), sampled=now)
+        plan = plan.named(f"-s{decoded.segment.number}" + (f"-q{number}" if number else ""))
+        return await self._captioner.caption(plan, decoded.video, emit, stats, resume_wait_s=resume_wait_s)
+
+    async def sum_up(self, plan: CaptionPlan, said: Sequence[TimedText], *, resume_wait_s: float = 0.0) -> Caption:
+        """The text about the whole film, from those of its segments; needs a `check` shortly before. Raises what
+        `film_summary.sum_up` and `GatewayCaptioner.caption` raise."""
+
+        async def ask(asked: CaptionPlan, warnings: Sequence[str]) -> Caption:
+            now = asyncio.get_running_loop().time()
+            stats, video = CaptionStats(arrived=now, sampled=now), nothing_seen(warnings)
+            return await self._captioner.caption(asked, video, _unheard, stats, resume_wait_s=resume_wait_s)
+
+        target = self._captioner.peers.target.model
+        assert target is not None, "the target has been asked"
+        return await sum_up(plan, said, target.max_context, ask)
 
     @property
     def _frame_size(self) -> FrameSize:
@@ -204,12 +234,43 @@ class FilmCaptioner:
         ]
 
     async def _said(
+        self, plan: CaptionPlan, decoded: DecodedSegment, earlier: EarlierTexts, known: Mapping[str, KnownCaptions]
+    ) -> AsyncGenerator[FilmEvent, None]:
+        """All that is said of one segment, prompt after prompt; then its frames are closed. `known`: earlier captions,
+        by prompt."""
+        if decoded.video is None:
+            yield decoded.segment
+            return
+        with decoded.video:
+            for number, prompt in enumerate(plan.options.questions):
+                answering = replace(decoded, segment=replace(decoded.segment, prompt=number))
+                asked = earlier.of(plan.asking(prompt))
+                async with aclosing(self._answered(asked, answering, known[prompt])) as events:
+                    async for event in events:
+                        yield event
+                        if isinstance(event, Caption):
+                            earlier.add(prompt, event)
+
+    async def _summed_up(
+        self, plan: CaptionPlan, film: Film, said: Sequence[TimedText]
+    ) -> AsyncGenerator[FilmEvent, None]:
+        """The summary, which may have an error as a segment may: what came before is whole."""
+        try:
+            async with self._in_time(plan, "the summary"):
+                caption = await self.sum_up(plan, said, resume_wait_s=self._config.resume_wait_s)
+        except CANNOT_SUM_UP as error:
+            yield film.whole(str(error))
+            return
+        yield film.whole()
+        yield CommittedText(caption.tokens)
+        yield caption
+
+    async def _answered(
         self, plan: CaptionPlan, decoded: DecodedSegment, known: KnownCaptions
     ) -> AsyncGenerator[FilmEvent, None]:
-        """All that is said of one segment. `known`: captions of earlier ones."""
+        """All that is said of one segment and prompt."""
+        assert decoded.video is not None, "a segment without frames is asked nothing"
         yield decoded.segment
-        if decoded.video is None:
-            return
         events: asyncio.Queue[CaptionEvent | None] = asyncio.Queue()
         made_for = SharedFrom(segment=decoded.segment.number)
         make = partial(self._caption_in_time, decoded, events.put_nowait)
@@ -222,18 +283,22 @@ class FilmCaptioner:
         finally:
             captioning.cancel()
             await asyncio.gather(captioning, return_exceptions=True)
-            decoded.video.close()
 
     async def _caption_in_time(self, decoded: DecodedSegment, emit: Emit, plan: CaptionPlan) -> Caption:
+        async with self._in_time(plan, f"segment {decoded.segment.number}"):
+            return await self.caption(plan, decoded, emit, resume_wait_s=self._config.resume_wait_s)
+
+    @asynccontextmanager
+    async def _in_time(self, plan: CaptionPlan, what: str) -> AsyncIterator[None]:
+        """Surrounds a caption, and counts it. Raises `ServiceUnavailable` for one that takes too long."""
         limit_s = self._config.request_timeout_s
         with self._captioner.metrics.captioning(plan.method.name):
             try:
                 async with asyncio.timeout(limit_s):
-                    return await self.caption(plan, decoded, emit, resume_wait_s=self._config.resume_wait_s)
+                    yield
             except TimeoutError:
-                raise ServiceUnavailable(
-                    f"segment {decoded.segment.number} was not captioned within this server's limit of {limit_s:g} s"
-                ) from None
+                message = f"{what} was not captioned within this server's limit of {limit_s:g} s"
+                raise ServiceUnavailable(message) from None
 
 
 def cut_of(plan: CaptionPlan) -> Cut:
@@ -242,6 +307,10 @@ def cut_of(plan: CaptionPlan) -> Cut:
     if cut is None:
         raise InvalidRequest("say how the film is to be cut: segments fixed:10s, or shots")
     return cut
+
+
+def _unheard(event: CaptionEvent) -> None:
+    """A summary is told when it is whole."""
 
 
 async def _given(task: asyncio.Task[list[DecodedSegment]]) -> list[DecodedSegment]:

@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.captioning.config import GatewayConfig
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.option_specs import UNSET, OptionSpec
-from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.options import DEFAULT_SUMMARY_PROMPT, OF_FILMS, OPTIONS, CaptionOptions
 from slipstream.sampling.params import SamplingDefaults, SamplingParams
 from slipstream.session_messages import DraftStart, TargetStart
 from slipstream.speculation.caption_book import Opening
@@ -60,10 +60,22 @@ class CaptionPlan:
     """Tokens that the caller has of an earlier call: only what follows is sent."""
     in_background: bool = field(default=False, compare=False)
     """Nobody waits for the text."""
+    has_video: bool = True
+    """False: the prompt is all there is, and no draft prunes anything."""
 
     def named(self, ending: str) -> "CaptionPlan":
         """The same for a part of what was asked: its name ends so."""
         return replace(self, request_id=self.request_id[: MAX_ID_CHARS - len(ending)] + ending)
+
+    def asking(self, prompt: str) -> "CaptionPlan":
+        """The same with one prompt in the place of several."""
+        options = CaptionOptions(prompt=prompt).over(self.options).without("prompts")
+        return replace(self, options=options)
+
+    def about_text(self, prompt: str) -> "CaptionPlan":
+        """The same for a prompt about no video. Nothing is pruned, so the baselines that do are left out."""
+        options = self.asking(prompt).options.without(*OF_FILMS, "lossy", "lossy_keep")
+        return replace(self, options=options, lossy=None, has_video=False)
 
     @property
     def resumable(self) -> bool:
@@ -130,7 +142,7 @@ class CaptionPlan:
     @property
     def with_attention(self) -> bool:
         """The draft's pruner ranks by the target's attention."""
-        return self.speculative and self.options.pruner in ATTENTION_PRUNERS
+        return self.speculative and self.has_video and self.options.pruner in ATTENTION_PRUNERS
 
     def with_defaults(self, defaults: SamplingDefaults) -> "CaptionPlan":
         """The same with a model's own sampling where the request says nothing. Raises `InvalidRequest`."""
@@ -170,7 +182,9 @@ def make_plan(
     )
     _check_delivered(plan)
     _check_hints(plan)
-    _check_prompt(options.prompt, config)
+    _check_film(asked)
+    for prompt in (*options.questions, options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT)):
+        _check_prompt(prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(
             f"method {method.name!r} needs a draft, and this gateway has none; ask for 'autoregressive'"
@@ -258,6 +272,12 @@ def _check_hints(plan: CaptionPlan) -> None:
         )
 
 
+def _check_film(asked: CaptionOptions) -> None:
+    """Raises `InvalidRequest` for what only segments have."""
+    if not asked.in_segments and (asked.get("prompts", ()) or asked.get("summary", False)):
+        raise InvalidRequest("several prompts and a summary are of a film's segments: say segments, too, or one prompt")
+
+
 def _checked_id(request_id: str) -> str:
     """The id, made where none is given."""
     request_id = request_id or uuid.uuid4().hex
@@ -292,7 +312,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         session_id=key.session_id,
         guidance_capability=key.guidance_capability if plan.speculative or plan.method.takes_hints else b"",
         request_id=plan.request_id,
-        with_guidance=plan.speculative,
+        with_guidance=plan.speculative and plan.has_video,
         sampling=plan.sampling,
         seconds_per_frame=_seconds_per_frame(video),
         times_s=video.timestamps_s,
@@ -300,6 +320,7 @@ def target_start(plan: CaptionPlan, key: SessionKey, video: SampledVideo, tokens
         lossy=plan.lossy,
         local_drafter=plan.method.name if plan.method.local_drafter else "",
         self_draft_kept=num_kept if plan.drafts_itself and plan.hints is None else 0,
+        has_video=plan.has_video,
         hints=plan.hints,
         in_background=plan.in_background,
         **plan.options.sent_to("target"),
@@ -323,6 +344,7 @@ def draft_start(
         vocab_size=vocab_size,
         width=growth.width if growth else 0,
         max_rows=growth.rows if growth else 0,
+        has_video=plan.has_video,
         **plan.options.sent_to("draft"),
     )
 
@@ -351,5 +373,5 @@ def make_pipeline(plan: CaptionPlan, opening: Opening, vocab_size: int) -> Pipel
 
 
 def _seconds_per_frame(video: SampledVideo) -> float:
-    """Frames are sampled evenly over the clip's duration."""
-    return video.duration_s / len(video.frames)
+    """Frames are sampled evenly over the clip's duration. 0 without any."""
+    return video.duration_s / max(len(video.frames), 1)

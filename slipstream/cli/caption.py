@@ -47,6 +47,8 @@ def caption_options(**values: Any) -> CaptionOptions:
     for spec in OPTIONS:
         if spec.is_file and spec.name in given:
             given[spec.name] = [_read_text(spec, Path(path)) for path in given[spec.name]]
+    if len(given.get("prompts", ())) == 1:
+        (given["prompt"],) = given.pop("prompts")
     return CaptionOptions.from_mapping(given)
 
 

@@ -44,11 +44,12 @@ async def caption_film(
     exit_code = 0
     try:
         events = _warned(str(video), captioner.film_events(video, options=options, timeout_s=timeout_s))
-        async for part in segment_captions(events):
-            cues.append(segment_cue(part.segment.start_s, part.segment.end_s, part.text))
+        async for part in segment_captions(events, options):
+            if not part.segment.is_summary:
+                cues.append(segment_cue(part.segment.start_s, part.segment.end_s, " ".join(part.texts)))
             typer.echo(json.dumps(segment_record(str(video), part)) if as_json else segment_line(part))
             if part.segment.error:
-                complain(str(video), f"segment {part.segment.number}: {part.segment.error}")
+                complain(str(video), f"{_name(part)}: {part.segment.error}")
     except SlipstreamError as error:
         if as_json:
             typer.echo(json.dumps({"file": str(video), "error": str(error)}))
@@ -72,20 +73,31 @@ async def _warned(video: str, events: AsyncGenerator[FilmEvent, None]) -> AsyncG
 
 
 def segment_record(video: str, part: SegmentCaption) -> dict[str, Any]:
-    """A segment as a line of JSON."""
+    """A segment, or the summary, as a line of JSON."""
     segment = part.segment
+    said = {"error": segment.error} if part.caption is None else caption_dict(part.caption)
+    if segment.is_summary:
+        return {"file": video, "summary": said}
     record: dict[str, Any] = {"file": video, "segment": segment.number, "start_s": segment.start_s}
-    record |= {"end_s": segment.end_s}
-    return record | ({"error": segment.error} if part.caption is None else caption_dict(part.caption))
+    record |= {"end_s": segment.end_s} | said
+    return record if len(part.captions) < 2 else record | {"texts": part.texts}
 
 
 def segment_line(part: SegmentCaption) -> str:
-    """A segment for people: its times, its text and its figures."""
+    """A segment for people: its times, its texts and their figures."""
     segment = part.segment
     times = f"{clock_time(segment.start_s)} - {clock_time(segment.end_s)}"
     if part.caption is None:
         return f"{times}  ({printable(segment.error)})"
-    return f"{times}  {printable(part.text)}\n[{spared_line(part.caption) or closing_line(part.caption)}]"
+    name = f"{times} (all)" if segment.is_summary else times
+    return "\n".join(
+        f"{name}  {printable(caption.text)}\n[{spared_line(caption) or closing_line(caption)}]"
+        for caption in part.captions
+    )
+
+
+def _name(part: SegmentCaption) -> str:
+    return "the summary" if part.segment.is_summary else f"segment {part.segment.number}"
 
 
 def clock_time(seconds: float) -> str:

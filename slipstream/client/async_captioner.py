@@ -256,10 +256,12 @@ class AsyncCaptioner:
             async for part in captioner.caption_segments("film.mkv", segments="fixed:10s"):
                 print(part.segment.start_s, part.text)
 
+        Of several `prompts`, `part.texts` has the answers; the second costs little more than its own words. With
+        `summary=True` the last part, whose `segment.is_summary`, is a text about the whole film, made of the others'.
         A segment of which no frame can be decoded says so in `part.segment.error`, and the others go on. Leaving it, by
         `aclose`, ends the work at the gateway. Raises what `caption` raises; the segments before are whole.
         """
-        return segment_captions(self.start_film(film, call))
+        return segment_captions(self.start_film(film, call), call.asked())
 
     @with_film_keywords
     def film_events(self, film: Video, call: FilmCall) -> AsyncGenerator[FilmEvent, None]:

@@ -60,12 +60,17 @@ async def film_events(
             yield event
 
 
-async def segment_captions(events: AsyncGenerator[FilmEvent, None]) -> AsyncGenerator[SegmentCaption, None]:
-    """The segments, each when the last of its events has come. Closed, it closes the events.
+async def segment_captions(
+    events: AsyncGenerator[FilmEvent, None], options: CaptionOptions
+) -> AsyncGenerator[SegmentCaption, None]:
+    """The segments of a film that was asked for with these options, each when the last of its events has come; then
+    the summary. Closed, it closes the events.
 
     Raises `ProtocolViolation` for events out of order."""
     segment: Segment | None = None
+    num_prompts = max(len(options.get("prompts", ())), 1)
     tokens: list[CommittedToken] = []
+    captions: list[Caption] = []
     async with aclosing(events):
         async for event in events:
             match event:
@@ -81,5 +86,8 @@ async def segment_captions(events: AsyncGenerator[FilmEvent, None]) -> AsyncGene
                 case Caption():
                     if segment is None:
                         raise ProtocolViolation("the gateway captioned a segment that it has not named")
-                    yield SegmentCaption(segment, replace(event, tokens=tuple(tokens)))
+                    captions.append(replace(event, tokens=tuple(tokens)))
+                    if segment.is_summary or len(captions) == num_prompts:
+                        yield SegmentCaption(replace(segment, prompt=0), captions[0], tuple(captions[1:]))
+                        captions = []
                     segment = None

@@ -257,10 +257,12 @@ class Captioner:
             for part in captioner.caption_segments("film.mkv", segments="fixed:10s"):
                 print(part.segment.start_s, part.text)
 
+        Of several `prompts`, `part.texts` has the answers; the second costs little more than its own words. With
+        `summary=True` the last part, whose `segment.is_summary`, is a text about the whole film, made of the others'.
         A segment of which no frame can be decoded says so in `part.segment.error`, and the others go on. Raises what
         `caption` raises; the segments before are whole.
         """
-        return DocumentStream(self, segment_captions(self._async.start_film(film, call)))
+        return DocumentStream(self, segment_captions(self._async.start_film(film, call), call.asked()))
 
     @property
     def archive(self) -> Archive:

@@ -1,14 +1,11 @@
 """Documents in the archive: gateways are killed and frozen in the middle, and every page is read once all the same."""
 
-import asyncio
-import contextlib
 import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,21 +15,19 @@ import slipstream
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState, QueuePolicy
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, PagePicture
 from slipstream.documents.pool import ReaderPool
 from slipstream.errors import InvalidRequest
-from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
+from tests.support.archive_gateways import ArchiveGateways
 from tests.support.documents import needs_documents, page_video, pdf_of, words_at
 from tests.support.processes import START_S, STOP_S, eventually, logged, new_process
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_documents]
 
-NUM_PAGES, DPI, LEASE_S = 6, 40, 2.0
+NUM_PAGES, DPI = 6, 40
 CAPTION = {"max_new_tokens": 60}
 DOCUMENT = {"dpi": DPI}
 
@@ -48,56 +43,19 @@ def pages_pdf(num_pages: int) -> bytes:
 
 
 @dataclass
-class Archive:
-    """Gateways that share a queue, each started by a name of its own, over one target."""
+class Archive(ArchiveGateways):
+    """The same with a reader."""
 
-    folder: Path
-    redis_url: str
-    target: ServiceProcess
-    reader: ServiceProcess
-    processes: list[ServiceProcess] = field(default_factory=list)
+    reader: ServiceProcess = field(kw_only=True)
 
     async def start(self) -> ServiceProcess:
-        flags = ("--target", self.target.address, "--redis", self.redis_url, "--video-roots", str(self.folder))
-        flags += (
-            "--reader",
-            self.reader.address,
-            "--lease-s",
-            str(LEASE_S),
-            "--archive-slots",
-            "1",
-            "--archive-ahead",
-            "0",
-        )
-        process = new_process("gateway", self.folder / f"gateway-{len(self.processes)}", *flags)
-        self.processes.append(process)
-        await process.start()
-        await process.wait_serving(START_S)
-        return process
-
-    async def kill(self, process: ServiceProcess) -> None:
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait_exit()
-
-    @contextlib.asynccontextmanager
-    async def client(self, process: ServiceProcess) -> AsyncIterator[ArchiveClient]:
-        async with open_channel(process.address) as channel:
-            yield ArchiveClient(Connection(channel))
+        return await self.start_gateway("--reader", self.reader.address, "--archive-slots", "1", "--archive-ahead", "0")
 
     async def submit(self, process: ServiceProcess, name: str, **document: Any) -> str:
         async with self.client(process) as client:
             item = BatchItem(name, str(self.folder / name))
             options = BatchOptions(caption=CAPTION, document=DOCUMENT | document)
             return (await client.submit(options, [item])).batch_id
-
-    async def ended(self, process: ServiceProcess, batch_id: str) -> tuple[Job, list[JobPart]]:
-        """The batch's one job when it has ended, and its parts."""
-        async with self.client(process) as client:
-            async with asyncio.timeout(300), aclosing(client.watch(batch_id)) as snapshots:
-                async for _ in snapshots:
-                    pass
-            (job,) = [job async for job in client.jobs(batch_id)]
-            return job, [part async for part in client.parts(batch_id, job)]
 
     async def wait_for_page(self, process: ServiceProcess, job_id: str, *, is_whole: bool) -> None:
         """Returns when this gateway has written a page, or when the target has begun one more."""
@@ -110,9 +68,8 @@ class Archive:
 
     def opened(self, job_id: str) -> list[tuple[int, int]]:
         """Run and page of every reading that the target has begun for the job."""
-        names = [entry["request_id"] or "" for entry in logged(self.target.log_path, "session.opened")]
-        words = [name.split("-") for name in names if name.startswith(job_id)]
-        return [(int(run), int(page.removeprefix("p"))) for _, run, page, *region in words if not region]
+        words = self.names_of(job_id)
+        return [(int(run), int(page.removeprefix("p"))) for run, page, *region in words if not region]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -124,7 +81,7 @@ async def archive(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asy
         word.replace("slipstream.services.reader", "tests.support.quick_reader") for word in reader.argv
     )
     async with EmbeddedServer(folder / "redis") as redis:
-        made = Archive(folder, redis.url, stack.processes["target"], reader)
+        made = Archive(folder, redis.url, stack.processes["target"], reader=reader)
         await reader.start()
         try:
             await reader.wait_serving(START_S)

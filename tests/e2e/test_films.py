@@ -1,14 +1,8 @@
 """Films in segments through the real stack: their times, their texts, and gateways that are killed in the middle."""
 
-import contextlib
 import io
-import os
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import av
 import pytest
@@ -18,21 +12,19 @@ import slipstream
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection
 from slipstream.errors import InvalidRequest
 from slipstream.messages import FilmFacts
-from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
 from slipstream.video.film_windows import NO_FRAME
+from tests.support.archive_gateways import ArchiveGateways
 from tests.support.films import Film, frame_times, make_film, scene, write_film
-from tests.support.processes import START_S, STOP_S, eventually, logged, new_process
+from tests.support.processes import START_S, STOP_S, eventually, logged
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SCENES, STEP_S, START_PTS_S, LEASE_S = [16] * 6, 0.125, 7.5, 2.0
+SCENES, STEP_S, START_PTS_S = [16] * 6, 0.125, 7.5
 CAPTION = {"num_frames": 4, "max_new_tokens": 24}
 SEGMENTS = {"segments": "fixed:2s"}
 
@@ -159,47 +151,13 @@ async def test_a_segment_that_cannot_be_decoded_says_so_and_the_others_go_on(
 # -- archive ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Archive:
-    """Gateways that share a queue over one target."""
-
-    folder: Path
-    redis_url: str
-    target: ServiceProcess
-    processes: list[ServiceProcess] = field(default_factory=list)
-
-    async def start(self, *flags: str) -> ServiceProcess:
-        flags = ("--target", self.target.address, "--redis", self.redis_url, "--video-roots", str(self.folder), *flags)
-        process = new_process(
-            "gateway", self.folder / f"gateway-{len(self.processes)}", *flags, "--lease-s", str(LEASE_S)
-        )
-        self.processes.append(process)
-        await process.start()
-        await process.wait_serving(START_S)
-        return process
-
-    async def kill(self, process: ServiceProcess) -> None:
-        os.kill(process.pid, signal.SIGKILL)
-        await process.wait_exit()
-
-    @contextlib.asynccontextmanager
-    async def client(self, process: ServiceProcess) -> AsyncIterator[ArchiveClient]:
-        async with open_channel(process.address) as channel:
-            yield ArchiveClient(Connection(channel))
+class Archive(ArchiveGateways):
+    """The same for films."""
 
     async def submit(self, process: ServiceProcess, name: str, segments: str = "fixed:2s") -> str:
         async with self.client(process) as client:
             options = BatchOptions(caption=CAPTION | {"segments": segments})
             return (await client.submit(options, [BatchItem(name, str(self.folder / name))])).batch_id
-
-    async def ended(self, process: ServiceProcess, batch_id: str) -> tuple[Job, list[JobPart]]:
-        """The batch's one job when it has ended, and its parts."""
-        async with self.client(process) as client:
-            async with aclosing(client.watch(batch_id)) as snapshots:
-                async for _ in snapshots:
-                    pass
-            (job,) = [job async for job in client.jobs(batch_id)]
-            return job, [part async for part in client.parts(batch_id, job)]
 
     def kept(self, process: ServiceProcess) -> list[int]:
         """Segments that this gateway says it has written."""
@@ -207,9 +165,7 @@ class Archive:
 
     def opened(self, job_id: str) -> list[tuple[int, int]]:
         """Run and segment of every caption that the target has begun for the job."""
-        names = [entry["request_id"] or "" for entry in logged(self.target.log_path, "session.opened")]
-        words = [name.split("-") for name in names if name.startswith(job_id)]
-        return [(int(run), int(segment.removeprefix("s"))) for _, run, segment in words]
+        return [(int(run), int(segment.removeprefix("s"))) for run, segment in self.names_of(job_id)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -240,7 +196,7 @@ def check_film(job: Job, parts: Sequence[JobPart], film: Film, texts: Sequence[s
 async def test_a_killed_gateway_captions_no_segment_twice(
     archive: Archive, film: Film, texts: list[str], is_whole: bool
 ) -> None:
-    gateway = await archive.start("--archive-slots", "1" if is_whole else "2")
+    gateway = await archive.start_gateway("--archive-slots", "1" if is_whole else "2")
     batch_id = await archive.submit(gateway, "film.mkv")
     queue = RedisQueue(archive.redis_url)
     try:
@@ -255,7 +211,7 @@ async def test_a_killed_gateway_captions_no_segment_twice(
         await queue.close()
     kept = {part.number for part in done}
     assert kept, "some were done before the death; all of them only where this process was kept from killing in time"
-    other = await archive.start()
+    other = await archive.start_gateway()
     ended, parts = await archive.ended(other, batch_id)
     check_film(ended, parts, film, texts)
     assert not [segment for run, segment in archive.opened(job.job_id) if run > 1 and segment in kept]
@@ -268,7 +224,7 @@ async def test_the_archive_marks_what_cannot_be_decoded_and_refuses_what_cannot_
     archive: Archive, film: Film, torn: bytes
 ) -> None:
     (archive.folder / "torn.mkv").write_bytes(torn)
-    gateway = await archive.start()
+    gateway = await archive.start_gateway()
     job, parts = await archive.ended(gateway, await archive.submit(gateway, "torn.mkv"))
     assert job.state is JobState.DONE and job.parts_done == len(SCENES)
     assert [part.error for part in parts] == ["", "", NO_FRAME, "", "", ""]

@@ -95,7 +95,7 @@ def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
     content = json.loads(write_job(job))
     content["caption"]["mood"] = "cheerful"
     assert read_job(json.dumps(content | {"colour": 7})) == job
-    for text in (json.dumps(content | {"v": 4}), "", "[]", "{", "{}"):
+    for text in (json.dumps(content | {"v": 5}), "", "[]", "{", "{}"):
         for read in (read_job, read_batch, read_result):
             with pytest.raises(OtherVersion):
                 read(text)
@@ -142,7 +142,7 @@ def test_a_receipts_options_ask_for_the_same_again(asked: dict[str, Any]) -> Non
 def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
     plans = (
-        plan_of(gamma=3, stop=(".",), segments="fixed:10s"),
+        plan_of(gamma=3, stop=(".",), segments="fixed:10s", prompts=("a", "b"), summary=True, summary_prompt="c"),
         plan_of(method="autoregressive", lossy="fastv"),
         plan_of(method="hsd", tolerance=0.5, prediction=("a",)),
     )

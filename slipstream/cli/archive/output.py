@@ -5,6 +5,7 @@ cell: a table holds no formula and nothing steers a terminal.
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -15,26 +16,28 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanag
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
+from slipstream.archive.film_results import summary_of
 from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
 from slipstream.archive.quality import UNKNOWN, Mark, Norms, marks_of
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import (
     SEGMENTS_NOTE,
     safe_name,
-    segment_cue,
     srt_of,
     to_srt,
     to_vtt,
     vtt_of,
 )
+from slipstream.cli.archive.film_lines import film_cues, film_fields, made_of, spared_fields
+from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.batch_quality import batch_norms
 from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Caption, Segment
+from slipstream.messages import Caption
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -71,31 +74,28 @@ def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) 
         "crashes": job.crashes,
     }
     if job.caption is not None and job.receipt is not None:
-        record |= _spared_dict(job.caption)
+        record |= spared_fields(job.caption)
         record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
         record["quality"] = list(marks_of(job.caption, norms))
     if job.kind.has_parts:
-        as_record = _segment_dict if job.kind is JobKind.FILM else _part_dict
         record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
         record["text"] = document_text(parts) if job.state is JobState.DONE else None
-        record["parts"] = [as_record(part) | _quality_of(part, norms) for part in parts]
-        found = {mark for part in record["parts"] for mark in part.get("quality", ())}
+        is_film = job.kind is JobKind.FILM
+        record |= film_fields(parts, norms) if is_film else {"parts": [_part_dict(part, norms) for part in parts]}
+        found = {mark for part in parts if part.caption for mark in marks_of(part.caption, norms)}
         record["quality"] = [mark for mark in Mark if mark in found]
         if job.receipt is not None:
-            record["receipt"] = _made_of(job.receipt) | _run_dict(job)
+            record["receipt"] = made_of(job.receipt) | _run_dict(job)
     return record
 
 
 def document_text(parts: Sequence[JobPart]) -> str:
-    """The texts of pages or segments, parted by empty lines."""
-    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text)
+    """The texts of pages or segments, parted by empty lines; a summary is none of them."""
+    summary = summary_of(parts)
+    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text and part != summary)
 
 
-def _quality_of(part: JobPart, norms: Norms) -> dict[str, Any]:
-    return {"quality": list(marks_of(part.caption, norms))} if part.caption is not None else {}
-
-
-def _part_dict(part: JobPart) -> dict[str, Any]:
+def _part_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
     if part.caption is None or part.receipt is None or part.draft is None:
         return {"page": part.page or None, "error": part.error}
     draft, summary = part.draft, caption_dict(part.caption)
@@ -109,34 +109,9 @@ def _part_dict(part: JobPart) -> dict[str, Any]:
         "dpi": part.dpi,
         "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
-        "receipt": _made_of(part.receipt) | summary,
+        "receipt": made_of(part.receipt) | summary,
+        "quality": list(marks_of(part.caption, norms)),
     }
-
-
-def _segment_dict(part: JobPart) -> dict[str, Any]:
-    segment = part.segment or Segment(part.number)
-    times = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s}
-    if part.caption is None or part.receipt is None:
-        return times | {"error": part.error}
-    summary = caption_dict(part.caption)
-    for stated_before in ("text", "request_id"):
-        summary.pop(stated_before)
-    said = {"text": part.caption.text} | _spared_dict(part.caption)
-    return times | said | {"receipt": _made_of(part.receipt) | summary}
-
-
-def _spared_dict(caption: Caption) -> dict[str, Any]:
-    """What is to see, where that is little, and why the text is not of the video's own frames; empty for most."""
-    told = {"marks": list(caption.video.marks), "skipped": caption.skipped}
-    shared = {} if caption.shared is None else {"shared": asdict(caption.shared)}
-    return {name: content for name, content in told.items() if content} | shared
-
-
-def _made_of(receipt: Receipt) -> dict[str, Any]:
-    made_of = {name: content for name, content in asdict(receipt).items() if content is not None}
-    if not receipt.skipped:
-        del made_of["skipped"]
-    return made_of | {"options": {"stop": (), **receipt.options}}
 
 
 def _run_dict(job: Job) -> dict[str, Any]:
@@ -147,7 +122,7 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return _made_of(receipt) | summary | _run_dict(job)
+    return made_of(receipt) | summary | _run_dict(job)
 
 
 def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
@@ -199,6 +174,7 @@ class Format(StrEnum):
 
     JSONL = "jsonl"
     CSV = "csv"
+    PARQUET = "parquet"
     VTT = "vtt"
     SRT = "srt"
     MD = "md"
@@ -219,15 +195,20 @@ class Format(StrEnum):
 def choose_format(wanted: Format | None, output: str) -> Format:
     """The wanted format, or what the output's extension says; JSON lines else."""
     if wanted is None:
-        wanted = Format.CSV if output.lower().endswith(".csv") else Format.JSONL
+        endings = (Format.CSV, Format.PARQUET)
+        wanted = next((form for form in endings if output.lower().endswith(f".{form}")), Format.JSONL)
     if wanted.is_folder and output == STDOUT:
         raise InvalidConfig(f"{wanted} is a file for each job: --output must name a folder")
+    if wanted is Format.PARQUET and output == STDOUT:
+        raise InvalidConfig("parquet is no text: --output must name a file")
     return wanted
 
 
 def check_output(output: str, form: Format) -> None:
     """Raises what can be known to be wrong with the output before there is a result."""
     path = Path(output)
+    if form is Format.PARQUET:
+        check_parquet()
     if output == STDOUT:
         return
     if form.is_folder:
@@ -245,6 +226,8 @@ def open_writer(output: "Output") -> AbstractContextManager[Write]:
         return _folder(Path(output.path), output.form)
     if output.path == STDOUT:
         return _stdout(output)
+    if output.form is Format.PARQUET:
+        return _parquet(Path(output.path))
     return _whole_file(Path(output.path), output)
 
 
@@ -265,6 +248,12 @@ def _stdout(output: "Output") -> Iterator[Write]:
 def _whole_file(path: Path, output: "Output", keep_empty: bool = True) -> Iterator[Write]:
     with replacing(path, keep_empty) as file:
         yield _line_writer(file, output)
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Write]:
+    with replacing_bytes(path) as file, parquet_writer(file) as write:
+        yield write
 
 
 @contextmanager
@@ -292,8 +281,7 @@ def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
     if form is Format.MD:
         return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
     if job.kind is JobKind.FILM:
-        timed = [(part.segment, part.caption) for part in parts]
-        cues = [segment_cue(at.start_s, at.end_s, said.text) for at, said in timed if at and said]
+        cues = film_cues(parts)
         return vtt_of(cues, SEGMENTS_NOTE) if form is Format.VTT else srt_of(cues)
     if form is Format.VTT:
         return to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
@@ -306,11 +294,22 @@ def replacing(path: Path, keep_empty: bool = True) -> Iterator[TextIO]:
 
     Not `keep_empty`: a file without content is none, and an older one goes.
     """
+    with replacing_bytes(path, keep_empty) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="")
+        try:
+            yield text
+        finally:
+            text.detach()
+
+
+@contextmanager
+def replacing_bytes(path: Path, keep_empty: bool = True) -> Iterator[IO[bytes]]:
+    """The same of a file that is no text."""
     final = path.resolve()
     part = final.with_name(f".{final.name[:200]}.{os.getpid()}.part")
     with _named_failure(path):
         try:
-            with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            with part.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -20,7 +20,7 @@ class CaptionRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[CaptionOptions, _Mapping]] = ..., video: _Optional[bytes] = ..., resume_after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptionOptions(_message.Message):
-    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments", "want_kept", "duplicates", "skip_marked")
+    __slots__ = ("path", "request_id", "prompt", "method", "num_frames", "max_new_tokens", "pruner", "alpha", "policy", "max_window", "guidance", "positions", "seed", "temperature", "top_k", "top_p", "repetition_penalty", "sampling_rule", "stop", "gate", "gamma", "shape", "lossy", "lossy_keep", "trace", "prediction", "tolerance", "tolerance_rule", "segments", "want_kept", "duplicates", "skip_marked", "prompts", "summary", "summary_prompt")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,9 @@ class CaptionOptions(_message.Message):
     WANT_KEPT_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_FIELD_NUMBER: _ClassVar[int]
     SKIP_MARKED_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_PROMPT_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     prompt: str
@@ -85,7 +88,10 @@ class CaptionOptions(_message.Message):
     want_kept: bool
     duplicates: str
     skip_marked: str
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: _Optional[bool] = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ...) -> None: ...
+    prompts: _containers.RepeatedScalarFieldContainer[str]
+    summary: bool
+    summary_prompt: str
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., method: _Optional[str] = ..., num_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pruner: _Optional[str] = ..., alpha: _Optional[float] = ..., policy: _Optional[str] = ..., max_window: _Optional[int] = ..., guidance: _Optional[str] = ..., positions: _Optional[str] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., sampling_rule: _Optional[str] = ..., stop: _Optional[_Iterable[str]] = ..., gate: _Optional[bool] = ..., gamma: _Optional[int] = ..., shape: _Optional[str] = ..., lossy: _Optional[str] = ..., lossy_keep: _Optional[float] = ..., trace: _Optional[bool] = ..., prediction: _Optional[_Iterable[str]] = ..., tolerance: _Optional[float] = ..., tolerance_rule: _Optional[str] = ..., segments: _Optional[str] = ..., want_kept: _Optional[bool] = ..., duplicates: _Optional[str] = ..., skip_marked: _Optional[str] = ..., prompts: _Optional[_Iterable[str]] = ..., summary: _Optional[bool] = ..., summary_prompt: _Optional[str] = ...) -> None: ...
 
 class FilmEvent(_message.Message):
     __slots__ = ("film", "segment", "caption")
@@ -110,16 +116,20 @@ class FilmFacts(_message.Message):
     def __init__(self, num_segments: _Optional[int] = ..., start_s: _Optional[float] = ..., duration_s: _Optional[float] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("number", "start_s", "end_s", "error")
+    __slots__ = ("number", "start_s", "end_s", "error", "prompt", "is_summary")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     START_S_FIELD_NUMBER: _ClassVar[int]
     END_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    IS_SUMMARY_FIELD_NUMBER: _ClassVar[int]
     number: int
     start_s: float
     end_s: float
     error: str
-    def __init__(self, number: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+    prompt: int
+    is_summary: bool
+    def __init__(self, number: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., error: _Optional[str] = ..., prompt: _Optional[int] = ..., is_summary: _Optional[bool] = ...) -> None: ...
 
 class ReadDocumentRequest(_message.Message):
     __slots__ = ("options", "document")

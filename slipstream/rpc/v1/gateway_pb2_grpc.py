@@ -83,7 +83,8 @@ class GatewayServicer:
         """Captions the segments of one video, as its option `segments` cuts it. Asked like `Caption`; answered by `film` once,
         and then for each segment in order: `segment`, and where that has no error its `caption`... to its `summary`. A
         segment of which no frame can be decoded has an error, and the others go on. Segments whose `summary` has come are
-        whole, whatever ends the call.
+        whole, whatever ends the call. Of several prompts each is answered for a segment before the next one begins; a
+        summary, where one is asked for, comes behind the last segment and is announced like one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
