@@ -1,5 +1,6 @@
 """The archive at scale, part by part. `film`: a long film in segments, whose processes are killed at random points.
 `lookup`: what captions of earlier segments are worth as drafts. `duplicates`: whether copies are told from what is not.
+`placement`: two plain targets against a target and its draft.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.archive_duplicates import run_duplicates, told_apart
+from bench.archive_placement import run_placement
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
@@ -198,6 +200,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "film": run_film,
     "lookup": run_lookup,
     "duplicates": run_duplicates,
+    "placement": run_placement,
 }
 
 
@@ -213,6 +216,8 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"kills": (20, "at random points"), "seed": 1}
     counts |= {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160}
     counts |= {"films": (12, "with copies"), "window_seconds": (2.0, "of the windows whose copies are looked for")}
+    counts |= {"placement_videos": (8, "captioned at each number of sessions"), "placement_rounds": 3}
+    counts |= {"placement_frames": 32, "placement_tokens": 192}
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
