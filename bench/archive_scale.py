@@ -1,6 +1,7 @@
 """The archive at scale, part by part. `film`: a long film in segments, whose processes are killed at random points.
 `lookup`: what captions of earlier segments are worth as drafts. `estimate`: how near an estimate comes. `search`: how
 long a question over very many texts takes.
+`duplicates`: whether copies are told from what is not. `placement`: two plain targets against a target and its draft.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_estimate
+from bench.archive_placement import run_placement
 from bench.archive_search import run_search
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
@@ -201,6 +204,8 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "lookup": run_lookup,
     "estimate": run_estimate,
     "search": run_search,
+    "duplicates": run_duplicates,
+    "placement": run_placement,
 }
 MUST_BE_AT_MOST = {"estimate_error": 0.15, "search_p95_ms": 50.0}
 
@@ -209,7 +214,7 @@ def passed(report: Report) -> bool:
     """Whether nothing is wrong, every time is within one frame step, and no figure is above its bound."""
     in_time = report.get("largest_time_error_s", 0.0) <= report.get("frame_step_s", 0.0)
     in_bounds = all(report.get(name, 0.0) <= most for name, most in MUST_BE_AT_MOST.items())
-    return in_time and in_bounds and not any(report.get(name) for name in MUST_BE_ZERO)
+    return in_time and in_bounds and told_apart(report) and not any(report.get(name) for name in MUST_BE_ZERO)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -219,6 +224,9 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160}
     counts |= {"estimate_clips": (60, "of which a sample is taken"), "estimate_sample": 20, "estimate_frames": 32}
     counts |= {"estimate_tokens": 192, "texts": (1_000_000, "that are searched"), "questions": 500}
+    counts |= {"films": (12, "with copies"), "window_seconds": (2.0, "of the windows whose copies are looked for")}
+    counts |= {"placement_videos": (8, "captioned at each number of sessions"), "placement_rounds": 3}
+    counts |= {"placement_frames": 32, "placement_tokens": 192}
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)

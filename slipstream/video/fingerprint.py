@@ -8,6 +8,7 @@ smaller than a cell, such as lips or lettering, is not seen. Pure: arrays in, nu
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,8 @@ def fingerprint_of(video: SampledVideo) -> Fingerprint:
 
 def _pictures(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
     n, height, width, _ = frames.shape
-    rows = _means(height, LIGHT) @ frames.reshape(n, height, width * 3).astype(np.float32)
-    cells = _means(width, LIGHT) @ rows.reshape(n * LIGHT, width, 3)
+    rows = _averaged(frames.reshape(n, height, width * 3).astype(np.float32))
+    cells = _averaged(rows.reshape(n * LIGHT, width, 3))
     red, green, blue = np.moveaxis(cells.reshape(n, LIGHT, LIGHT, 3), -1, 0)
     light = 0.299 * red + 0.587 * green + 0.114 * blue  # ITU-R BT.601
     size = LIGHT // COLOUR
@@ -83,14 +84,19 @@ def _pictures(frames: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return levels
 
 
-@cache
-def _means(num_pixels: int, num_cells: int) -> NDArray[np.float32]:
-    """[num_cells, num_pixels] that averages; a pixel that lies in two cells counts for each by its share."""
-    edges = np.linspace(0, num_pixels, num_cells + 1)
-    pixels = np.arange(num_pixels)
-    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-    weights = overlap.clip(0) * num_cells / num_pixels
-    return weights.astype(np.float32)
+def _averaged(lines: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, lines, any] to [n, LIGHT, any]. A line that lies in two cells counts for each by its share.
+
+    Cell by cell: products so small are made by one thread, and leave the other cores to the models."""
+    num_lines = lines.shape[1]
+    edges = np.linspace(0, num_lines, LIGHT + 1)
+    cells = []
+    for start, end in pairwise(edges):
+        numbers = np.arange(int(start), min(int(np.ceil(end)), num_lines))
+        overlap = np.minimum(end, numbers + 1) - np.maximum(start, numbers)
+        weights = (overlap / overlap.sum()).astype(np.float32)
+        cells.append(weights @ lines[:, numbers[0] : numbers[-1] + 1])
+    return np.stack(cells, axis=1)
 
 
 # -- distance ---------------------------------------------------------------------------------------------------------
@@ -165,7 +171,7 @@ def _best(one: NDArray[np.float32], other: NDArray[np.float32], across: int) -> 
     """The way along the first side that makes `other` most like `one`, where the second is seen in the way `across`."""
     warps = _warps()
     seen = (other @ warps.light[across].T).swapaxes(0, 1).reshape(LIGHT, -1)
-    rows = (warps.light.reshape(-1, LIGHT) @ seen).reshape(len(warps.light), LIGHT, -1, LIGHT)
+    rows = (warps.light @ seen).reshape(len(warps.light), LIGHT, -1, LIGHT)
     weights = warps.light_inside[:, :, None] * warps.light_inside[across][None, None, :]
     squares = ((rows - one.swapaxes(0, 1)) ** 2).sum(axis=2) * weights
     return int((squares.sum(axis=(1, 2)) / weights.sum(axis=(1, 2))).argmin())

@@ -43,6 +43,7 @@ CAME_WITH = {
     "prompts that ride along: which rows, a prompt in rows, who waits": 3,
     "a queue whose server Sentinel replaces": 1,
     "before and after a batch: marks, estimates, audits, texts found and cut out; their clients and commands": 15,
+    "captions that are spared: fingerprints, marks, what follows for a caption, and those kept in the archive": 4,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -65,6 +66,7 @@ CHECKS_CAME_WITH = {
     "engines that exist: parts, and Slurm": 2,
     "clients and attackers before the HTTP front": 2,
     "estimates and searches at scale": 2,
+    "near-duplicates, and placement on equal hardware": 2,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
