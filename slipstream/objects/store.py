@@ -5,6 +5,7 @@ never from a request. Errors are those of `slipstream.errors`, and name the obje
 """
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,8 @@ from slipstream.errors import (
 SCHEMES = ("s3", "gs", "az", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
+ALLOW_HTTP = "AWS_ALLOW_HTTP"
+"""The one variable that the library leaves unread where it is told limits of time."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class ObjectStore:
             "client_options": {
                 "connect_timeout": timedelta(seconds=CONNECT_S),
                 "timeout": timedelta(seconds=REQUEST_S),
+                **({"allow_http": True} if os.environ.get(ALLOW_HTTP, "").lower() == "true" else {}),
             },
         }
         try:
