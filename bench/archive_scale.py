@@ -1,5 +1,5 @@
 """The archive at scale, part by part. `film`: a long film in segments, whose processes are killed at random points.
-`lookup`: what captions of earlier segments are worth as drafts.
+`lookup`: what captions of earlier segments are worth as drafts. `spill`: many jobs through feeder, queue and compactor.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
@@ -193,16 +194,18 @@ async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
 
 
 MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept")
+SPILL_MUST_BE_ZERO = ("results_missing", "results_doubled", "over_memory")
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "film": run_film,
     "lookup": run_lookup,
+    "spill": run_spill,
 }
 
 
 def passed(report: Report) -> bool:
     """Whether nothing is wrong and every time is within one frame step."""
     in_time = report.get("largest_time_error_s", 0.0) <= report.get("frame_step_s", 0.0)
-    return in_time and not any(report.get(name) for name in MUST_BE_ZERO)
+    return in_time and not any(report.get(name) for name in (*MUST_BE_ZERO, *SPILL_MUST_BE_ZERO))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -210,6 +213,8 @@ def main(argv: Sequence[str]) -> None:
     counts = {"segments": (60, "of the film"), "seconds": (10, "of a segment"), "frames": 8, "max_new_tokens": 48}
     counts |= {"kills": (20, "at random points"), "seed": 1}
     counts |= {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160}
+    counts |= {"spill_jobs": 1_000_000, "spill_kills": 50, "spill_workers": 2}
+    counts |= {"spill_queue_mb": (128, "that jobs may take in Redis"), "spill_file_mb": (32, "of a result file's jobs")}
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
