@@ -2,6 +2,7 @@
 `lookup`: what captions of earlier segments are worth as drafts. `estimate`: how near an estimate comes. `search`: how
 long a question over very many texts takes.
 `duplicates`: whether copies are told from what is not. `placement`: two plain targets against a target and its draft.
+`spill`: many jobs through feeder, queue and compactor.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
@@ -25,6 +26,7 @@ from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_estimate
 from bench.archive_placement import run_placement
 from bench.archive_search import run_search
+from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
@@ -199,6 +201,7 @@ async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
 
 
 MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept")
+SPILL_MUST_BE_ZERO = ("results_missing", "results_doubled", "over_memory")
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "film": run_film,
     "lookup": run_lookup,
@@ -206,6 +209,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "search": run_search,
     "duplicates": run_duplicates,
     "placement": run_placement,
+    "spill": run_spill,
 }
 MUST_BE_AT_MOST = {"estimate_error": 0.15, "search_p95_ms": 50.0}
 
@@ -214,7 +218,12 @@ def passed(report: Report) -> bool:
     """Whether nothing is wrong, every time is within one frame step, and no figure is above its bound."""
     in_time = report.get("largest_time_error_s", 0.0) <= report.get("frame_step_s", 0.0)
     in_bounds = all(report.get(name, 0.0) <= most for name, most in MUST_BE_AT_MOST.items())
-    return in_time and in_bounds and told_apart(report) and not any(report.get(name) for name in MUST_BE_ZERO)
+    return (
+        in_time
+        and in_bounds
+        and told_apart(report)
+        and not any(report.get(name) for name in (*MUST_BE_ZERO, *SPILL_MUST_BE_ZERO))
+    )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -227,6 +236,8 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"films": (12, "with copies"), "window_seconds": (2.0, "of the windows whose copies are looked for")}
     counts |= {"placement_videos": (8, "captioned at each number of sessions"), "placement_rounds": 3}
     counts |= {"placement_frames": 32, "placement_tokens": 192}
+    counts |= {"spill_jobs": 1_000_000, "spill_kills": 50, "spill_workers": 2}
+    counts |= {"spill_queue_mb": (128, "that jobs may take in Redis"), "spill_file_mb": (32, "of a result file's jobs")}
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)

@@ -1,11 +1,12 @@
 """The folder of objects that results leave for: `s3://bucket/prefix`, `file:///folder` and their like. What is written
 there is written once and never changed or removed by us: it is its owner's."""
 
-from slipstream.errors import InvalidConfig, InvalidRequest, PermissionDenied, ServiceUnavailable, SlipstreamError
+from slipstream.errors import InvalidConfig, InvalidRequest, PermissionDenied, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
 
 MARKER, MARKER_CONTENT = "slipstream-results.json", b'{"format":1}\n'
+KNOWN_OBJECTS = 10_000
 
 
 class ResultDiffers(SlipstreamError):
@@ -24,6 +25,8 @@ class ResultsFolder:
         except InvalidRequest as error:
             raise InvalidConfig(f"--results-to: {error}") from None
         self._store = ObjectStores().of(self._url)
+        self._facts: dict[str, ObjectFacts] = {}
+        """Of objects that were read; none of them changes."""
 
     async def check(self) -> None:
         """Writes a small marker: who may not write results should not begin. Raises `InvalidConfig` where that is
@@ -32,7 +35,7 @@ class ResultsFolder:
             there = await self.put(MARKER, MARKER_CONTENT)
         except PermissionDenied as error:
             raise InvalidConfig(f"--results-to: {error}") from None
-        except ServiceUnavailable as error:
+        except SlipstreamError as error:
             get_logger().warning("results.away", error=str(error))
             return
         if there is not None:
@@ -59,4 +62,8 @@ class ResultsFolder:
 
     async def read_range(self, name: str, start: int, end: int) -> bytes:
         """Bytes from `start` to before `end`. Raises `ObjectNotFound`."""
-        return await self._store.read(ObjectFacts(self._url.below(name), end, ""), start, end)
+        if name not in self._facts:
+            while len(self._facts) >= KNOWN_OBJECTS:
+                del self._facts[next(iter(self._facts))]
+            self._facts[name] = await self._store.facts(self._url.below(name))
+        return await self._store.read(self._facts[name], start, end)

@@ -165,17 +165,12 @@ class SpillQueue(RedisQueue):
         try:
             return await super().list_parts(batch_id, job_id, after, limit)
         except UnknownBatch:
-            where = await self._where(batch_id, job_id)
-            if where is None:
-                raise
-        finished = await self._reader.find(await self._files(batch_id), [where])
-        left = [part for part in finished[where].parts if part.number >= after]
+            where = await self._ask("where", batch_id, job_id)
+        if not where:
+            return [], 0
+        finished = await self._reader.find(await self._files(batch_id), [int(where)])
+        left = [part for part in finished[int(where)].parts if part.number >= after]
         return left[:limit], left[limit].number if len(left) > limit else 0
-
-    async def _where(self, batch_id: str, name: str) -> int | None:
-        """Position of a job with parts that is in a file."""
-        position = (await self._ask("files", batch_id, 0, name))[1]
-        return int(position) if position else None
 
     async def _files(self, batch_id: str) -> list[ResultFile]:
         """Of a batch. Only those that came since are asked for."""
@@ -185,7 +180,7 @@ class SpillQueue(RedisQueue):
             self._known.popitem(last=False)
         while True:
             num_known = len(known.files)
-            created, _, *infos = await self._ask("files", batch_id, num_known, "")
+            created, *infos = await self._ask("files", batch_id, num_known)
             if created.decode() != known.created:
                 known.created, known.files = created.decode(), []
                 if num_known:

@@ -65,8 +65,8 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         contract.test_priorities_are_weighted_and_starve_nobody,
     ),
     "no bound of the backlog": (
-        ">= MAX_BACKLOG end",
-        "< 0 end",
+        ">= MAX_BACKLOG\n",
+        "< 0\n",
         contract.test_the_backlog_is_bounded,
     ),
     "no turns of owners": (

@@ -14,8 +14,12 @@ import pytest
 from redis.asyncio import Redis
 
 from slipstream.archive import redis_queue
+from slipstream.archive.compactor import Compactor
+from slipstream.archive.feeder import Feeder
 from slipstream.archive.queue import BatchSpec, DamagedRecord, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.results_folder import ResultsFolder
+from slipstream.archive.spill_queue import SpillQueue
 from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
@@ -236,9 +240,13 @@ COMMANDS = (
     "+pexpire +lrange +rpush +ltrim +llen +zadd +zrem +zcard +zrange +zrangebyscore +zrevrange +xadd +xlen +xack +xdel "
     "+xclaim +xpending +xrange +xreadgroup +xgroup|create +ping"
 )
+COMMANDS_OF_FILES = "+hstrlen +setbit +getbit"
+"""And these, where results leave the store."""
 
 
-async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(server: EmbeddedServer) -> None:
+async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
     async with Redis.from_url(server.url) as admin:
         await admin.execute_command(
             *("ACL", "SETUSER", "slipstream", "on", ">secret", "~{slipstream}:*", "nocommands", *COMMANDS.split())
@@ -260,9 +268,34 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(server:
         await queue.list_batches("me"), await queue.list_jobs("batch"), await queue.depth(), await queue.sweep()
         await queue.seal_batch("batch")
         await queue.ping()
+    await _spill_with_the_listed_commands(server, tmp_path)
     async with queue_at(server.url.replace("unix://", "unix://slipstream:wrong@")) as queue:
         with pytest.raises(QueueUnavailable, match=r"(?i)password"):
             await queue.ping()
+
+
+async def _spill_with_the_listed_commands(server: EmbeddedServer, folder: Path) -> None:
+    async with Redis.from_url(server.url) as admin:
+        await admin.execute_command("ACL", "SETUSER", "slipstream", *COMMANDS_OF_FILES.split())
+    url, files = server.url.replace("unix://", "unix://slipstream:secret@"), ResultsFolder(f"file://{folder}/results")
+    queue = SpillQueue(url, files, policy=QueuePolicy(queue_bytes=60_000))
+    try:
+        compactor, feeder = Compactor(queue, files, 1, 0.0), Feeder(queue, files)
+        await queue.open_batch(BatchSpec("spilled", owner="me"))
+        names = [str(number) for number in range(150)]
+        await queue.submit("spilled", specs(*names))
+        while leases := await queue.take("w", 10):
+            for lease in leases:
+                assert await queue.open_parts(lease, "key", 1) and await queue.put_part(lease, 0, b"x", {})
+                assert await queue.finish(lease, replace(DONE, content_key=lease.custom_id))
+            while await compactor.step() or await feeder.step():
+                pass
+        jobs, _ = await queue.list_jobs("spilled", limit=500)
+        assert [job.custom_id for job in jobs] == names
+        assert [part.data for part in (await queue.list_parts("spilled", jobs[0].job_id))[0]] == [b"x"]
+        await queue.put_off_file("spilled", 1.0), await queue.pass_turn("spilled"), await queue.sweep()
+    finally:
+        await queue.close()
 
 
 async def test_callers_that_hold_all_connections_hinder_no_worker(

@@ -1,0 +1,369 @@
+"""Results that leave Redis and jobs that wait outside, on real stores: each job once, in its place, whoever dies."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from slipstream.archive import feeder as feeder_module
+from slipstream.archive.compactor import Compactor
+from slipstream.archive.feeder import Feeder
+from slipstream.archive.queue import (
+    BatchSpec,
+    BatchState,
+    DamagedRecord,
+    JobRecord,
+    JobSpec,
+    JobState,
+    Outcome,
+    QueuePolicy,
+    SubmitOutcome,
+)
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFolder
+from slipstream.archive.spill_queue import SpillQueue
+from slipstream.errors import InvalidConfig, ObjectNotFound
+from tests.archive.worlds import DONE, POLICY, specs
+from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
+
+ROOM = 30_000
+"""For some sixty jobs."""
+NAMES = [f"n{number}" for number in range(150)]
+
+
+class Spill:
+    """One queue of its own name, its folder, and who works on it."""
+
+    def __init__(self, url: str, address: str, name: str, room: int = ROOM, file_bytes: int = 9000) -> None:
+        self.url, self.name, self.file_bytes = url, name, file_bytes
+        self.policy = replace(POLICY, max_backlog=10_000, queue_bytes=room)
+        self.folder = ResultsFolder(address)
+        self.queue = SpillQueue(url, self.folder, name, self.policy)
+        self.compactor = Compactor(self.queue, self.folder, file_bytes, 0.0)
+        self.feeder = Feeder(self.queue, self.folder)
+
+    async def fill(self, *names: str, **fields: Any) -> Counter[SubmitOutcome]:
+        await self.queue.open_batch(BatchSpec("batch", "me"))
+        answers = Counter(await self.queue.submit("batch", specs(*names, **fields)))
+        await self.queue.seal_batch("batch")
+        return answers
+
+    async def work(self, until: int = 1 << 30) -> None:
+        """Until nothing is left to do, or so many are done."""
+        while (await self.queue.get_batch("batch")).counts[JobState.DONE] < until:
+            leases = await self.queue.take("w", 20)
+            for lease in leases:
+                await self.queue.finish(lease, replace(DONE, tallies={"tokens": 1.0}))
+            if not [leases, await self.compactor.step(), await self.feeder.step()].count(True) and not leases:
+                break
+
+    async def list(self, limit: int = 37, states: frozenset[JobState] = frozenset()) -> list[JobRecord]:
+        jobs, after = await self.queue.list_jobs("batch", states, limit=limit)
+        while after:
+            more, after = await self.queue.list_jobs("batch", states, after, limit)
+            jobs += more
+        return jobs
+
+    async def state(self) -> BatchState:
+        return (await self.queue.get_batch("batch")).state
+
+    async def keys(self) -> set[str]:
+        async with Redis.from_url(self.url) as redis:
+            found: list[bytes] = await redis.keys(f"{{{self.name}}}:*")
+            return {key.decode().partition(":")[2] for key in found}
+
+
+@pytest.fixture
+async def spill(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Spill]:
+    made = Spill(redis_url, f"file://{tmp_path}", request.node.name)
+    yield made
+    await made.queue.close()
+
+
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """Of the batch."""
+    return sorted(folder.glob(f"batch/{pattern}"))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Of all result files."""
+    paths = files_in(folder, "part-*.jsonl.gz")
+    return [json.loads(line) for path in paths for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+async def test_each_job_is_in_its_place_wherever_it_lies(spill: Spill, tmp_path: Path) -> None:
+    assert await spill.fill(*NAMES) == {SubmitOutcome.ADDED: 150}
+    assert await spill.fill(*NAMES) == {SubmitOutcome.KNOWN: 150}
+    assert (await spill.queue.depth()).queued == 150
+    assert [job.custom_id for job in await spill.list()] == NAMES
+    assert len([key for key in await spill.keys() if key.startswith("j:")]) == 100, "the rest waits outside"
+    await spill.work(until=80)
+    assert [job.custom_id for job in await spill.list()] == NAMES
+    assert await spill.state() is BatchState.IN_PROGRESS
+    await spill.work()
+    jobs = await spill.list()
+    assert [job.custom_id for job in jobs] == NAMES and all(job.result == DONE.result for job in jobs)
+    batch = await spill.queue.get_batch("batch")
+    assert (batch.state, batch.counts[JobState.DONE], batch.tallies) == (BatchState.COMPLETED, 150, {"tokens": 150.0})
+    assert not [key for key in await spill.keys() if key.startswith(("j:", "r:", "s:"))]
+    assert Counter(line["custom_id"] for line in lines_of(tmp_path)) == Counter(NAMES), "each in exactly one file"
+    assert await spill.fill(*NAMES, "new") == {SubmitOutcome.KNOWN: 150, SubmitOutcome.ADDED: 1}
+    other = [replace(job, payload="{}") for job in specs("n3", "n149")]
+    assert await spill.queue.submit("batch", other) == [SubmitOutcome.CONFLICT] * 2
+    assert [job.custom_id for job in await spill.list()] == [*NAMES, "new"]
+
+
+async def test_two_compactors_and_two_feeders_at_once_do_no_harm(spill: Spill, tmp_path: Path) -> None:
+    """Their elections are taken away again and again, so both believe that it is theirs."""
+    other = Spill(spill.url, f"file://{tmp_path}", spill.name)
+    await spill.fill(*NAMES)
+    async with Redis.from_url(spill.url) as redis:
+        while await spill.state() is not BatchState.COMPLETED or "b:batch:ended" in await spill.keys():
+            for lease in await spill.queue.take("w", 20):
+                await spill.queue.finish(lease, DONE)
+            await redis.delete(f"{{{spill.name}}}:compactor", f"{{{spill.name}}}:feeder")
+            step = spill.compactor.step(), other.feeder.step(), spill.feeder.step()
+            plan = await other.queue.plan_file("other", spill.file_bytes, 0.0)
+            await redis.delete(f"{{{spill.name}}}:compactor")
+            await asyncio.gather(*step)
+            if plan and plan.jobs:  # the other had begun, and goes on with what was done meanwhile
+                rows = [job async for job in _rows(other, plan)]
+                assert len(rows) <= len(plan.jobs)
+                assert not await other.queue.commit_file(plan, (await other.queue._files("batch"))[-1])
+    await other.queue.close()
+    assert Counter(line["custom_id"] for line in lines_of(tmp_path)) == Counter(NAMES)
+    assert [job.custom_id for job in await spill.list()] == NAMES
+
+
+async def _rows(spill: Spill, plan: Any) -> AsyncIterator[Any]:
+    with contextlib.suppress(DamagedRecord):  # their records have gone
+        for job in await spill.queue.finished("other", plan, 0, 100):
+            yield job
+
+
+async def test_a_file_that_holds_other_jobs_is_named_and_nothing_is_lost(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await spill.fill(*NAMES[:20])
+    await spill.queue.open_batch(BatchSpec("neighbour", "me"))
+    await spill.queue.submit("neighbour", specs("x"))
+    for lease in await spill.queue.take("w", 21):
+        await spill.queue.finish(lease, DONE)
+    plan = await spill.queue.plan_file(spill.compactor._me, spill.file_bytes, 0.0)
+    assert plan is not None and plan.batch_id == "batch"
+    file = await spill.compactor._write(plan)
+    path = tmp_path / f"{file.name}.jsonl.gz"
+    right = path.read_bytes()
+    for wrong in (gzip.compress(b"{}\n"), right[:-9], b"", gzip.compress(gzip.decompress(right) * 2)):
+        path.write_bytes(wrong)
+        with pytest.raises(ResultDiffers, match=path.name):
+            await spill.compactor._write(plan)
+    table = tmp_path / f"{file.name}.parquet"
+    path.write_bytes(gzip.compress(gzip.decompress(right), 1))
+    as_there = await spill.compactor._write(plan)
+    assert as_there.digest == file.digest and as_there.num_bytes == path.stat().st_size, "the same, packed otherwise"
+    kept = table.read_bytes()
+    table.write_bytes(b"x")
+    while await spill.compactor.step():
+        pass
+    assert table.name in capsys.readouterr().out
+    assert table.read_bytes() == b"x" and len(await spill.list()) == 20
+    neighbour = [key for key in await spill.keys() if key.startswith("b:neighbour:")]
+    assert "b:neighbour:files" in neighbour, "the others went on"
+    table.write_bytes(kept)
+    async with Redis.from_url(spill.url) as redis:
+        await redis.hdel(f"{{{spill.name}}}:b:batch", "blocked")
+    while await spill.compactor.step():
+        pass
+    assert [job.custom_id for job in await spill.list()] == NAMES[:20]
+    assert not [key for key in await spill.keys() if key.startswith("j:")]
+
+
+@settings(max_examples=15)
+@given(kills=st.lists(st.tuples(st.integers(0, 25), st.booleans()), min_size=4, max_size=12), order=st.randoms())
+def test_whoever_is_killed_each_job_is_done_and_written_once(
+    kills: list[tuple[int, bool]], order: Any, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("results")
+
+    async def run() -> None:
+        spill = Spill(redis_url, f"file://{folder}", folder.name, room=20_000)
+        life = Life()
+        address = MortalFolder(f"file://{folder}", life)
+        queue = MortalQueue(redis_url, address, folder.name, spill.policy, life)
+        try:
+            for steps, is_after in kills:
+                life.left, life.is_after = steps, is_after
+                with contextlib.suppress(Killed):
+                    await queue.open_batch(BatchSpec("batch", "me"))
+                    await queue.submit("batch", specs(*NAMES[:60]))
+                    for lease in await spill.queue.take("w", order.randint(0, 20)):
+                        await spill.queue.finish(lease, DONE)
+                    mortal = Compactor(queue, address, 5000, 0.0), Feeder(queue, address)
+                    for _ in range(3):
+                        await mortal[order.randint(0, 1)].step()
+                async with Redis.from_url(redis_url) as redis:
+                    await redis.delete(f"{{{folder.name}}}:compactor", f"{{{folder.name}}}:feeder")
+            await spill.fill(*NAMES[:60])
+            await spill.work()
+            assert [job.custom_id for job in await spill.list()] == NAMES[:60]
+            assert Counter(line["custom_id"] for line in lines_of(folder)) == Counter(NAMES[:60])
+            assert not [key for key in await spill.keys() if key.startswith("j:")]
+        finally:
+            await queue.close()
+            await spill.queue.close()
+
+    asyncio.run(run())
+
+
+async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> None:
+    await spill.fill(*NAMES)
+    (lease,) = await spill.queue.take("w", 1)
+    await spill.queue.finish(lease, DONE)
+    await spill.queue.cancel_batch("batch")
+    assert await spill.state() is BatchState.CANCELLING, "some wait outside"
+    await spill.work()
+    assert await spill.state() is BatchState.CANCELLED
+    assert [job.state for job in await spill.list()] == [JobState.DONE] + [JobState.CANCELLED] * 149
+    assert len(await spill.list(states=frozenset({JobState.DONE}))) == 1
+
+
+async def test_jobs_that_failed_stay_and_are_tried_again(spill: Spill) -> None:
+    jobs = [JobSpec(name, "{}", rejection="no such file" * (number % 10 == 9)) for number, name in enumerate(NAMES)]
+    await spill.queue.open_batch(BatchSpec("batch", "me"))
+    await spill.queue.submit("batch", jobs)
+    await spill.queue.seal_batch("batch")
+    await spill.work()
+    assert await spill.state() is BatchState.COMPLETED
+    failed = await spill.list(states=frozenset({JobState.FAILED, JobState.DEAD}))
+    assert [job.custom_id for job in failed] == NAMES[9::10]
+    assert (await spill.queue.retry_dead("batch", frozenset({JobState.FAILED}))).num_jobs == 15
+    await spill.work()
+    assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_a_batch_of_which_too_many_fail_is_fed_no_more(redis_url: str, tmp_path: Path) -> None:
+    spill = Spill(redis_url, f"file://{tmp_path}", "failing")
+    try:
+        await spill.fill(*(f"n{number}" for number in range(400)))
+        while leases := await spill.queue.take("w", 20):
+            for lease in leases:
+                await spill.queue.finish(lease, Outcome(JobState.FAILED, error="no such file"))
+            await spill.feeder.step()
+        counts = (await spill.queue.get_batch("batch")).counts
+        assert counts[JobState.FAILED] + counts[JobState.QUEUED] == 400 and 0 < counts[JobState.FAILED] < 250
+        await spill.queue.retry_dead("batch", frozenset({JobState.FAILED}))
+        await spill.work()
+        assert (await spill.queue.get_batch("batch")).counts[JobState.DONE] == 400
+    finally:
+        await spill.queue.close()
+
+
+async def test_a_batch_goes_after_its_retention_and_its_files_stay(spill: Spill, tmp_path: Path) -> None:
+    await spill.fill(*NAMES)
+    await spill.work(until=150)
+    async with Redis.from_url(spill.url) as redis:
+        expire = redis.zadd(f"{{{spill.name}}}:expiry", {"batch": 1})
+        await expire
+        await spill.queue.sweep()
+        assert len(await spill.list()) == 150, "what is not written yet is kept"
+        await spill.work()
+        await redis.zadd(f"{{{spill.name}}}:expiry", {"batch": 1})
+        while await spill.queue.sweep():
+            pass
+    assert not [key for key in await spill.keys() if key.startswith(("b:", "j:"))]
+    assert len(lines_of(tmp_path)) == 150
+    await spill.fill(*NAMES)
+    await spill.work()
+    assert len(await spill.list()) == 150, "handed in again it is a batch like any other"
+
+
+async def test_small_batches_go_ahead_of_what_waits_outside(spill: Spill) -> None:
+    await spill.queue.open_batch(BatchSpec("large", "me"))
+    await spill.queue.submit("large", specs(*(f"n{number}" for number in range(45))))
+    await spill.fill("a")
+    assert len(await spill.queue.take("w", 100)) == 46
+
+
+async def test_what_somebody_removed_is_named(spill: Spill, tmp_path: Path) -> None:
+    await spill.fill(*NAMES)
+    for chunk in files_in(tmp_path, "chunk-*"):
+        kept = chunk.read_bytes()
+        chunk.write_bytes(b"")
+        with pytest.raises(DamagedRecord, match=chunk.name):
+            await spill.list()
+        chunk.write_bytes(kept)
+    await spill.work()
+    for file in files_in(tmp_path, "part-*.jsonl.gz"):
+        file.unlink()
+    fresh = Spill(spill.url, f"file://{tmp_path}", spill.name)
+    with pytest.raises(ObjectNotFound, match="part-batch-"):
+        await fresh.list()
+    await fresh.queue.close()
+
+
+async def test_a_gateway_without_the_folder_says_what_is_missing(spill: Spill) -> None:
+    await spill.fill(*NAMES[:30])
+    await spill.work()
+    plain = RedisQueue(spill.url, spill.name, POLICY)
+    with pytest.raises(InvalidConfig, match="--results-to"):
+        await plain.list_jobs("batch")
+    assert await plain.list_jobs("batch", frozenset({JobState.FAILED})) == ([], 0)
+    await plain.close()
+
+
+async def test_the_folder_is_ours_and_can_be_written(tmp_path: Path) -> None:
+    folder = ResultsFolder(f"file://{tmp_path}")
+    await folder.check()
+    await folder.check()
+    (tmp_path / MARKER).write_text("{}")
+    with pytest.raises(InvalidConfig, match="another folder"):
+        await folder.check()
+    for url in ("", "/tmp/x", "ftp://x/y", "s3://"):
+        with pytest.raises(InvalidConfig, match="--results-to"):
+            ResultsFolder(url)
+    with pytest.raises(InvalidConfig, match="--queue-bytes"):
+        SpillQueue("redis://localhost", folder, policy=QueuePolicy())
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a server that speaks S3's protocol, conditional PUT included."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    settings |= {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).create_bucket(Bucket="archive")
+    yield "s3://archive/results"
+    server.stop()
+
+
+async def test_results_in_a_bucket(bucket: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeder_module, "FED_JOBS", 7)
+    spill = Spill(redis_url, bucket, "bucket")
+    try:
+        await spill.folder.check()
+        await spill.folder.check()
+        await spill.fill(*NAMES)
+        assert await spill.folder.put(MARKER, b"other") is not None, "If-None-Match"
+        await spill.work()
+        assert [job.custom_id for job in await spill.list()] == NAMES
+    finally:
+        await spill.queue.close()
