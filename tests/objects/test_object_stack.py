@@ -33,9 +33,9 @@ async def door(
     folder = tmp_path_factory.mktemp("objects")
     models = ("--target", stack.processes["target"].address, "--draft", stack.processes["draft"].address)
     flags = (*models, "--object-roots", "s3://films/shown", "--object-timeout-s", "5")
-    async with running("gateway", folder, *flags, **objects.environment) as process:
-        async with open_channel(process.address) as channel:
-            yield channel
+    gateway = running("gateway", folder, *flags, **objects.environment)
+    async with gateway as process, open_channel(process.address) as channel:
+        yield channel
 
 
 async def test_a_clip_in_a_bucket_has_the_text_of_the_uploaded_one(

@@ -1,11 +1,11 @@
-"""A real S3 for tests: moto's server as a process, and before it a relay that counts bytes, and can be slow or broken."""
+"""A real S3 for tests: moto's server as a process, and before it a relay that counts bytes, and can fail."""
 
 import asyncio
 import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import obstore
