@@ -39,6 +39,7 @@ CAME_WITH = {
     "regions of pages that are read first": 2,
     "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
+    "films in buckets by ranges: their cache, sources, boxes, both ends and the wire; blocking calls; manifests": 8,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments"}
