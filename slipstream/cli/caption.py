@@ -17,6 +17,7 @@ from slipstream.cli.common import (
     model_options,
     run_async,
     tell_models,
+    video_at,
 )
 from slipstream.cli.film import caption_film, check_subtitles
 from slipstream.cli.views import View, choose_view
@@ -93,7 +94,9 @@ caption_options.__signature__ = inspect.Signature(_PARAMETERS)  # type: ignore[a
 @bundled(stack_options=model_options, options=caption_options, connection=connection_options)
 def caption_command(
     *,
-    videos: Annotated[list[Path], typer.Argument(help="Video files.", show_default=False)],
+    videos: Annotated[
+        list[str], typer.Argument(help="Video files, or objects that the gateway opens.", show_default=False)
+    ],
     options: CaptionOptions,
     stack_options: StackOptions,
     gateway: Annotated[
@@ -131,14 +134,14 @@ def caption_command(
     raise typer.Exit(run_async(run()))
 
 
-def _check_videos(videos: Sequence[Path], view: View) -> tuple[list[Path], list[int]]:
+def _check_videos(videos: Sequence[str], view: View) -> tuple[list[str], list[int]]:
     """The files that look usable, and the exit statuses of the others: no model is loaded for a mistyped name."""
     usable, exit_codes = [], []
     for video in videos:
         try:
-            check_video(video)
+            check_video(video_at(video))
         except SlipstreamError as error:
-            view.fail(str(video), str(error))
+            view.fail(video, str(error))
             exit_codes.append(error.exit_code)
         else:
             usable.append(video)
@@ -159,15 +162,15 @@ async def open_gateway(address: str | None, options: StackOptions) -> AsyncItera
 
 
 async def _caption_one(
-    captioner: AsyncCaptioner, video: Path, options: CaptionOptions, timeout_s: float, view: View
+    captioner: AsyncCaptioner, video: str, options: CaptionOptions, timeout_s: float, view: View
 ) -> int:
     """Shows one caption; returns the exit status that this video asks for."""
     try:
-        with view.caption(str(video)) as show:
-            async with captioner.events(video, options=options, timeout_s=timeout_s) as events:
+        with view.caption(video) as show:
+            async with captioner.events(video_at(video), options=options, timeout_s=timeout_s) as events:
                 async for event in events:
                     show(event)
     except SlipstreamError as error:
-        view.fail(str(video), str(error))
+        view.fail(video, str(error))
         return error.exit_code
     return 0

@@ -12,8 +12,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from slipstream.client.caption_client import GatewayAddress
+from slipstream.client.caption_client import GatewayAddress, RemotePath
 from slipstream.errors import InvalidConfig
+from slipstream.objects.store import is_object_url
 from slipstream.rpc.security import TOKEN_VARIABLE, new_token
 from slipstream.stack.local import DOWNLOAD_S, LOAD_S, POCKET_DIR, PRIVATE_GRACE_S, StackOptions
 
@@ -182,6 +183,11 @@ def model_options(
         start_timeout_s=start_timeout,
         stop_grace_s=PRIVATE_GRACE_S,
     )
+
+
+def video_at(word: str) -> Path | RemotePath:
+    """A file here, or an object that the gateway opens."""
+    return RemotePath(word) if is_object_url(word) else Path(word)
 
 
 def tell_models(options: StackOptions) -> None:

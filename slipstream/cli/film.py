@@ -10,6 +10,7 @@ import typer
 
 from slipstream.archive.subtitles import SEGMENTS_NOTE, Cue, segment_cue, srt_of, vtt_of
 from slipstream.cli.archive.output import replacing
+from slipstream.cli.common import video_at
 from slipstream.cli.views import caption_dict, closing_line, complain, printable, spared_line
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.film_client import segment_captions
@@ -32,7 +33,7 @@ def check_subtitles(path: Path | None, options: CaptionOptions, num_videos: int)
 
 async def caption_film(
     captioner: AsyncCaptioner,
-    video: Path,
+    video: str,
     options: CaptionOptions,
     timeout_s: float,
     as_json: bool,
@@ -43,17 +44,17 @@ async def caption_film(
     cues: list[Cue] = []
     exit_code = 0
     try:
-        events = _warned(str(video), captioner.film_events(video, options=options, timeout_s=timeout_s))
+        events = _warned(video, captioner.film_events(video_at(video), options=options, timeout_s=timeout_s))
         async for part in segment_captions(events, options):
             if not part.segment.is_summary:
                 cues.append(segment_cue(part.segment.start_s, part.segment.end_s, " ".join(part.texts)))
-            typer.echo(json.dumps(segment_record(str(video), part)) if as_json else segment_line(part))
+            typer.echo(json.dumps(segment_record(video, part)) if as_json else segment_line(part))
             if part.segment.error:
-                complain(str(video), f"{_name(part)}: {part.segment.error}")
+                complain(video, f"{_name(part)}: {part.segment.error}")
     except SlipstreamError as error:
         if as_json:
-            typer.echo(json.dumps({"file": str(video), "error": str(error)}))
-        complain(str(video), str(error))
+            typer.echo(json.dumps({"file": video, "error": str(error)}))
+        complain(video, str(error))
         exit_code = error.exit_code
     if subtitles is not None:
         is_vtt = subtitles.suffix.lower() == ".vtt"

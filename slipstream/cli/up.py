@@ -106,6 +106,10 @@ def up_command(
     video_root: Annotated[
         list[Path] | None, typer.Option(help="A folder whose videos requests may name by path; may be repeated.")
     ] = None,
+    object_root: Annotated[
+        list[str] | None,
+        typer.Option(help="s3://BUCKET/FOLDER, gs:// or az://, whose objects requests may name; may be repeated."),
+    ] = None,
     formats: Annotated[
         str | None,
         typer.Option(help=f"Containers and codecs that are decoded: {', '.join(TIERS)}.", show_default=DEFAULT_TIER),
@@ -131,6 +135,7 @@ def up_command(
         stop_grace_s=GATEWAY_GRACE_S,
         listen=listen,
         video_roots=tuple(video_root or ()),
+        object_roots=tuple(object_root or ()),
         threads=threads,
         pin=pin,
         **queue,

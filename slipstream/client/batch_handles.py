@@ -17,6 +17,7 @@ from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection
 from slipstream.errors import InvalidRequest
+from slipstream.objects.store import is_object_url
 from slipstream.options import CallOptions, keywords_of
 
 # -- what is handed in ------------------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def item_name(path: str) -> str:
 
 def is_url(source: str) -> bool:
     """Whether it names something to fetch instead of a file."""
-    return source.startswith("https://")
+    return source.startswith("https://") or is_object_url(source)
 
 
 def is_sendable(text: str) -> bool:

@@ -109,7 +109,7 @@ class BinaryReader(Protocol):
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A video that the gateway opens itself, at this path on its machine, below one of its `--video-roots`."""
+    """A video that the gateway opens itself: a path of its machine, or the address of an object, below its roots."""
 
     path: str
 

@@ -113,7 +113,7 @@ class ObjectStore:
 
     async def facts(self, url: ObjectUrl) -> ObjectFacts:
         """Raises `ObjectNotFound`, `PermissionDenied` or `ObjectUnavailable`, like all calls."""
-        with _told(url):
+        with told(url):
             found = await self._calls.head_async(self._store, url.key)
         return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
@@ -124,18 +124,18 @@ class ObjectStore:
         if start >= end:
             return b""
         asked: dict[str, Any] = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with _told(facts.url):
+        with told(facts.url):
             answer = await self._calls.get_async(self._store, facts.url.key, options=asked)
             data = bytes(await answer.bytes_async())
         if len(data) != end - start or (answer.meta.get("e_tag") or "") != facts.etag:  # of a store that checks nothing
-            raise _changed(facts.url)
+            raise changed(facts.url)
         return data
 
     async def put_new(self, url: ObjectUrl, data: bytes) -> bool:
         """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
         is as it was."""
         try:
-            with _told(url):
+            with told(url):
                 await self._calls.put_async(self._store, url.key, data, mode="create")
         except _AlreadyThere:
             return False
@@ -143,14 +143,14 @@ class ObjectStore:
 
     async def listed(self, prefix: ObjectUrl) -> AsyncIterator[ObjectFacts]:
         """The objects below a folder, in the store's order."""
-        with _told(prefix):
+        with told(prefix):
             async for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
 
     async def delete(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as deleted."""
-        with contextlib.suppress(ObjectNotFound), _told(url):
+        with contextlib.suppress(ObjectNotFound), told(url):
             await self._calls.delete_async(self._store, url.key)
 
 
@@ -172,7 +172,7 @@ class _AlreadyThere(SlipstreamError):
 
 
 @contextlib.contextmanager
-def _told(url: ObjectUrl) -> Iterator[None]:
+def told(url: ObjectUrl) -> Iterator[None]:
     """The library's errors in our words."""
     from obstore import exceptions as theirs
 
@@ -183,14 +183,15 @@ def _told(url: ObjectUrl) -> Iterator[None]:
     except theirs.AlreadyExistsError:
         raise _AlreadyThere(str(url)) from None
     except theirs.PreconditionError:
-        raise _changed(url) from None
+        raise changed(url) from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError, PermissionError):
         raise PermissionDenied(f"the credentials of this server do not open {url}") from None
     except (theirs.BaseError, OSError) as error:
         raise ObjectUnavailable(f"{url} cannot be reached: {_first_line(error)}") from None
 
 
-def _changed(url: ObjectUrl) -> ObjectChanged:
+def changed(url: ObjectUrl) -> ObjectChanged:
+    """What to raise for an object that is another one now."""
     return ObjectChanged(f"{url} changed while it was read; try again once it is complete")
 
 

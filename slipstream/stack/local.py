@@ -66,6 +66,8 @@ class StackOptions:
     listen: str | None = None
     """Where the gateway listens; None: a free port of the loopback interface."""
     video_roots: tuple[Path, ...] = ()
+    object_roots: tuple[str, ...] = ()
+    """Buckets or folders in them, as s3://BUCKET/PREFIX, whose objects requests may name."""
     formats: str | None = None
     """What is decoded, one of `slipstream.video.formats.TIERS`; None: the gateway's default."""
     archive: bool = False
@@ -151,7 +153,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
         flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
         flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
         flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
-        flags |= {"formats": options.formats or ""}
+        flags |= {"formats": options.formats or "", "object-roots": ",".join(options.object_roots)}
     elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]

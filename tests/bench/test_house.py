@@ -44,6 +44,7 @@ CAME_WITH = {
     "a queue whose server Sentinel replaces": 1,
     "before and after a batch: marks, estimates, audits, texts found and cut out; their clients and commands": 15,
     "captions that are spared: fingerprints, marks, what follows for a caption, and those kept in the archive": 4,
+    "films in buckets by ranges: their cache, sources, boxes, both ends and the wire; blocking calls; manifests": 8,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}

@@ -29,8 +29,8 @@ from slipstream.captioning.fetch import Fetcher, Url, parse_url
 from slipstream.captioning.media import VideoBuffer
 from slipstream.captioning.plan import make_plan
 from slipstream.cli.archive.batch_view import describe, overall
+from slipstream.cli.archive.manifests import read_manifest
 from slipstream.cli.archive.output import COLUMNS, FORMULA_STARTS, job_record, job_row, plain_cell
-from slipstream.cli.archive.sources import parse_line
 from slipstream.cli.views import caption_dict, closing_line
 from slipstream.errors import MAX_MESSAGE_CHARS, SlipstreamError
 from slipstream.messages import Caption
@@ -231,7 +231,7 @@ PARSERS = {
     "hosts": Parser(ANSWERS, lambda answer: asyncio.run(fetch(answer))),
     "manifests": Parser(
         _json_of("source", "path", "url", "custom_id", "sha256", "seed", "stop", "prompt", "temperature", "num_frames"),
-        lambda line: parse_line(line, Path("/videos")),
+        lambda line: list(read_manifest(io.BytesIO(line), "list.jsonl", Path("/videos"))),
     ),
     "tokens": Parser(TOKEN_FILES, read_tokens),
     "records": Parser(_json_of("v", "key", "caption", "source", "sha256", "summary", "receipt"), read_records),

@@ -88,3 +88,19 @@ def write_film(
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     return output_file.getvalue()
+
+
+def make_noise_film(num_frames: int, *, key_every: int = 12, size: tuple[int, int] = (128, 96)) -> bytes:
+    """An MP4 with its index, of 25 frames a second that cannot be compressed, so that it has many bytes."""
+    chance = np.random.default_rng(0)
+    pictures = [chance.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8) for _ in range(8)]
+    output_file = io.BytesIO()
+    with av.open(output_file, "w", format="mp4") as output:
+        stream = output.add_stream("libx264", rate=Fraction(25), options={"preset": "ultrafast", "qp": "20"})
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height = size
+        stream.pix_fmt, stream.codec_context.gop_size = "yuv420p", key_every
+        for number in range(num_frames):
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(pictures[number % 8], format="rgb24")))
+        output.mux(stream.encode())
+    return output_file.getvalue()

@@ -1,4 +1,4 @@
-"""A real S3 for tests: moto's server as a process, and before it a relay that counts bytes, and can be slow or broken."""
+"""A real S3 for tests: moto's server as a process, and before it a relay that counts bytes, and can fail."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,8 @@ class ObjectServer:
     forbids: bool = False
     pause_after: int | None = None
     """Once so many bytes more were given, it says nothing any more."""
-    _paused: asyncio.Event = field(default_factory=asyncio.Event)
+    _resumed: asyncio.Event = field(default_factory=asyncio.Event)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -51,8 +52,13 @@ class ObjectServer:
     def resume(self) -> None:
         """It answers again."""
         self.pause_after = None
-        self._paused.set()
-        self._paused = asyncio.Event()
+        self._resumed.set()
+        self._resumed, self._stopped = asyncio.Event(), asyncio.Event()
+
+    async def paused(self) -> None:
+        """Returns once it says nothing any more."""
+        async with asyncio.timeout(START_S):
+            await self._stopped.wait()
 
     async def relay(self, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of a client."""
@@ -80,7 +86,8 @@ class ObjectServer:
         if self.pause_after is not None:
             self.pause_after -= num_bytes
             if self.pause_after < 0:
-                await self._paused.wait()
+                self._stopped.set()
+                await self._resumed.wait()
 
 
 @contextlib.asynccontextmanager

@@ -38,6 +38,8 @@ from slipstream.client.batch_quality import batch_norms
 from slipstream.documents.output import markdown_page, region_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption
+from slipstream.objects.blocking import blocking_store, writing, writing_bytes
+from slipstream.objects.store import ObjectUrl, is_object_url
 
 # -- records ----------------------------------------------------------------------------------------------------------
 
@@ -211,7 +213,9 @@ def check_output(output: str, form: Format) -> None:
         check_parquet()
     if output == STDOUT:
         return
-    if form.is_folder:
+    if is_object_url(output):
+        _check_object(output, form)
+    elif form.is_folder:
         if path.exists() and not path.is_dir():
             raise InvalidConfig(f"cannot write {form} files into {output}: it is no folder")
     elif path.exists() and not path.is_file():
@@ -220,22 +224,30 @@ def check_output(output: str, form: Format) -> None:
         raise InvalidConfig(f"cannot write {output}: its folder does not exist")
 
 
+def _check_object(output: str, form: Format) -> None:
+    url = ObjectUrl.parse(output)
+    blocking_store(url.root)
+    if not form.is_folder and (not url.key or url.key.endswith("/")):
+        raise InvalidConfig(f"cannot write {output}: it names a folder; give the object's whole name")
+
+
 def open_writer(output: "Output") -> AbstractContextManager[Write]:
     """The function that takes the jobs. What it writes is in place when the context is left without an error."""
+    if output.form.is_folder and is_object_url(output.path):
+        return _object_folder(ObjectUrl.parse(output.path), output.form)
     if output.form.is_folder:
         return _folder(Path(output.path), output.form)
     if output.path == STDOUT:
         return _stdout(output)
     if output.form is Format.PARQUET:
-        return _parquet(Path(output.path))
-    return _whole_file(Path(output.path), output)
+        return _parquet(output.path)
+    return _whole_file(output)
 
 
 def open_errors(output: str) -> AbstractContextManager[Write]:
     """The same for the jobs without a result: `<output>.errors.jsonl`, which exists only if there are any."""
-    path = Path(output)
-    path = path.with_name(f"{path.name}.errors.jsonl")
-    return _whole_file(path, Output(str(path), Format.JSONL), keep_empty=False)
+    base = output.rstrip("/") if is_object_url(output) else str(Path(output))
+    return _whole_file(Output(f"{base}.errors.jsonl", Format.JSONL), keep_empty=False)
 
 
 @contextmanager
@@ -245,15 +257,27 @@ def _stdout(output: "Output") -> Iterator[Write]:
 
 
 @contextmanager
-def _whole_file(path: Path, output: "Output", keep_empty: bool = True) -> Iterator[Write]:
-    with replacing(path, keep_empty) as file:
+def _whole_file(output: "Output", keep_empty: bool = True) -> Iterator[Write]:
+    in_store = is_object_url(output.path)
+    place = writing(ObjectUrl.parse(output.path), keep_empty) if in_store else replacing(Path(output.path), keep_empty)
+    with place as file:
         yield _line_writer(file, output)
 
 
 @contextmanager
-def _parquet(path: Path) -> Iterator[Write]:
-    with replacing_bytes(path) as file, parquet_writer(file) as write:
+def _parquet(output: str) -> Iterator[Write]:
+    place = writing_bytes(ObjectUrl.parse(output)) if is_object_url(output) else replacing_bytes(Path(output))
+    with place as file, parquet_writer(file) as write:
         yield write
+
+
+@contextmanager
+def _object_folder(folder: ObjectUrl, form: Format) -> Iterator[Write]:
+    def write(job: Job, parts: Sequence[JobPart]) -> None:
+        with writing(folder.below(safe_name(job.custom_id, f".{form}"))) as file:
+            file.write(_file_content(job, parts, form))
+
+    yield write
 
 
 @contextmanager

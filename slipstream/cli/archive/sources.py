@@ -7,112 +7,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from slipstream.archive.messages import DOCUMENT_EXTENSIONS, DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
-from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url, item_name
+from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
+from slipstream.cli.archive.manifests import READERS, check_manifest, read_manifest
+from slipstream.client.batch_handles import is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
-from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
-
-# -- manifest ---------------------------------------------------------------------------------------------------------
-
-# Reads a manifest: JSON lines that name videos and documents, and what differs for each.
-
-LONGEST_LINE = 1024 * 1024
-"""Bytes."""
-SOURCE_KEYS = ("source", "path", "url")
-KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", *SOURCE_KEYS, *DOCUMENT_OPTIONS}
-SHA256_DIGITS = 64
-
-
-def read_manifest(lines: BinaryIO, name: str, folder: Path) -> Iterator[BatchItem]:
-    """One item a line; relative paths are below `folder`. Raises `InvalidRequest` that names the bad line."""
-    number = 0
-    while line := lines.readline(LONGEST_LINE + 1):
-        number += 1
-        try:
-            if len(line) > LONGEST_LINE:
-                raise InvalidRequest(f"longer than {LONGEST_LINE} bytes")
-            if line.strip():
-                yield parse_line(line, folder)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{name} line {number}: {error}") from None
-
-
-def parse_line(line: bytes, folder: Path) -> BatchItem:
-    """The item of one line. Raises `InvalidRequest` that says what is wrong with it."""
-    fields = _json_object(line)
-    unknown = sorted(fields.keys() - KNOWN_KEYS)
-    if unknown:
-        raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
-    sources = [key for key in SOURCE_KEYS if key in fields]
-    if len(sources) != 1:
-        raise InvalidRequest("give exactly one of source, path and url")
-    source = _text(fields, sources[0])
-    if sources[0] == "url" and not is_url(source):
-        raise InvalidRequest("url must begin with https://")
-    options = CaptionOptions.from_mapping(
-        {name: value for name, value in fields.items() if name in OPTIONS_BY_NAME and value is not None}
-    )
-    _check_texts(options)
-    document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
-    if document:
-        document_options(document)
-    return BatchItem(
-        custom_id=_custom_id(fields, sources[0]),
-        source=source if is_url(source) else str(folder / source),
-        caption=options.given(),
-        sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
-        kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
-        document=document,
-    )
-
-
-def _kind(text: str) -> JobKind:
-    if text not in list(JobKind):
-        raise InvalidRequest(f"kind {text!r} is unknown; choose one of {', '.join(JobKind)}")
-    return JobKind(text)
-
-
-def _custom_id(fields: dict[str, Any], source_key: str) -> str:
-    key = "custom_id" if "custom_id" in fields else source_key
-    text = _text(fields, key)
-    if len(text) > LONGEST_NAME or not text.isprintable():
-        raise InvalidRequest(f"{key} is no custom_id, which has at most {LONGEST_NAME} printable characters; give one")
-    return text
-
-
-def _json_object(line: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise InvalidRequest("not a JSON object in UTF-8") from None
-    if not isinstance(fields, dict):
-        raise InvalidRequest("not a JSON object in UTF-8")
-    return fields
-
-
-def _text(fields: dict[str, Any], key: str) -> str:
-    value = fields[key]
-    if not isinstance(value, str) or not value or not is_sendable(value):
-        raise InvalidRequest(f"{key} must be a text that is not empty")
-    return value
-
-
-def _sha256(text: str) -> str:
-    if len(text) != SHA256_DIGITS or not set(text.lower()) <= set("0123456789abcdef"):
-        raise InvalidRequest(f"sha256 must be {SHA256_DIGITS} hexadecimal digits")
-    return text.lower()
-
-
-def _check_texts(options: CaptionOptions) -> None:
-    try:
-        json.dumps(options.given(), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("a text among the options is not valid Unicode") from None
-
+from slipstream.objects.blocking import objects_below, open_object
+from slipstream.objects.store import ObjectUrl, is_remote_object
+from slipstream.options import CaptionOptions
 
 # -- sources ----------------------------------------------------------------------------------------------------------
 
@@ -120,7 +26,6 @@ VIDEO_EXTENSIONS = (
     *(".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gxf", ".ivf", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"),
     *(".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogv", ".rm", ".rmvb", ".ts", ".vob", ".webm", ".wmv", ".wtv"),
 )
-MANIFEST_EXTENSION = ".jsonl"
 STDIN = "-"
 COPY_BYTES = 1024 * 1024
 
@@ -159,8 +64,10 @@ class Sources:
             if word == STDIN:
                 self._keep_stdin()
             if _is_manifest(word):
-                for _ in self._of_word(word):
-                    pass
+                with self._manifest(word) as content:
+                    check_manifest(content, self._shown(word), self._folder_of(word))
+            elif is_remote_object(word):
+                ObjectUrl.parse(word)
             elif not _is_pattern(word) and not is_url(word) and not os.path.exists(word):
                 raise VideoNotFound(f"{word}: no such file or folder")
 
@@ -176,17 +83,43 @@ class Sources:
             yield from self._of_word(word)
 
     def _of_word(self, word: str) -> Iterator[BatchItem]:
-        if word == STDIN:
-            assert self._stdin is not None, "check() comes first"
-            self._stdin.seek(0)
-            yield from read_manifest(self._stdin, "stdin", (self.root or Path()).resolve())
-        elif _is_manifest(word):
-            with open(word, "rb") as lines:
-                yield from read_manifest(lines, word, (self.root or Path(word).parent).resolve())
+        if _is_manifest(word):
+            with self._manifest(word) as content:
+                yield from read_manifest(content, self._shown(word), self._folder_of(word))
+        elif is_remote_object(word) and _is_folder(word):
+            yield from self._objects(word)
         elif is_url(word):
             yield BatchItem(custom_id=item_name(word), source=word)
         else:
             yield from self._files(word)
+
+    @contextmanager
+    def _manifest(self, word: str) -> Iterator[BinaryIO]:
+        """It, from its beginning."""
+        if word == STDIN:
+            assert self._stdin is not None, "check() comes first"
+            self._stdin.seek(0)
+            yield self._stdin
+            return
+        with open_object(word) if is_remote_object(word) else open(word, "rb") as content:
+            yield content
+
+    def _shown(self, word: str) -> str:
+        return "stdin" if word == STDIN else word
+
+    def _folder_of(self, manifest: str) -> Path | ObjectUrl:
+        """What its relative paths are below."""
+        if self.root is None and is_remote_object(manifest):
+            return ObjectUrl.parse(manifest.rpartition("/")[0])
+        return (self.root or (Path() if manifest == STDIN else Path(manifest).parent)).resolve()
+
+    def _objects(self, word: str) -> Iterator[BatchItem]:
+        """Those below a folder of a bucket, named relative to it; hidden ones are left out."""
+        folder = ObjectUrl.parse(word).key.rstrip("/")
+        for url in objects_below(word):
+            name = url.key.removeprefix(folder).lstrip("/")
+            if _has(name, self._extensions) and not any(step.startswith(".") for step in name.split("/")):
+                yield BatchItem(custom_id=item_name(name), source=str(url))
 
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
@@ -236,10 +169,15 @@ class Sources:
 
 
 def batch_key(
-    options: CaptionOptions, output: Path | None, names: Sequence[str], document: Mapping[str, Any] | None = None
+    options: CaptionOptions, output: Path | str | None, names: Sequence[str], document: Mapping[str, Any] | None = None
 ) -> str:
-    """Names the same batch for the same command: by where its results go (else what it reads) and what it asks."""
-    what = ["output", str(output.resolve())] if output is not None else ["sources", *names]
+    """Names the same batch for the same command: by where its results go (else what it reads) and what it asks.
+    `output`: a path, or an object's address."""
+    what = (
+        ["output", str(output.resolve() if isinstance(output, Path) else output)]
+        if output is not None
+        else ["sources", *names]
+    )
     content = json.dumps([what, options.given(), *([document] if document else [])])
     return f"cli-{hashlib.sha256(content.encode()).hexdigest()[:KEY_DIGITS]}"
 
@@ -268,11 +206,16 @@ def _has(name: str, extensions: Sequence[str]) -> bool:
 
 
 def _is_manifest(word: str) -> bool:
-    return word == STDIN or (word.lower().endswith(MANIFEST_EXTENSION) and os.path.isfile(word))
+    is_named = os.path.splitext(word)[1].lower() in READERS
+    return word == STDIN or (is_named and (is_remote_object(word) or os.path.isfile(word)))
+
+
+def _is_folder(address: str) -> bool:
+    return address.endswith("/") or not ObjectUrl.parse(address).key
 
 
 def _is_pattern(word: str) -> bool:
-    return glob.has_magic(word) and not os.path.lexists(word)
+    return glob.has_magic(word) and not os.path.lexists(word) and not is_remote_object(word)
 
 
 def _fixed_folder(pattern: str) -> str:

@@ -28,6 +28,7 @@ from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.documents.messages import DocumentRequest
 from slipstream.documents.reading import STAGES, DocumentOptions
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
+from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
 from slipstream.speculation.methods import METHODS
 
@@ -128,7 +129,10 @@ def submit_command(
     *,
     sources: Annotated[
         list[str],
-        typer.Argument(help="Folders, quoted patterns, files, or MANIFEST.jsonl (`-`: stdin).", show_default=False),
+        typer.Argument(
+            help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
+            show_default=False,
+        ),
     ],
     gateway: GatewayOption,
     output: Annotated[
@@ -168,7 +172,7 @@ def submit_command(
     hints = None if hints_from is None else _read_hints(hints_from, options)
     with Sources(sources, root, complain, documents.in_folders) as found:
         found.check()
-        file = Path(destination.path) if destination and destination.path != STDOUT else None
+        file = _place(destination)
         names = found.names() if hints is None else [*found.names(), hints.name]
         key = name or batch_key(options, file, names, documents.reading)
         batch = BatchOptions(key, options.given(), _metadata(meta or ()), priority, documents.reading)
@@ -194,6 +198,13 @@ def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool)
     destination = Output(output, choose_format(form, output), csv_raw=csv_raw)
     check_output(destination.path, destination.form)
     return destination
+
+
+def _place(destination: Output | None) -> Path | str | None:
+    """Where results go that are kept."""
+    if destination is None or destination.path == STDOUT:
+        return None
+    return destination.path if is_object_url(destination.path) else Path(destination.path)
 
 
 def _metadata(pairs: list[str] | tuple[()]) -> dict[str, str]:

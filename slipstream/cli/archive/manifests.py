@@ -1,0 +1,231 @@
+"""Manifests: JSON lines, CSV and Parquet that name videos and documents, and what differs for each.
+
+Each is gone through row by row, so that memory does not grow with their number, on this machine or in a bucket.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, JobKind, document_options
+from slipstream.client.batch_handles import LONGEST_NAME, is_sendable, is_url
+from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.objects.store import ObjectUrl
+from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+
+LONGEST_LINE = 1024 * 1024
+"""Bytes."""
+SOURCE_KEYS = ("source", "path", "url")
+KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", *SOURCE_KEYS, *DOCUMENT_OPTIONS}
+SHA256_DIGITS = 64
+TOO_MANY = "more cells"
+ROWS_AT_ONCE = 1000
+NAMED_ROWS = 10
+"""Bad ones that a message names."""
+
+Row = dict[str, Any]
+Folder = Path | ObjectUrl
+"""What relative paths of a manifest are below."""
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """One row, and what people call it."""
+
+    name: str
+    fields: Row | InvalidRequest
+    """Or what is wrong with it; the next one is read all the same."""
+
+
+def read_manifest(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem]:
+    """One item a row; the name's extension says what it is. Raises `InvalidRequest` that names the bad row."""
+    for item in _judged(content, name, folder):
+        if isinstance(item, InvalidRequest):
+            raise item
+        yield item
+
+
+def check_manifest(content: BinaryIO, name: str, folder: Folder) -> None:
+    """Goes through all of it. Raises `InvalidRequest` that names the first bad rows and says how many there are."""
+    named, num_bad = [], 0
+    for item in _judged(content, name, folder):
+        if isinstance(item, InvalidRequest):
+            num_bad += 1
+            if num_bad <= NAMED_ROWS:
+                named.append(str(item))
+    if num_bad > NAMED_ROWS:
+        named.append(f"and {num_bad - NAMED_ROWS:,} more rows of {name} are bad")
+    if named:
+        raise InvalidRequest("\n".join(named))
+
+
+def _judged(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem | InvalidRequest]:
+    rows = READERS.get(Path(name).suffix.lower(), json_rows)
+    for row in rows(content):
+        try:
+            if isinstance(row.fields, InvalidRequest):
+                raise row.fields
+            yield item_of(row.fields, folder)
+        except InvalidRequest as error:
+            yield InvalidRequest(f"{name} {row.name}: {error}")
+
+
+def json_rows(lines: BinaryIO) -> Iterator[Numbered]:
+    """Of JSON objects, one a line. Behind a line that is too long nothing is read."""
+    number = 0
+    while line := lines.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            yield Numbered(f"line {number}", InvalidRequest(f"longer than {LONGEST_LINE} bytes"))
+            return
+        if line.strip():
+            yield Numbered(f"line {number}", _fields_of(_json_object, line))
+
+
+def csv_rows(content: BinaryIO) -> Iterator[Numbered]:
+    """Of a table whose first line names the columns. An empty cell says nothing; numbers, truth values and lists are
+    written as in JSON. Behind a line that is no CSV nothing is read."""
+    csv.field_size_limit(LONGEST_LINE)
+    text = io.TextIOWrapper(content, "utf-8-sig", newline="")
+    table = csv.DictReader(text, restkey=TOO_MANY)
+    try:
+        for row in table:
+            yield Numbered(f"line {table.line_num}", _fields_of(_cells, row))
+    except (csv.Error, UnicodeDecodeError) as error:
+        yield Numbered(f"line {table.line_num + 1}", InvalidRequest(f"no CSV in UTF-8: {error}"))
+    finally:
+        text.detach()
+
+
+def parquet_rows(content: BinaryIO) -> Iterator[Numbered]:
+    """Of a table with a column a key; null says nothing. Raises `InvalidConfig` without the extra `parquet`."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise InvalidConfig("Parquet needs pyarrow: pip install 'slipstream[parquet]'") from None
+    number = 0
+    try:
+        for batch in ParquetFile(content).iter_batches(batch_size=ROWS_AT_ONCE):
+            for row in batch.to_pylist():
+                number += 1
+                yield Numbered(f"row {number}", {name: cell for name, cell in row.items() if cell is not None})
+    except (ArrowException, OSError) as error:
+        why = str(error).split("\n", 1)[0]
+        yield Numbered(f"row {number + 1}", InvalidRequest(f"no Parquet that can be read: {why}"))
+
+
+READERS: Mapping[str, Callable[[BinaryIO], Iterator[Numbered]]] = {
+    ".jsonl": json_rows,
+    ".csv": csv_rows,
+    ".parquet": parquet_rows,
+}
+"""By the extension of a manifest's name."""
+
+
+def _fields_of(read: Callable[[Any], Row], row: Any) -> Row | InvalidRequest:
+    try:
+        return read(row)
+    except InvalidRequest as error:
+        return error
+
+
+def _cells(row: Mapping[str, Any]) -> Row:
+    if TOO_MANY in row:
+        raise InvalidRequest("more cells than the first line has names")
+    return {name: _cell(name, cell) for name, cell in row.items() if cell}
+
+
+def _cell(name: str, text: str) -> Any:
+    option = OPTIONS_BY_NAME.get(name)
+    is_list = option is not None and option.repeated
+    kind = option.kind if option is not None else DOCUMENT_OPTIONS.get(name, str)
+    if kind is str and not is_list:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        what = "a list as in JSON" if is_list else "a number, true or false"
+        raise InvalidRequest(f"{name} is {text[:40]!r}, which is not {what}") from None
+
+
+def item_of(fields: Row, folder: Folder) -> BatchItem:
+    """The item of one row. Raises `InvalidRequest` that says what is wrong with it."""
+    unknown = sorted(fields.keys() - KNOWN_KEYS)
+    if unknown:
+        raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
+    sources = [key for key in SOURCE_KEYS if key in fields]
+    if len(sources) != 1:
+        raise InvalidRequest("give exactly one of source, path and url")
+    source = _text(fields, sources[0])
+    if sources[0] == "url" and not is_url(source):
+        raise InvalidRequest("url must begin with https://, s3://, gs:// or az://")
+    options = CaptionOptions.from_mapping(
+        {name: value for name, value in fields.items() if name in OPTIONS_BY_NAME and value is not None}
+    )
+    _check_texts(options)
+    document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
+    if document:
+        document_options(document)
+    return BatchItem(
+        custom_id=_custom_id(fields, sources[0]),
+        source=source if is_url(source) else _below(folder, source),
+        caption=options.given(),
+        sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
+        kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
+        document=document,
+    )
+
+
+def _below(folder: Folder, source: str) -> str:
+    if isinstance(folder, Path):
+        return str(folder / source)
+    return source if source.startswith("/") else str(folder.below(source))
+
+
+def _kind(text: str) -> JobKind:
+    if text not in list(JobKind):
+        raise InvalidRequest(f"kind {text!r} is unknown; choose one of {', '.join(JobKind)}")
+    return JobKind(text)
+
+
+def _custom_id(fields: dict[str, Any], source_key: str) -> str:
+    key = "custom_id" if "custom_id" in fields else source_key
+    text = _text(fields, key)
+    if len(text) > LONGEST_NAME or not text.isprintable():
+        raise InvalidRequest(f"{key} is no custom_id, which has at most {LONGEST_NAME} printable characters; give one")
+    return text
+
+
+def _json_object(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise InvalidRequest("not a JSON object in UTF-8") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("not a JSON object in UTF-8")
+    return fields
+
+
+def _text(fields: dict[str, Any], key: str) -> str:
+    value = fields[key]
+    if not isinstance(value, str) or not value or not is_sendable(value):
+        raise InvalidRequest(f"{key} must be a text that is not empty")
+    return value
+
+
+def _sha256(text: str) -> str:
+    if len(text) != SHA256_DIGITS or not set(text.lower()) <= set("0123456789abcdef"):
+        raise InvalidRequest(f"sha256 must be {SHA256_DIGITS} hexadecimal digits")
+    return text.lower()
+
+
+def _check_texts(options: CaptionOptions) -> None:
+    try:
+        json.dumps(options.given(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("a text among the options is not valid Unicode") from None

@@ -1,0 +1,124 @@
+"""Objects for a command, which has no event loop to keep free: read as files, written whole, listed.
+
+Credentials and endpoints are those of the command's own environment.
+"""
+
+import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import IO, BinaryIO, TextIO
+
+from slipstream.errors import ObjectNotFound
+from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, told
+
+READ_BYTES = 4 * 1024**2
+"""Of one request."""
+
+
+class BlockingStore(ObjectStore):
+    """Calls raise what those of `ObjectStore` do."""
+
+    def open(self, url: ObjectUrl) -> BinaryIO:
+        """The object as a binary file: read by ranges, and may be gone through again."""
+        with told(url):
+            found = self._calls.head(self._store, url.key)
+        facts = ObjectFacts(url, found["size"], found.get("e_tag") or "")
+        return io.BufferedReader(_ObjectFile(self, facts), READ_BYTES)
+
+    def read_now(self, facts: ObjectFacts, start: int, end: int) -> bytes:
+        """See `ObjectStore.read`."""
+        asked = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
+        with told(facts.url):
+            answer = self._calls.get(self._store, facts.url.key, options=asked)
+            data = bytes(answer.bytes())
+        if len(data) != end - start:
+            raise changed(facts.url)
+        return data
+
+    def put(self, url: ObjectUrl, content: IO[bytes]) -> None:
+        """Writes the object, over one that is there: whoever reads it has either, never a part."""
+        with told(url):
+            self._calls.put(self._store, url.key, content)
+
+    def remove(self, url: ObjectUrl) -> None:
+        """An object that is not there is as good as removed."""
+        with suppress(ObjectNotFound), told(url):
+            self._calls.delete(self._store, url.key)
+
+    def addresses(self, prefix: ObjectUrl) -> Iterator[ObjectUrl]:
+        """Of the objects below a folder, in the store's order, page by page."""
+        with told(prefix):
+            for some in self._calls.list(self._store, prefix=prefix.key or None):
+                for found in some:
+                    yield ObjectUrl(self.root, found["path"])
+
+
+class _ObjectFile(io.RawIOBase):
+    def __init__(self, store: BlockingStore, facts: ObjectFacts) -> None:
+        self._store, self._facts, self._position = store, facts, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, self._facts.num_bytes)[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        end = min(self._position + len(buffer), self._facts.num_bytes)
+        if end <= self._position:
+            return 0
+        data = self._store.read_now(self._facts, self._position, end)
+        buffer[: len(data)] = data
+        self._position = end
+        return len(data)
+
+
+@cache
+def blocking_store(root: str) -> BlockingStore:
+    """Each root is opened once. Raises `InvalidConfig`."""
+    return BlockingStore(root)
+
+
+def open_object(text: str) -> BinaryIO:
+    """The object of an address, as a binary file. Raises `InvalidRequest`, `InvalidConfig` and what a store says."""
+    url = ObjectUrl.parse(text)
+    return blocking_store(url.root).open(url)
+
+
+def objects_below(text: str) -> Iterator[ObjectUrl]:
+    """Those of a folder's address. Raises the same."""
+    prefix = ObjectUrl.parse(text)
+    return blocking_store(prefix.root).addresses(prefix)
+
+
+@contextmanager
+def writing_bytes(url: ObjectUrl, keep_empty: bool = True) -> Iterator[IO[bytes]]:
+    """A file that becomes the object when the context is left without an error. Not `keep_empty`: one without content
+    becomes none, and an older one goes. Raises what a store says."""
+    with tempfile.TemporaryFile() as content:
+        yield content
+        content.flush()
+        if content.tell() or keep_empty:
+            content.seek(0)
+            blocking_store(url.root).put(url, content)
+        else:
+            blocking_store(url.root).remove(url)
+
+
+@contextmanager
+def writing(url: ObjectUrl, keep_empty: bool = True) -> Iterator[TextIO]:
+    """The same of text."""
+    with writing_bytes(url, keep_empty) as content:
+        text = io.TextIOWrapper(content, encoding="utf-8", errors="backslashreplace", newline="")
+        yield text
+        text.detach()

@@ -1,0 +1,144 @@
+"""Manifests in their three forms: the same items, bad rows by their numbers, and memory that does not grow."""
+
+import io
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.archive.messages import BatchItem
+from slipstream.cli.archive.manifests import check_manifest, read_manifest
+from slipstream.errors import InvalidRequest
+from slipstream.objects.store import ObjectUrl
+
+FOLDER = Path("/videos")
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), min_size=1, max_size=12)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"source": st.from_regex(r"[a-z]{1,8}\.mp4", fullmatch=True)},
+        optional={
+            "prompt": TEXT,
+            "num_frames": st.integers(1, 64),
+            "temperature": st.floats(0, 2, width=16),
+            "stop": st.lists(TEXT, min_size=1, max_size=3),
+        },
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def items(content: bytes, name: str, folder: Path | ObjectUrl = FOLDER) -> list[BatchItem]:
+    check_manifest(io.BytesIO(content), name, folder)
+    return list(read_manifest(io.BytesIO(content), name, folder))
+
+
+def error(content: bytes, name: str) -> str:
+    with pytest.raises(InvalidRequest) as refused:
+        items(content, name)
+    return str(refused.value)
+
+
+def as_csv(rows: list[dict[str, Any]]) -> bytes:
+    names = sorted({name for row in rows for name in row})
+    lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
+    return "\r\n".join(",".join(f'"{cell.replace(chr(34), chr(34) * 2)}"' for cell in line) for line in lines).encode()
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    names = sorted({name for row in rows for name in row})
+    content = io.BytesIO()
+    table = pyarrow.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    pyarrow.parquet.write_table(table, content)
+    return content.getvalue()
+
+
+@given(ROWS)
+def test_all_forms_say_the_same(rows: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    found = items(lines, "list.jsonl")
+    assert [item.source for item in found] == [f"/videos/{row['source']}" for row in rows]
+    assert items(as_csv(rows), "list.csv") == found
+    assert items(as_parquet(rows), "LIST.PARQUET") == found
+
+
+def test_paths_of_a_manifest_in_a_bucket_are_below_its_folder() -> None:
+    lines = b'{"source": "a.mp4"}\n{"source": "/b.mp4"}\n{"source": "gs://other/c.mp4"}\n{"url": "https://h/d.mp4"}\n'
+    found = items(lines, "list.jsonl", ObjectUrl.parse("s3://films/deep"))
+    sources = ["s3://films/deep/a.mp4", "/b.mp4", "gs://other/c.mp4", "https://h/d.mp4"]
+    assert [item.source for item in found] == sources
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("source,num_frames\na.mp4,4\nb.mp4,four\n", "list.csv line 3: num_frames is 'four', which is not a number"),
+        ("source,stop\na.mp4,end\n", "line 2: stop is 'end', which is not a list as in JSON"),
+        ("source\na.mp4,4\n", "line 2: more cells than the first line has names"),
+        ("source,colour\na.mp4,red\n", "line 2: unknown key 'colour'"),
+        ("prompt\nWhat?\n", "line 2: give exactly one of source, path and url"),
+        ('source\n"' + "a" * 2_000_000, "no CSV in UTF-8"),
+        ("source\n\udcff\n", "no CSV in UTF-8"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said_with_its_line(content: str, message: str) -> None:
+    assert message in error(content.encode(errors="surrogateescape"), "list.csv")
+
+
+def test_parquet_that_is_none_or_cut_off() -> None:
+    assert "row 1: no Parquet" in error(b"PAR1 and nothing else", "list.parquet")
+    whole = as_parquet([{"source": "a.mp4"}])
+    assert "row 1: no Parquet" in error(whole[:-20], "list.parquet")
+    assert "list.parquet row 2: unknown key" in error(
+        as_parquet([{"source": "a"}, {"source": "b", "x": 1}]), "list.parquet"
+    )
+
+
+def test_the_first_bad_rows_are_named_and_all_are_counted() -> None:
+    lines = b"".join(b'{"source": "a"}\n' if number % 2 else b"bad\n" for number in range(60))
+    told = error(lines, "list.jsonl").splitlines()
+    assert [line.split(":")[0] for line in told[:10]] == [f"list.jsonl line {1 + 2 * number}" for number in range(10)]
+    assert told[10] == "and 20 more rows of list.jsonl are bad"
+
+
+class Endless(io.RawIOBase):
+    """So many lines, made as they are read; each hundredth is bad."""
+
+    def __init__(self, num_lines: int) -> None:
+        self._lines = self._made(num_lines)
+        self._left = b""
+
+    def _made(self, num_lines: int) -> Iterator[bytes]:
+        for number in range(num_lines):
+            yield b'{"source": "%d.mp4", "prompt": "%s"}\n' % (number, b"?" * 200) if number % 100 else b"bad\n"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self._left = self._left or next(self._lines, b"")
+        piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    peaks = []
+    for num_lines in (1_500, 6_000):
+        tracemalloc.start()
+        with pytest.raises(InvalidRequest, match=f"and {num_lines // 100 - 10} more rows"):
+            check_manifest(io.BufferedReader(Endless(num_lines)), "list.jsonl", FOLDER)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000

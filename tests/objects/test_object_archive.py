@@ -1,0 +1,152 @@
+"""`slipstream archive` over a bucket: folders, manifests of all kinds, outputs, and items that are not there."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import pytest_asyncio
+
+from slipstream.rpc.calls import open_channel
+from slipstream.stack.local import Stack
+from tests.support.films import make_noise_film
+from tests.support.gateway_client import caption
+from tests.support.object_store import ObjectServer, object_server
+from tests.support.world import PROMPT, World
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 6, "max_new_tokens": 24}
+OPTIONS = ("--prompt", PROMPT, "--frames", "6", "--max-new-tokens", "24")
+SHA = "0" * 64
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def objects(world: World) -> AsyncIterator[ObjectServer]:
+    async with object_server() as served:
+        served.put("shown/a.mp4", world.clips[0])
+        served.put("shown/deep/b.mp4", world.clips[1])
+        served.put("shown/deep/.hidden.mp4", world.clips[1])
+        served.put("shown/notes.txt", b"no video")
+        served.put("shown/large.mov", make_noise_film(200))
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def archive(
+    objects: ObjectServer, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stack]:
+    options = replace(
+        world.stack_options(),
+        draft_model=None,
+        archive=True,
+        data=tmp_path_factory.mktemp("archive"),
+        object_roots=("s3://films/shown",),
+        env=objects.environment,
+    )
+    async with Stack(options) as stack:
+        yield stack
+
+
+async def run(stack: Stack, objects: ObjectServer, *words: str) -> tuple[int, str]:
+    """Exit status and stderr of one command, which reads and writes the bucket itself."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words, "--gateway", stack.gateway_address),
+        env={**os.environ, **objects.environment},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    return process.returncode or 0, errors.decode()
+
+
+def lines_of(objects: ObjectServer, key: str) -> dict[str, dict[str, Any]]:
+    lines = map(json.loads, objects.get(key).decode().splitlines())
+    return {line["custom_id"]: line for line in lines}
+
+
+async def test_a_folder_of_a_bucket_becomes_an_object(archive: Stack, objects: ObjectServer, world: World) -> None:
+    output = "s3://films/out/captions.jsonl"
+    status, errors = await run(archive, objects, "submit", "s3://films/shown/", "--output", output, *OPTIONS)
+    assert (status, "3 added" in errors) == (0, True), errors
+    lines = lines_of(objects, "out/captions.jsonl")
+    assert sorted(lines) == ["a.mp4", "deep/b.mp4", "large.mov"]
+    async with open_channel(archive.gateway_address) as channel:
+        for name, clip in (("a.mp4", world.clips[0]), ("deep/b.mp4", world.clips[1])):
+            assert lines[name]["text"] == (await caption(channel, clip, **SMALL)).text
+            assert lines[name]["source"] == f"s3://films/shown/{name}"
+    assert len(lines["a.mp4"]["receipt"]["video_sha256"]) == 64
+    assert lines["large.mov"]["receipt"]["video_sha256"].startswith("object-")
+    before = objects.get("out/captions.jsonl")
+    status, errors = await run(archive, objects, "submit", "s3://films/shown/", "--output", output, *OPTIONS)
+    assert (status, "0 added, 3 known" in errors) == (0, True), errors
+    assert objects.get("out/captions.jsonl") == before
+
+
+ROWS: list[dict[str, Any]] = [
+    {"source": "s3://films/shown/a.mp4", "custom_id": "a", "num_frames": 4, "sha256": None},
+    {"source": "s3://films/shown/none.mp4", "custom_id": "none", "num_frames": None, "sha256": None},
+    {"source": "s3://films/hidden/a.mp4", "custom_id": "hidden", "num_frames": None, "sha256": None},
+    {"source": "s3://films/shown/large.mov", "custom_id": "large", "num_frames": None, "sha256": SHA},
+    {"source": "shown/deep/b.mp4", "custom_id": "b", "num_frames": None, "sha256": None},
+]
+
+
+def as_jsonl() -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in _given()).encode()
+
+
+def as_csv() -> bytes:
+    cells = [[str(row[name]) if row[name] is not None else "" for name in ROWS[0]] for row in ROWS]
+    return "".join(",".join(row) + "\n" for row in ([*ROWS[0]], *cells)).encode()
+
+
+def as_parquet() -> bytes:
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), content, row_group_size=2)
+    return content.getvalue()
+
+
+def _given() -> list[dict[str, Any]]:
+    return [{name: cell for name, cell in row.items() if cell is not None} for row in ROWS]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+async def test_a_manifest_in_a_bucket_says_what_is_captioned(archive: Stack, objects: ObjectServer, form: str) -> None:
+    content = {"jsonl": as_jsonl, "csv": as_csv, "parquet": as_parquet}[form]()
+    manifest = objects.put(f"list.{form}", content)
+    output = f"s3://films/out/{form}.jsonl"
+    status, errors = await run(archive, objects, "submit", manifest, "--output", output, *OPTIONS)
+    assert (status, "5 added" in errors) == (5, True), errors
+    assert sorted(lines_of(objects, f"out/{form}.jsonl")) == ["a", "b"]
+    failed = lines_of(objects, f"out/{form}.jsonl.errors.jsonl")
+    assert {name: line["error_code"] for name, line in failed.items()} == {
+        "none": "NOT_FOUND",
+        "hidden": "PERMISSION_DENIED",
+        "large": "INVALID_ARGUMENT",
+    }
+    assert all(line["attempts"] <= 1 for line in failed.values()) and "SHA-256" in failed["large"]["error"]
+
+
+async def test_subtitles_go_below_a_folder_of_a_bucket(archive: Stack, objects: ObjectServer) -> None:
+    words = ("submit", "s3://films/shown/deep/", "--name", "vtt", "--output", "s3://films/subs", "--format", "vtt")
+    status, errors = await run(archive, objects, *words, *OPTIONS)
+    assert status == 0, errors
+    assert objects.get("subs/b.mp4.vtt").startswith(b"WEBVTT")
+
+
+async def test_bad_rows_are_named_before_anything_is_handed_in(archive: Stack, objects: ObjectServer) -> None:
+    rows = [b'{"source": "s3://films/shown/a.mp4"}\n', *([b"no JSON\n"] * 12)]
+    manifest = objects.put("bad.jsonl", b"".join(rows))
+    status, errors = await run(archive, objects, "submit", manifest, "--name", "bad", *OPTIONS)
+    assert status == 2 and f"{manifest} line 2: " in errors and "2 more rows" in errors
+    status, errors = await run(archive, objects, "status", "bad")
+    assert status == 3, errors
+    status, errors = await run(archive, objects, "submit", "s3://films/none.csv", *OPTIONS)
+    assert status == 3 and "no object s3://films/none.csv" in errors
