@@ -125,6 +125,9 @@ class _Run:
     """Deaths of the compactor while a file was planned or its jobs were being freed."""
     peak_bytes: int = 0
     peak_resident: int = 0
+    begin_bytes: int = 0
+    end_bytes: int = 0
+    """What Redis takes before the first job, and when all are in files."""
     submitted_s: float = 0.0
     done_s: float = 0.0
     is_over: bool = False
@@ -179,6 +182,7 @@ async def _roles(run: _Run) -> AsyncIterator[None]:
 
 async def _drain(run: _Run) -> None:
     """From the first item handed in until all results are in files."""
+    run.begin_bytes = await _memory(run)
     queue, began = run.given.queue(), time.monotonic()
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
         watching = group.create_task(_watch_memory(run))
@@ -195,6 +199,7 @@ async def _drain(run: _Run) -> None:
             await asyncio.sleep(LOOK_S)
         run.is_over = True
         await watching
+    run.end_bytes = await _memory(run)
     await queue.close()
 
 
@@ -245,6 +250,11 @@ async def _watch_memory(run: _Run) -> None:
         await asyncio.sleep(LOOK_S)
 
 
+async def _memory(run: _Run) -> int:
+    async with Redis.from_url(run.given.redis) as redis:
+        return int((await redis.info("memory"))["used_memory"])
+
+
 async def _num_done(queue: SpillQueue) -> int:
     return (await _patiently(lambda: queue.get_batch(BATCH))).counts[JobState.DONE]
 
@@ -293,6 +303,7 @@ def _report(run: _Run, results: Path) -> dict[str, Any]:
         "reaches_rate_asked": total / run.done_s >= RATE_ASKED,
         "redis_peak_mb": round(peak_mb, 1),
         "redis_peak_resident_mb": round(run.peak_resident / 1e6, 1),
+        "redis_bytes_left_a_job": round((run.end_bytes - run.begin_bytes) / total, 1),
         "over_memory": int(peak_mb >= LIMIT_MB),
         "workers": run.args.spill_workers,
     }

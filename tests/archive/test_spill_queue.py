@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFold
 from slipstream.archive.spill_queue import SpillQueue
 from slipstream.errors import InvalidConfig, ObjectNotFound
 from tests.archive.worlds import DONE, POLICY, specs
+from tests.support.bucket import bucket_served
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
 
 ROOM = 30_000
@@ -339,20 +339,10 @@ async def test_the_folder_is_ours_and_can_be_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Of a server that speaks S3's protocol, conditional PUT included."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-    settings |= {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).create_bucket(Bucket="archive")
-    yield "s3://archive/results"
-    server.stop()
+    with bucket_served() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield "s3://archive/results"
 
 
 async def test_results_in_a_bucket(bucket: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
