@@ -17,6 +17,10 @@ from slipstream.video.ranged_wire import ASKED, FAILED, GIVEN, MOST_ASKED
 
 SLOW_SHARE = 0.5
 """Of a decoder's time: where more of it went by waiting, a decode that took too long is the store's fault."""
+MOST_PASSES = 8
+"""How often a decoder may be given as many bytes as the film has, whichever they are: a sound one goes through a film
+four times at most, and a store asks money for each byte."""
+LEAST_GIVEN = 8 * 1024**2
 
 ReadRange = Callable[[int, int], Awaitable[bytes]]
 """The bytes from the first number to the second, which is behind the last. Raises SlipstreamError."""
@@ -80,6 +84,7 @@ class _Answers:
         self._loop = asyncio.get_running_loop()
         self.failure: SlipstreamError | None = None
         self._waited_s, self._waiting_since = 0.0, 0.0
+        self._bytes_left = MOST_PASSES * film.num_bytes + LEAST_GIVEN
 
     @property
     def waited_s(self) -> float:
@@ -93,7 +98,8 @@ class _Answers:
             await self._give(facts)
             while question := await self._question():
                 start, num_bytes = question
-                if num_bytes > MOST_ASKED or start + num_bytes > self._film.num_bytes:
+                self._bytes_left -= num_bytes
+                if num_bytes > MOST_ASKED or start + num_bytes > self._film.num_bytes or self._bytes_left < 0:
                     get_logger().error("decoder.bad_question", start=start, num_bytes=num_bytes)
                     return
                 await self._answer(start, num_bytes)
