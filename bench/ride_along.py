@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import CLIP_FOLDER, held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
+from bench.common import CLIP_FOLDER, cpu_s, held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.output import finish
 from bench.replay.rows import TABLES, open_replay, replaying
@@ -40,6 +40,8 @@ class Archived:
     """From the first start to the last end, a clip."""
     texts: Mapping[str, str]
     """By the name of the clip."""
+    target_cpu_s: float = 0.0
+    """Processor time of the target, a clip."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ async def _measure_stack(given: Namespace, share: float, table: Path | None, cli
             asked = replace(template, method=method)
             await run_caption(captioner, clips[0], replace(asked, max_new_tokens=WARM_UP_TOKENS))
             alone = await _heard(captioner, clips[:1], asked)
+            pid = stack.processes["target"].pid
+            began_cpu_s = cpu_s(pid)
             archived = await _drained(captioner, await _begun(captioner, clips, asked))
+            archived = replace(archived, target_cpu_s=(cpu_s(pid) - began_cpu_s) / len(clips))
             batch = await _begun(captioner, clips, asked)
             beside = await _heard(captioner, clips[: given.people], asked)
             await (await archive_of(captioner)).cancel(batch)
@@ -149,6 +154,8 @@ def _rows(name: str, share: float, without: Sequence[Found], riding: Sequence[Fo
                 "clip_s": round(before.archived.clip_s, 3),
                 "riding_clip_s": round(after.archived.clip_s, 3),
                 "faster": round(before.archived.clip_s / after.archived.clip_s, 3),
+                "target_cpu_s": round(before.archived.target_cpu_s, 3),
+                "riding_target_cpu_s": round(after.archived.target_cpu_s, 3),
                 "p95_alone_ms": round(1e3 * before.alone.p95_s, 2),
                 "p95_beside_ms": round(1e3 * before.beside.p95_s, 2),
                 "riding_p95_beside_ms": round(1e3 * after.beside.p95_s, 2),
