@@ -116,6 +116,9 @@ class Rides:
                 self._thread.note(error)
                 prompt.failure = error
                 self.leave(prompt)
+            else:
+                num_rows = sum(prefill.work_of(counts)) * prefill.num_rows / prefill.work
+                self._planner.observe_alone(num_rows, time.perf_counter() - started)
             prompt.spend(counts, time.perf_counter() - started)
             prompt.end()
         self._queue_alone()

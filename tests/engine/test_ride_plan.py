@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.engine.ride_plan import (
@@ -13,6 +13,7 @@ from slipstream.engine.ride_plan import (
     NUMBERS,
     PEOPLE_SHARE,
     REST_EVERY,
+    SAVING,
     RideCounts,
     RidePlanner,
     alone_counts,
@@ -59,20 +60,38 @@ def test_the_first_passes_carry_nothing() -> None:
     assert Passes(RidePlanner(1.0), 1.0, device(0, 0.01)).run(LEARNT + 1) == [0] * LEARNT + [1]
 
 
+@settings(max_examples=40, deadline=None)
 @given(DEVICES, st.floats(0.01, 4.0))
 def test_passes_grow_to_their_budget_and_not_beyond(extra_s: ExtraS, share: float) -> None:
     """A number that takes too long is tried once in a while; all others fit."""
     passes = Passes(RidePlanner(share), 1.0, extra_s)
     passes.run(100)
     rode = passes.run(200)
-    if extra_s(1) > share:  # then a row rides now and then
-        assert max(rode) <= 1 and sum(map(extra_s, rode)) <= 1.01 * share * len(rode) + extra_s(1)
+    if extra_s(1) > 0.99 * share:  # then rows ride now and then
+        assert sum(map(extra_s, rode)) <= 1.01 * share * len(rode) + 2 * SAVING * share + extra_s(1)
         return
     assert sum(extra_s(number) > 1.01 * share for number in rode) <= 2
     fitting = max((number for number in NUMBERS if extra_s(number) <= 0.99 * share), default=0)
     assert not fitting or sum(number >= fitting for number in rode) >= 0.8 * len(rode)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.02, 0.5), st.floats(0.001, 0.02), st.floats(0.05, 4.0))
+def test_where_the_first_rows_are_dear_passes_save_for_more_at_once(first_s: float, row_s: float, share: float) -> None:
+    """A CPU: a pass of several rows takes other kernels than a pass of one."""
+    passes = Passes(RidePlanner(share), 1.0, lambda num_rows: first_s + num_rows * row_s)
+    for _ in range(10):
+        passes.planner.observe_alone(512, 512 * row_s)
+    passes.run(500)
+    rode = passes.run(480)
+    taken_s = sum(passes.extra_s(number) for number in rode if number)
+    assert taken_s <= 1.01 * share * len(rode) + SAVING * share
+    largest_s = passes.extra_s(NUMBERS[-1])
+    saves_enough = min(SAVING * share, largest_s) >= 15 * first_s
+    assert not saves_enough or taken_s <= 1.4 * row_s * sum(rode), "hardly more than alone"
+
+
+@settings(max_examples=40, deadline=None)
 @given(DEVICES, st.floats(0.01, 4.0), st.booleans())
 def test_every_prompt_is_done_in_the_end(extra_s: ExtraS, share: float, beside_people: bool) -> None:
     """However dear a row is, and however little time there is."""
@@ -82,16 +101,21 @@ def test_every_prompt_is_done_in_the_end(extra_s: ExtraS, share: float, beside_p
         if passes.done == RideCounts(3, 3):
             return
     per_pass_s = min(share, PEOPLE_SHARE) if beside_people else share
-    assert passes.done.first >= 1 or extra_s(1) > 900 * per_pass_s
+    assert passes.done.second >= 1 or extra_s(1) > SAVING * per_pass_s
 
 
-@given(DEVICES, st.floats(0.2, 4.0))
-def test_beside_people_passes_grow_by_a_tenth(extra_s: ExtraS, share: float) -> None:
+@settings(max_examples=40, deadline=None)
+@given(DEVICES, st.floats(0.2, 4.0), st.booleans())
+def test_beside_people_passes_grow_by_a_tenth(extra_s: ExtraS, share: float, knows_alone: bool) -> None:
+    """On the average; and where few of them take all of it, those are fewer than one in twenty."""
     passes = Passes(RidePlanner(share), 1.0, extra_s)
+    if knows_alone:
+        passes.planner.observe_alone(512, 512 * max(extra_s(10**6) / 10**6, 1e-4))
     passes.run(60)
-    passes.run(40, beside_people=True)
-    rode = sorted(map(extra_s, passes.run(200, beside_people=True)))
-    assert sum(rode[:-2]) <= 1.01 * PEOPLE_SHARE * len(rode), "but for two trials"
+    passes.run(300, beside_people=True)
+    longer_s = [extra_s(number) if number else 0.0 for number in passes.run(480, beside_people=True)]
+    assert sum(sorted(longer_s)[:-2]) <= 1.02 * PEOPLE_SHARE * len(longer_s) + SAVING * PEOPLE_SHARE
+    assert sum(seconds > 1.01 * PEOPLE_SHARE for seconds in longer_s) <= len(longer_s) / 20 + 3
 
 
 def test_what_took_too_long_is_tried_again_when_it_has_become_cheaper() -> None:
