@@ -5,7 +5,7 @@ The *archive* captions videos and reads documents in the background. A *batch* i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -224,6 +224,11 @@ class Receipt:
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     """Tokens of hints that became text, and those that were judged in vain; the hints themselves are not kept."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON, without what there is not."""
+        said = {name: content for name, content in asdict(self).items() if content is not None}
+        return said | {"options": {"stop": (), **self.options}}
 
 
 @dataclass(frozen=True)

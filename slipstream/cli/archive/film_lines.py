@@ -1,11 +1,10 @@
 """A film's line of output: its segments, each with the answers to all prompts, and the summary, as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.film_results import SegmentResult, segments_of, summary_of
-from slipstream.archive.messages import JobPart, Receipt
+from slipstream.archive.messages import JobPart
 from slipstream.archive.subtitles import Cue, segment_cue
 from slipstream.cli.views import caption_dict
 
@@ -26,12 +25,6 @@ def film_cues(parts: Sequence[JobPart]) -> list[Cue]:
     ]
 
 
-def made_of(receipt: Receipt) -> dict[str, Any]:
-    """What a receipt says of models, options and content."""
-    said = {name: content for name, content in asdict(receipt).items() if content is not None}
-    return said | {"options": {"stop": (), **receipt.options}}
-
-
 def _segment_dict(result: SegmentResult) -> dict[str, Any]:
     segment, first = result.segment, result.answers[0]
     record = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s} | _answer_dict(first)
@@ -50,4 +43,4 @@ def _answer_dict(part: JobPart) -> dict[str, Any]:
     summary = caption_dict(part.caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return {"text": part.caption.text, "receipt": made_of(part.receipt) | summary}
+    return {"text": part.caption.text, "receipt": part.receipt.as_record() | summary}

@@ -29,7 +29,7 @@ from slipstream.archive.subtitles import (
     to_vtt,
     vtt_of,
 )
-from slipstream.cli.archive.film_lines import film_cues, film_fields, made_of
+from slipstream.cli.archive.film_lines import film_cues, film_fields
 from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
@@ -76,7 +76,7 @@ def job_record(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
         is_film = job.kind is JobKind.FILM
         record |= film_fields(parts) if is_film else {"parts": [_part_dict(part) for part in parts]}
         if job.receipt is not None:
-            record["receipt"] = made_of(job.receipt) | _run_dict(job)
+            record["receipt"] = job.receipt.as_record() | _run_dict(job)
     return record
 
 
@@ -100,7 +100,7 @@ def _part_dict(part: JobPart) -> dict[str, Any]:
         "dpi": part.dpi,
         "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
-        "receipt": made_of(part.receipt) | summary,
+        "receipt": part.receipt.as_record() | summary,
     }
 
 
@@ -112,7 +112,7 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return made_of(receipt) | summary | _run_dict(job)
+    return receipt.as_record() | summary | _run_dict(job)
 
 
 def job_row(job: Job, parts: Sequence[JobPart] = ()) -> dict[str, Any]:
