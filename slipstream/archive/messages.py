@@ -5,7 +5,7 @@ The *archive* captions videos and reads documents in the background. A *batch* i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -235,6 +235,13 @@ class Receipt:
     """The text was made of the frames of another video or segment, not of these."""
     skipped: str = ""
     """The mark for which the video or segment has no text."""
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON, without what there is not."""
+        said = {name: content for name, content in asdict(self).items() if content is not None}
+        if not self.skipped:
+            del said["skipped"]
+        return said | {"options": {"stop": (), **self.options}}
 
 
 @dataclass(frozen=True)

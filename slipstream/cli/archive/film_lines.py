@@ -1,11 +1,10 @@
 """A film's line of output: its segments, each with the answers to all prompts, and the summary, as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.film_results import SegmentResult, segments_of, summary_of
-from slipstream.archive.messages import JobPart, Receipt
+from slipstream.archive.messages import JobPart
 from slipstream.archive.quality import Norms, marks_of
 from slipstream.archive.subtitles import Cue, segment_cue
 from slipstream.cli.views import caption_dict
@@ -28,14 +27,6 @@ def film_cues(parts: Sequence[JobPart]) -> list[Cue]:
     ]
 
 
-def made_of(receipt: Receipt) -> dict[str, Any]:
-    """What a receipt says of models, options and content."""
-    said = {name: content for name, content in asdict(receipt).items() if content is not None}
-    if not receipt.skipped:
-        del said["skipped"]
-    return said | {"options": {"stop": (), **receipt.options}}
-
-
 def spared_fields(caption: Caption) -> dict[str, Any]:
     """What is to see, where that is little, and why the text is not of the video's own frames; empty for most."""
     told = {"marks": list(caption.video.marks), "skipped": caption.skipped}
@@ -45,9 +36,8 @@ def spared_fields(caption: Caption) -> dict[str, Any]:
 
 def _segment_dict(result: SegmentResult, norms: Norms) -> dict[str, Any]:
     segment, first = result.segment, result.answers[0]
-    record = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s} | _answer_dict(
-        first, norms
-    )
+    times = {"segment": segment.number, "start_s": segment.start_s, "end_s": segment.end_s}
+    record = times | _answer_dict(first, norms)
     if len(result.answers) == 1:
         return record
     prompts = [answer.receipt.options.get("prompt", "") if answer.receipt else "" for answer in result.answers]
@@ -64,4 +54,4 @@ def _answer_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
     said = {"text": part.caption.text} | spared_fields(part.caption)
-    return said | {"receipt": made_of(part.receipt) | summary, "quality": list(marks_of(part.caption, norms))}
+    return said | {"receipt": part.receipt.as_record() | summary, "quality": list(marks_of(part.caption, norms))}

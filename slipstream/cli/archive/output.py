@@ -30,7 +30,7 @@ from slipstream.archive.subtitles import (
     to_vtt,
     vtt_of,
 )
-from slipstream.cli.archive.film_lines import film_cues, film_fields, made_of, spared_fields
+from slipstream.cli.archive.film_lines import film_cues, film_fields, spared_fields
 from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
@@ -87,7 +87,7 @@ def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) 
         found = {mark for part in parts if part.caption for mark in marks_of(part.caption, norms)}
         record["quality"] = [mark for mark in Mark if mark in found]
         if job.receipt is not None:
-            record["receipt"] = made_of(job.receipt) | _run_dict(job)
+            record["receipt"] = job.receipt.as_record() | _run_dict(job)
     return record
 
 
@@ -111,7 +111,7 @@ def _part_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
         "dpi": part.dpi,
         "regions": [region_record(region) for region in draft.regions],
         "warnings": list(draft.warnings),
-        "receipt": made_of(part.receipt) | summary,
+        "receipt": part.receipt.as_record() | summary,
         "quality": list(marks_of(part.caption, norms)),
     }
 
@@ -124,7 +124,7 @@ def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any
     summary = caption_dict(caption)
     for stated_before in ("text", "request_id"):
         summary.pop(stated_before)
-    return made_of(receipt) | summary | _run_dict(job)
+    return receipt.as_record() | summary | _run_dict(job)
 
 
 def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
