@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale simulate documents compose-check front-check front-clients
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale scale-check simulate documents compose-check front-check front-clients sbom
 
 setup: $(VENV)/.ready
 
@@ -71,6 +71,16 @@ archive-bench: setup
 
 archive-scale: setup
 	$(BIN)/python -m bench archive-scale
+
+scale-check: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[scale-check]'
+	$(BIN)/python -m bench scale-check
+
+# In an environment of its own, so that it does not list itself.
+sbom: setup
+	test -x .cache/sbom/bin/python || $(PYTHON) -m venv .cache/sbom
+	.cache/sbom/bin/python -m pip install --quiet cyclonedx-bom
+	.cache/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON --output-file sbom.json $(BIN)/python
 
 simulate: setup
 	$(BIN)/python -m bench simulate

@@ -134,8 +134,8 @@ def _complaints(text: str) -> list[str]:
 
 def _custom_complaints(text: str, folder: Path) -> list[str]:
     """By the `CustomResourceDefinition`s in a folder; what they do not name is wrong."""
-    import jsonschema  # type: ignore[import-untyped]
-    import yaml  # type: ignore[import-untyped]
+    import jsonschema
+    import yaml
 
     schemas = {}
     for path in folder.glob("*.yaml"):

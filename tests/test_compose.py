@@ -141,11 +141,12 @@ def test_a_password_file_completes_the_url(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("a/b@c\n")
     base = GatewayConfig(listen="127.0.0.1:0", target="t:1", redis_password_file=str(file))
-    urls = ("redis://redis:6379/0", "rediss://me@redis/0", "unix:///run/a@b.sock")
+    urls = ("redis://redis:6379/0", "rediss://me@redis/0", "unix:///run/a@b.sock", "sentinel://one:1,two:2/queue")
     assert [replace(base, redis=url).redis_url for url in urls] == [
         "redis://:a%2Fb%40c@redis:6379/0",
         "rediss://me:a%2Fb%40c@redis/0",
         "unix://:a%2Fb%40c@/run/a@b.sock",
+        "sentinel://:a%2Fb%40c@one:1,two:2/queue",
     ]
     for wrong in ("redis://:other@redis", "redis"):
         with pytest.raises(InvalidConfig, match="--redis-password-file"):

@@ -63,23 +63,25 @@ async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_t
     group: RedisGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
-    queue = RedisQueue(group.url, replicas=1)
+    queue, other = RedisQueue(group.url, replicas=1), RedisQueue(group.url, replicas=1)
     await queue.open_batch(BatchSpec("batch"))
     await queue.submit("batch", specs("running"))
     (lease,) = await queue.take("worker", 1)
     async with group.no_replicas():
-        # The second time the leader knows the job already, and writes nothing for it.
-        for _ in range(3):
+        # From the second time on the leader knows the job, and writes nothing for it. Another gateway asks then, on a
+        # connection that has never written anything.
+        for asked in (queue, queue, other):
             with pytest.raises(QueueUnavailable, match="0 replicas of the queue's Redis have this write"):
-                await queue.submit("batch", specs("a"))
+                await asked.submit("batch", specs("a"))
             with pytest.raises(QueueUnavailable, match="nothing is promised"):
-                await queue.finish(lease, DONE)
+                await asked.finish(lease, DONE)
         with pytest.raises(QueueUnavailable):
             await queue.ping()
     assert await patiently(lambda: queue.submit("batch", specs("a"))) == [SubmitOutcome.KNOWN]
     assert await patiently(lambda: queue.finish(lease, DONE))
     await patiently(queue.ping)
     await queue.close()
+    await other.close()
 
 
 async def test_a_server_that_was_emptied_of_scripts_is_told_them_again(group: RedisGroup) -> None:

@@ -1,6 +1,7 @@
 """A film's line of output: its segments, each with the answers to all prompts, and the summary, as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.archive.film_results import SegmentResult, segments_of, summary_of
