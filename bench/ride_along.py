@@ -99,8 +99,8 @@ def _thread_s(work: Callable[[], object], repeats: int) -> float:
 
 
 def row_costs(num_frames: int, repeats: int) -> list[dict[str, Any]]:
-    """What a row of a prompt takes of the pocket target, in processor time: alone, and beside passes of 1 and 8 rows, all
-    from the middle of the prompt on. The last row is of whole prompts: layer by layer, and in chunks."""
+    """What a row of a prompt takes of the pocket target, in processor time: alone, and beside passes of 1 and 8 rows,
+    all from the middle of the prompt on. The last row is of whole prompts: layer by layer, and in chunks."""
     torch.set_num_threads(1)
     model = load_model(str(MODELS["target"]), dtype="float32")
     plan = model.plan_prompt("Describe this video in detail.", num_frames)
