@@ -17,7 +17,7 @@ from slipstream.video.marks import is_skipped, marks_of
 from slipstream.video.messages import SampledVideo
 
 SHARE, HINT = "share", "hint"
-WITHIN = {SHARE: 13.0, HINT: 26.0}
+WITHIN = {SHARE: 14.0, HINT: 26.0}
 """Distances up to which a caption is taken, or drafted from; found with `bench archive-scale --only duplicates`."""
 FILM_CAPTIONS_KEPT = 4096
 """Of one film that is captioned for a caller."""

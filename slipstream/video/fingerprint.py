@@ -107,6 +107,8 @@ SHIFTS = np.linspace(-0.06, 0.06, 7)
 does not see."""
 WORST = 26
 """Cells of a picture's brightness whose difference counts: a tenth, those that differ most."""
+EDGE = 0.25
+"""Of a cell: what lies so near the edge is not compared, as a crop may have cut through it."""
 MOST_GAIN, MOST_LIFT = 1.2, 24.0
 """Of a copy whose range of brightness was taken for another one, such as that of television for that of a computer."""
 
@@ -221,14 +223,14 @@ def _warp(num_cells: int, zoom: float, shift: float) -> tuple[NDArray[np.float32
     place = middle + (np.arange(num_cells) - middle) * (1 + zoom) + shift * num_cells
     near = np.clip(place, 0, num_cells - 1)
     weights = np.clip(1 - np.abs(near[:, None] - np.arange(num_cells)), 0, 1)
-    inside = (place > -0.5) & (place < num_cells - 0.5)
+    inside = (place >= EDGE) & (place <= num_cells - 1 - EDGE)
     return weights.astype(np.float32), inside.astype(np.float32)
 
 
 # -- search -----------------------------------------------------------------------------------------------------------
 
-COARSE_CELLS = 4
-"""A side of a picture in which the nearest are looked for, before they are looked at closely."""
+COARSE_LIGHT, COARSE_COLOUR = 4, 2
+"""Cells a side of a picture in which the nearest are looked for, before they are looked at closely."""
 CANDIDATES = 4
 """That are."""
 
@@ -282,13 +284,23 @@ class Fingerprints:
         return self._coarse[max(self._num_rows - len(self._kept), 0) : self._num_rows]
 
 
-_COARSE_CELLS_IN_ALL = NUM_PICTURES * COARSE_CELLS**2
+_COARSE_CELLS_A_PICTURE = COARSE_LIGHT**2 + 2 * COARSE_COLOUR**2
+_COARSE_CELLS_IN_ALL = NUM_PICTURES * _COARSE_CELLS_A_PICTURE
 
 
 def _coarse(fingerprint: Fingerprint) -> NDArray[np.float32]:
-    """The brightness of some cells of each picture; pictures that there are not are black."""
-    n, size = len(fingerprint.pictures), LIGHT // COARSE_CELLS
-    light = fingerprint.pictures[:, : LIGHT**2].astype(np.float32).reshape(n, COARSE_CELLS, size, COARSE_CELLS, size)
+    """Brightness and colours of some cells of each picture; pictures that there are not have zeros."""
+    n = len(fingerprint.pictures)
+    light, colour = np.split(fingerprint.pictures.astype(np.float32), [LIGHT**2], axis=1)
+    of_light = _pooled(light.reshape(n, 1, LIGHT, LIGHT), COARSE_LIGHT)
+    of_colour = _pooled(colour.reshape(n, 2, COLOUR, COLOUR), COARSE_COLOUR)
     cells = np.zeros(_COARSE_CELLS_IN_ALL, dtype=np.float32)
-    cells[: n * COARSE_CELLS**2] = light.mean(axis=(2, 4)).ravel()
+    cells[: n * _COARSE_CELLS_A_PICTURE] = np.concatenate([of_light, of_colour], axis=1).ravel()
     return cells
+
+
+def _pooled(planes: NDArray[np.float32], side: int) -> NDArray[np.float32]:
+    """[n, planes, cells, cells] to [n, planes * side * side], by means."""
+    n, num_planes, cells, _ = planes.shape
+    blocks = planes.reshape(n, num_planes, side, cells // side, side, cells // side)
+    return np.asarray(blocks.mean(axis=(3, 5)).reshape(n, -1), dtype=np.float32)

@@ -27,7 +27,7 @@ from slipstream.archive.records import (
 )
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
-from slipstream.messages import Caption, ModelInfo, PassCost, Speculation, VideoFacts
+from slipstream.messages import Caption, ModelInfo, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.speculation.protocol import FinishReason
 
@@ -143,6 +143,7 @@ def test_no_option_is_forgotten_in_receipts() -> None:
     """A new option that were missing would be missing from the content key, too."""
     plans = (
         plan_of(gamma=3, stop=(".",), segments="fixed:10s", prompts=("a", "b"), summary=True, summary_prompt="c"),
+        plan_of(duplicates="share", skip_marked="black"),
         plan_of(method="autoregressive", lossy="fastv"),
         plan_of(method="hsd", tolerance=0.5, prediction=("a",)),
     )
@@ -155,6 +156,8 @@ def test_tallies_are_fields_of_the_totals_and_plain_time_is_what_was_measured() 
     counted = tallies(Caption("", 11, None, speculation=speculation))
     assert counted["plain_generate_s"] == 5.0 and counted["tokens"] == 11
     names = {field.name for field in dataclasses.fields(BatchTotals)}
-    assert set(counted) == names - {"reused", "pages", "segments"}
+    assert set(counted) == names - {"reused", "pages", "segments", "shared", "skipped"}
+    assert tallies(Caption("a cat", 2, None, shared=SharedFrom("job", 3, 4.5))) == {"shared": 1}
+    assert tallies(Caption("", 0, None, skipped="black")) == {"skipped": 1}
     unmeasured = Speculation(speed_ratio=4.0, draft_pass_s=0.1)
     assert tallies(Caption("", 3, None, speculation=unmeasured))["plain_generate_s"] == pytest.approx(0.8)
