@@ -19,9 +19,9 @@ from bench.common import held_out_clips, run_caption, run_to_end, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from slipstream import CaptionOptions, connect_async
 from slipstream.config import between, option
-from slipstream.engine.segments import PassRows
+from slipstream.engine.segments import PassRows, Window
 from slipstream.engine.thread import finish_work
-from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.server import Lifecycle, run_service

@@ -12,7 +12,8 @@ import torch
 
 from slipstream.config import between, one_of, option
 from slipstream.engine.row_prefill import Ride
-from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.engine.segments import Window
+from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.draft.__main__ import SERVES, DraftConfig
 from slipstream.services.draft.__main__ import setup as set_up_draft

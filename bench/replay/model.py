@@ -17,8 +17,8 @@ from bench.replay.device_times import DeviceTimes
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.ride_plan import RideCounts
 from slipstream.engine.row_prefill import Ride, RowPrefill
-from slipstream.engine.segments import Observer, PassRows
-from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM, Window, num_new
+from slipstream.engine.segments import Observer, PassRows, Window, num_new
+from slipstream.engine.video_lm import DecodeState, Prefill, PromptPlan, VideoLM
 from slipstream.families.adapter import Pixels
 from slipstream.logs import get_logger
 from slipstream.speculation.methods import Positions

@@ -16,8 +16,9 @@ from torch import Tensor
 from slipstream.budget import MIB, Reservation, trim_memory
 from slipstream.engine.rides import Rides
 from slipstream.engine.row_prefill import Ride
+from slipstream.engine.segments import GreedyRows, Window, num_new
 from slipstream.engine.thread import Lane, ModelThread, Pause, is_device_lost
-from slipstream.engine.video_lm import DecodeState, GreedyRows, PromptPlan, VideoLM, Window, num_new
+from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.logs import heard

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from slipstream.engine.video_lm import Window
+from slipstream.engine.segments import Window
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.speculation.trees.calibration import Calibration

@@ -13,11 +13,12 @@ from slipstream.engine.draft_session import DraftLine, DraftSession, checked_gro
 from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.prefix_cache import ByteLru, frames_digest
 from slipstream.engine.thread import ModelThread
-from slipstream.engine.video_lm import Prefill, VideoLM, check_positions
+from slipstream.engine.video_lm import Prefill, VideoLM
 from slipstream.errors import ProtocolViolation, SlipstreamError
 from slipstream.pruning import Guidance, VideoTokens, get_pruner, num_kept, prune
 from slipstream.sampling.sampler import DraftSampler
 from slipstream.session_messages import DraftStart, DraftTokens
+from slipstream.speculation.methods import check_positions
 from slipstream.speculation.protocol import JoinPoint, LineAction
 from slipstream.speculation.trees.calibration import Calibration
 

@@ -11,8 +11,9 @@ import torch
 
 from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
+from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
-from slipstream.engine.video_lm import DecodeState, VideoLM, Window
+from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.engine.written_tree import WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal

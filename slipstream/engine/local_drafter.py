@@ -13,8 +13,9 @@ from typing import ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from slipstream.engine.forward import DecodeState
+from slipstream.engine.segments import Window
 from slipstream.engine.text_attention import TextAttention
-from slipstream.engine.video_lm import PromptPlan, Window
+from slipstream.engine.video_lm import PromptPlan
 from slipstream.errors import InvalidRequest
 from slipstream.logs import get_logger
 from slipstream.sampling.sampler import TargetSampler

@@ -12,6 +12,21 @@ from torch.nn.functional import pad
 from slipstream.engine.kv_cache import KVCache
 from slipstream.speculation.protocol import TokenTree
 
+Window = Sequence[int] | TokenTree
+"""New tokens of one session: a chain, or a tree."""
+
+
+def num_new(window: Window) -> int:
+    """Rows that a pass takes in for it."""
+    return len(window.new_token_ids) if isinstance(window, TokenTree) else len(window)
+
+
+def end_of(position: int, window: Window) -> int:
+    """The position behind the last one that a window takes, of which the next token has `position`."""
+    if isinstance(window, TokenTree):
+        return position - window.num_cached + max(window.depths) + 1
+    return position + len(window)
+
 
 class Recording(Protocol):
     """What an observer keeps of the attention heads that this process has, for a model spread over several."""
@@ -195,13 +210,25 @@ class PassRows:
     """What `largest_of` makes of them, where that is known."""
 
 
-def kept_rows(keep: Tensor, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class GreedyRows:
+    """The same, and which token is the likeliest of each row, on the host."""
+
+    logits: Tensor
+    """fp32 [n, vocab], on the device."""
+    largest: list[int]
+    """Below 0 where the largest logit is no finite number."""
+
+
+def kept_rows(keep: Tensor | None, video: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """The rows of a prompt that survive pruning, and which of those are the video's; both int64, ascending.
 
     Args:
-        keep: which of `video` survive, ascending from 0; all other rows of the prompt do.
+        keep: which of `video` survive, ascending from 0; all other rows of the prompt do. None: all.
         video: the video's rows, ascending.
     """
+    if keep is None:
+        return torch.arange(num_rows), video
     keep = keep.to("cpu", torch.int64)
     if len(keep) > 0:
         assert int(keep[0]) >= 0, "keep has negative indices"

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from slipstream.engine.forward import DecodeState, Prefill, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_prefill import PromptRows, Ride, RowPrefill
-from slipstream.engine.segments import Additions, Observer, PassRows, Rows, kept_rows
+from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -22,24 +22,10 @@ from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan,
 from slipstream.families.prompts import ChatTemplate
 from slipstream.messages import ModelInfo
 from slipstream.sampling.sampler import largest_of
-from slipstream.speculation.methods import Positions
+from slipstream.speculation.methods import Positions, check_positions
 from slipstream.speculation.protocol import TokenTree
 
-__all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM", "Window"]
-
-Window = Sequence[int] | TokenTree
-"""New tokens of one session: a chain, or a tree."""
-
-
-@dataclass(frozen=True, slots=True)
-class GreedyRows:
-    """What a pass says of one state's new tokens."""
-
-    logits: Tensor
-    """fp32 [n, vocab], on the device."""
-    largest: list[int]
-    """The token of each row's largest; below 0 where that is no finite number."""
-
+__all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
@@ -238,7 +224,7 @@ class VideoLM:
                 " plan it with the frames' number and size"
             )
         with torch.inference_mode():
-            rows, video = _kept_rows(plan, keep)
+            rows, video = kept_rows(keep, plan.video_rows, plan.num_tokens)
             position_ids, next_position = self._adapter.positions(plan, rows, positions)
             embeddings, *features = video_embeddings.split(self.info.hidden_size, dim=1)
             hidden = self._adapter.embed_prompt(plan, embeddings)
@@ -313,7 +299,7 @@ class VideoLM:
     def _told_of(self, batch: Sequence[tuple[DecodeState, Window]]) -> Iterator[None]:
         """Around a step, up to its wait: `on_pass` hears of it. Raises as `step` does."""
         assert len({id(state) for state, _ in batch}) == len(batch), "a state can step once per pass"
-        if any(_end(state, window) > self.info.max_context for state, window in batch):
+        if any(end_of(state.next_position, window) > self.info.max_context for state, window in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         started = time.perf_counter()
         yield
@@ -403,33 +389,8 @@ def _check_words(prompt: str) -> None:
         raise InvalidRequest("the prompt is empty; ask for a description, for instance")
 
 
-def num_new(window: Window) -> int:
-    """Rows that a pass takes in for it."""
-    return len(window.new_token_ids) if isinstance(window, TokenTree) else len(window)
-
-
-def _end(state: DecodeState, window: Window) -> int:
-    """The position behind the last one that a window takes."""
-    if isinstance(window, TokenTree):
-        return state.next_position - window.num_cached + max(window.depths) + 1
-    return state.next_position + len(window)
-
-
 def _chains(batch: Sequence[tuple[DecodeState, Window]]) -> list[tuple[DecodeState, Sequence[int]]]:
     chains = [(state, window) for state, window in batch if not isinstance(window, TokenTree)]
     if len(chains) < len(batch):
         raise InvalidRequest("a model with a strict width judges no trees; send chains, or start it without")
     return chains
-
-
-def check_positions(name: str) -> None:
-    """Raises `InvalidRequest` for a name that is none of `Positions`."""
-    if name not in tuple(Positions):
-        raise InvalidRequest(f"unknown positions {name!r}; known: {', '.join(Positions)}")
-
-
-def _kept_rows(plan: PromptPlan, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """See `kept_rows`; None keeps all."""
-    if keep is None:
-        return torch.arange(plan.num_tokens), plan.video_rows
-    return kept_rows(keep, plan.video_rows, plan.num_tokens)

@@ -33,6 +33,12 @@ class Positions(StrEnum):
     """Without gaps."""
 
 
+def check_positions(name: str) -> None:
+    """Raises `InvalidRequest` for a name that is none of `Positions`."""
+    if name not in tuple(Positions):
+        raise InvalidRequest(f"unknown positions {name!r}; known: {', '.join(Positions)}")
+
+
 class Score(StrEnum):
     """What a pruner ranks video tokens by, one number a token; all are made by the target."""
 

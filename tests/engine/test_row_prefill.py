@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slipstream.engine import DecodeState, PromptPlan, VideoLM, load_model
 from slipstream.engine.ride_plan import RideCounts
 from slipstream.engine.row_prefill import Ride, RowPrefill
-from slipstream.engine.video_lm import Window
+from slipstream.engine.segments import Window
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.video.messages import SampledVideo
 from tests.engine.test_qwen2_5_vl import greedy
