@@ -32,6 +32,7 @@ PROGRAMS = {
     "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
     "archive-scale": ("bench.archive_scale", "long films in segments, killed at random points"),
+    "objects": ("bench.object_ranges", "how much of a film in a bucket is fetched for its frames"),
     "compose-check": (
         "bench.faults.program:main_compose",
         "the containers, harmed under a batch; needs Docker",
