@@ -34,6 +34,7 @@ PROGRAMS = {
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
     "archive-scale": ("bench.archive_scale", "long films in segments, killed at random points"),
     "scale-check": ("bench.scale_check", "the archive behind Sentinel, in Kubernetes' words, on Slurm"),
+    "objects": ("bench.object_ranges", "how much of a film in a bucket is fetched for its frames"),
     "compose-check": (
         "bench.faults.program:main_compose",
         "the containers, harmed under a batch; needs Docker",

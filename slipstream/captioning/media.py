@@ -215,7 +215,7 @@ class Media:
     async def open(self, path: str, chunks: AsyncIterator[bytes], *, owner: str = "") -> AsyncIterator[VideoFile]:
         """The video file: below one of the owner's roots if a path was given, else received chunk by chunk."""
         self._pool.prepare()
-        if is_remote_object(path):
+        if path and is_remote_object(path):
             with self._uploads.held():
                 async with self._delivered(path, owner) as source:
                     yield source

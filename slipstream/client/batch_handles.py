@@ -73,7 +73,7 @@ def item_name(path: str) -> str:
 
 def is_url(source: str) -> bool:
     """Whether it names something to fetch instead of a file."""
-    return source.startswith("https://") or is_object_url(source)
+    return source.startswith("https://") or ("://" in source and is_object_url(source))
 
 
 def is_sendable(text: str) -> bool:

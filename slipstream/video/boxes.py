@@ -1,4 +1,4 @@
-"""Top-level boxes of an MP4: how long one is, and where the samples of a file with an index lie. Pure, no codec."""
+"""Top-level boxes of an MP4: where the samples of a file with one index lie. Pure, and loads no codec."""
 
 from dataclasses import dataclass, field
 
@@ -9,18 +9,6 @@ MAX_INDEXED_BOXES = 32
 
 Extent = tuple[int, int]
 """From which byte to which; the end is no part of it."""
-
-
-def box_size(header: bytes, rest: int) -> int | None:
-    """Bytes of the box that starts with `header`; None when the header is incomplete or impossible."""
-    if len(header) < 8:
-        return None
-    size = int.from_bytes(header[:4], "big")
-    if size == 0:
-        return rest
-    if size == 1:
-        size = int.from_bytes(header[8:16], "big")
-    return size if size >= 8 else None
 
 
 @dataclass
@@ -35,13 +23,14 @@ class IndexedBoxes:
 
     def add(self, header: bytes) -> None:
         """The first `HEADER_BYTES` at `position`, or as many as there are."""
-        kind, size = header[4:8], box_size(header, self.num_bytes - self.position)
+        kind, size = header[4:8], int.from_bytes(header[:4], "big")
+        if size < 2:  # up to the end of the file, or a number of 64 bits behind the kind
+            size = int.from_bytes(header[8:16], "big") if size else self.num_bytes - self.position
         self._kinds.append(kind)
-        is_sound = size is not None and self.position + size <= self.num_bytes
+        is_sound = len(header) >= 8 and 8 <= size <= self.num_bytes - self.position
         if not is_sound or kind == b"moof" or self._kinds[0] != b"ftyp" or len(self._kinds) > MAX_INDEXED_BOXES:
             self._kinds, self.is_done = [], True
             return
-        assert size is not None
         if kind == b"mdat":
             self._media.append((self.position + HEADER_BYTES, self.position + size))
         self.position += size

@@ -18,7 +18,6 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
-from slipstream.video.boxes import box_size
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
@@ -130,14 +129,26 @@ def whole_extent(source: Source, watch: Watch) -> Extent:
         header = source.read(16)
         if position == 0 and header[4:8] != b"ftyp":
             break
-        box_bytes = box_size(header, size - position)
-        if box_bytes is None or position + box_bytes > size:
+        box_size = _box_size(header, size - position)
+        if box_size is None or position + box_size > size:
             is_fragment_header = len(header) < 8 or header[4:8] == b"moof"
             return Extent(position if is_fragment_header and position else size, is_cut=True)
-        position += box_bytes
+        position += box_size
         if position == size:
             break
     return Extent(size, is_cut=False)
+
+
+def _box_size(header: bytes, rest: int) -> int | None:
+    """Bytes of the box that starts with `header`; None when the header is incomplete or impossible."""
+    if len(header) < 8:
+        return None
+    size = int.from_bytes(header[:4], "big")
+    if size == 0:
+        return rest
+    if size == 1:
+        size = int.from_bytes(header[8:16], "big")
+    return size if size >= 8 else None
 
 
 # -- container --------------------------------------------------------------------------------------------------------
