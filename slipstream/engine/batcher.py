@@ -326,6 +326,7 @@ class StepBatcher:
                 self._rides.passed(num_rows, ride, time.perf_counter() - started)
             else:
                 self._rides.failed(failure)
+        del failure  # its traceback leads here
         return outcomes
 
     def _note_errors(self, outcomes: Sequence[object]) -> None:

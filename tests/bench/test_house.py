@@ -71,6 +71,7 @@ CHECKS_CAME_WITH = {
     "near-duplicates, and placement on equal hardware": 2,
     "results that leave Redis": 1,
     "films in buckets": 1,
+    "prompts that ride along: measured, and in simulated time": 2,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

@@ -60,7 +60,7 @@ def test_the_first_passes_carry_nothing() -> None:
     assert Passes(RidePlanner(1.0), 1.0, device(0, 0.01)).run(LEARNT + 1) == [0] * LEARNT + [1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(DEVICES, st.floats(0.01, 4.0))
 def test_passes_grow_to_their_budget_and_not_beyond(extra_s: ExtraS, share: float) -> None:
     """A number that takes too long is tried once in a while; all others fit."""
@@ -75,7 +75,7 @@ def test_passes_grow_to_their_budget_and_not_beyond(extra_s: ExtraS, share: floa
     assert not fitting or sum(number >= fitting for number in rode) >= 0.8 * len(rode)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.floats(0.02, 0.5), st.floats(0.001, 0.02), st.floats(0.05, 4.0))
 def test_where_the_first_rows_are_dear_passes_save_for_more_at_once(first_s: float, row_s: float, share: float) -> None:
     """A CPU: a pass of several rows takes other kernels than a pass of one."""
@@ -91,7 +91,7 @@ def test_where_the_first_rows_are_dear_passes_save_for_more_at_once(first_s: flo
     assert not saves_enough or taken_s <= 1.4 * row_s * sum(rode), "hardly more than alone"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(DEVICES, st.floats(0.01, 4.0), st.booleans())
 def test_every_prompt_is_done_in_the_end(extra_s: ExtraS, share: float, beside_people: bool) -> None:
     """However dear a row is, and however little time there is."""
@@ -104,7 +104,7 @@ def test_every_prompt_is_done_in_the_end(extra_s: ExtraS, share: float, beside_p
     assert passes.done.second >= 1 or extra_s(1) > SAVING * per_pass_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(DEVICES, st.floats(0.2, 4.0), st.booleans())
 def test_beside_people_passes_grow_by_a_tenth(extra_s: ExtraS, share: float, knows_alone: bool) -> None:
     """On the average; and where few of them take all of it, those are fewer than one in twenty."""

@@ -77,7 +77,7 @@ def within(prefill: RowPrefill, first: int, second: int) -> RideCounts:
 SIZES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 3)), max_size=6)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=SIZES, rest=st.integers(1, 200))
 def test_rides_of_any_size_change_no_text(family: Family, sizes: list[tuple[int, int, int]], rest: int) -> None:
     """`sizes`: rows in each stage, and what decodes beside them: nobody, a token, a window, a tree."""

@@ -22,7 +22,7 @@ from tests.services.model_sessions import some_frames
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 MIB = 1024 * 1024
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=7)}
 WINDOWS = ((), (3, 4, 5), (9,))
 TREE = TokenTree((3, 4, 5, 6), (ROOT, 0, ROOT, 2))
@@ -111,11 +111,11 @@ async def test_texts_are_those_without_rides(
     model: VideoLM, always: None, rode: list[RideCounts], sampling: str
 ) -> None:
     async with running(model, 0.0) as engine:
-        expected = [(await captioned(engine, seed, in_background=False, sampling=sampling))[0] for seed in range(5)]
+        expected = [(await captioned(engine, seed, in_background=False, sampling=sampling))[0] for seed in range(4)]
     assert not rode
     async with running(model, 1.0) as engine:
         found = await asyncio.gather(
-            *(captioned(engine, seed, in_background=seed > 1, sampling=sampling) for seed in range(5))
+            *(captioned(engine, seed, in_background=seed > 1, sampling=sampling) for seed in range(4))
         )
     assert [text for text, _ in found] == expected
     assert rode, "prompts rode along"
