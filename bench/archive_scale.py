@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
+from bench.film_prompts import run_prompts
 from bench.output import finish
 from slipstream import AsyncCaptioner, SegmentCaption
 from slipstream.archive.messages import BatchItem, JobPart
@@ -192,10 +193,11 @@ async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
     }
 
 
-MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept")
+MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept", "too_dear")
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "film": run_film,
     "lookup": run_lookup,
+    "prompts": run_prompts,
 }
 
 

@@ -39,6 +39,7 @@ CAME_WITH = {
     "regions of pages that are read first": 2,
     "formats in tiers, and pictures as a screen shows them": 2,
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
+    "films: summaries, results by segment, their lines, rows for Parquet and its file; what a row of options says": 6,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments"}
@@ -57,6 +58,7 @@ CHECKS_CAME_WITH = {
     "the archive at scale": 1,
     "films drafted from themselves": 1,
     "one draft for several targets": 1,
+    "several prompts about the segments of a film": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
