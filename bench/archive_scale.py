@@ -30,6 +30,7 @@ from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.film_lookup import run_lookup
+from bench.film_prompts import run_prompts
 from bench.output import finish
 from slipstream import AsyncCaptioner, SegmentCaption
 from slipstream.archive.messages import BatchItem, JobPart
@@ -200,7 +201,7 @@ async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
     }
 
 
-MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept")
+MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept", "too_dear")
 SPILL_MUST_BE_ZERO = ("results_missing", "results_doubled", "over_memory")
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "film": run_film,
@@ -210,6 +211,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "duplicates": run_duplicates,
     "placement": run_placement,
     "spill": run_spill,
+    "prompts": run_prompts,
 }
 MUST_BE_AT_MOST = {"estimate_error": 0.15, "search_p95_ms": 50.0}
 

@@ -30,7 +30,7 @@ async def run_lookup(given: argparse.Namespace) -> Mapping[str, Any]:
     """The part `lookup`."""
     with tempfile.TemporaryDirectory(prefix="slipstream-lookup-") as folder:
         path = Path(folder) / "film.mkv"
-        path.write_bytes(_film_of(held_out_clips(given.lookup_clips)))
+        path.write_bytes(film_of(held_out_clips(given.lookup_clips)))
         models = {"target_model": given.target, "draft_model": given.draft}
         async with Stack(StackOptions(threads=1, pin=True, extra_flags=FRESH, **models)) as stack:
             said = {name: await _captioned(stack.gateway_address, path, name, given) for name in METHODS}
@@ -39,7 +39,7 @@ async def run_lookup(given: argparse.Namespace) -> Mapping[str, Any]:
     return {"rows": rows, "segments": given.lookup_clips, "differing": sum(row["differing"] for row in rows)}
 
 
-def _film_of(clips: Sequence[Path]) -> bytes:
+def film_of(clips: Sequence[Path]) -> bytes:
     """The beginnings of the clips, one behind the other; a shorter one stands still in the end."""
     pictures: list[NDArray[np.uint8]] = []
     for clip in clips:

@@ -57,8 +57,7 @@ class VideoLM:
         self.runner = runner
         self._adapter = adapter
         self._text = text
-        self._text_template = text_template
-        """Of prompts about no video; None: the checkpoint has no chat without one."""
+        self._text_template = text_template  # None: the checkpoint has no chat without a video
 
     def plan_prompt(
         self,
@@ -119,11 +118,8 @@ class VideoLM:
         if self._text_template is None:
             raise InvalidRequest(f"the chat template of {self.info.model_id} takes no text without a video")
         token_ids = tuple(self._text_template.encode(prompt))
-        if len(token_ids) >= self.info.max_context:
-            raise LimitExceeded(
-                f"the prompt takes {len(token_ids)} tokens, but the context of {self.info.model_id} has"
-                f" {self.info.max_context}; send a shorter one"
-            )
+        if len(token_ids) >= (context := self.info.max_context):
+            raise LimitExceeded(f"the prompt takes {len(token_ids)} tokens of {context} of context; send a shorter one")
         return PromptPlan(token_ids, video=(), text_start=0, num_steps=0)
 
     def encode_frames(self, frames: NDArray[np.uint8]) -> Tensor:
@@ -254,7 +250,6 @@ class VideoLM:
 
     def start_text(self, plan: PromptPlan, *, headroom: int = 512, observer: Observer | None = None) -> Prefill:
         """Begin the pass over a prompt from `plan_text`, see `start_prefill`."""
-        assert plan.is_text, "a video is a part of the pass"
         cache = self.runner.new_cache(plan.num_tokens + headroom + self.strict_width)
         return self.resume_prefill(plan, cache, observer=observer)
 
@@ -374,7 +369,7 @@ class VideoLM:
         return Rows(state.cache, hidden, positions, tree=tree)
 
     def _all_positions(self, plan: PromptPlan) -> tuple[Tensor, int]:
-        """Of all tokens of a prompt, and of the one behind it; text without a video is simply counted."""
+        """Of all tokens of a prompt, and of the one behind it; without a video they are simply counted."""
         rows = torch.arange(plan.num_tokens)
         if plan.is_text:
             return self._on_all_axes(rows), plan.num_tokens

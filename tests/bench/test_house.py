@@ -46,6 +46,7 @@ CAME_WITH = {
     "captions that are spared: fingerprints, marks, what follows for a caption, and those kept in the archive": 4,
     "films in buckets by ranges: their cache, sources, boxes, both ends and the wire; blocking calls; manifests": 8,
     "results that leave Redis: files, table, reader, folder; chunks; queue, compactor, feeder": 8,
+    "films: summaries, results by segment, their lines, rows for Parquet and its file; what a row of options says": 6,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -72,6 +73,7 @@ CHECKS_CAME_WITH = {
     "results that leave Redis": 1,
     "films in buckets": 1,
     "prompts that ride along: measured, and in simulated time": 2,
+    "several prompts about the segments of a film": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

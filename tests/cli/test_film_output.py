@@ -13,6 +13,7 @@ from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
 from slipstream.cli.app import run
 from slipstream.cli.archive.output import Format, Output, job_record, open_writer
+from slipstream.cli.caption import caption_options
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment, SegmentCaption
@@ -159,3 +160,38 @@ def test_what_came_before_an_error_is_shown_and_written(
     )
     assert run(["caption", str(film), "--gateway", films.address, "--segments", "fixed:0s"]) == 2
     assert "at least 0.001 s" in capsys.readouterr().err
+
+
+def test_several_prompts_and_a_summary_are_shown() -> None:
+    both = SegmentCaption(Segment(0, 1.4, 11.4), caption("a dog"), (caption("nobody"),))
+    assert [line for line in segment_line(both).splitlines() if not line.startswith("[")] == [
+        "00:00:01.400 - 00:00:11.400  a dog",
+        "00:00:01.400 - 00:00:11.400  nobody",
+    ]
+    record = segment_record("film.mkv", both)
+    assert record["text"] == "a dog" and list(record["texts"]) == ["a dog", "nobody"]
+    whole = SegmentCaption(Segment(1, 1.4, 21.0, is_summary=True), caption("all of it"))
+    assert segment_line(whole).startswith("00:00:01.400 - 00:00:21.000 (all)  all of it\n[")
+    record = segment_record("film.mkv", whole)
+    assert set(record) == {"file", "summary"} and record["summary"]["text"] == "all of it"
+    failed = SegmentCaption(Segment(1, 1.4, 21.0, "no room", is_summary=True), None)
+    assert segment_record("film.mkv", failed)["summary"] == {"error": "no room"}
+
+
+def test_one_prompt_is_the_prompt_and_several_are_prompts() -> None:
+    assert caption_options(prompts=["a"]).given() == {"prompt": "a"}
+    assert caption_options(prompts=["a", "b"], summary=True).given() == {"prompts": ("a", "b"), "summary": True}
+    assert CaptionOptions.from_mapping({"prompts": ["a", "b"]}) == CaptionOptions(prompts=("a", "b"))
+
+
+def test_a_summary_is_in_no_subtitle_and_all_answers_are(tmp_path: Path) -> None:
+    parts = [
+        JobPart(number, caption=caption(text), receipt=RECEIPT, segment=Segment(0, 0, 10, prompt=number))
+        for number, text in enumerate(("a dog", "nobody"))
+    ]
+    parts.append(JobPart(2, caption=caption("all"), receipt=RECEIPT, segment=Segment(1, 0, 10, is_summary=True)))
+    with open_writer(Output(str(tmp_path), Format.SRT)) as write:
+        write(JOB, parts)
+    assert (tmp_path / "film.srt").read_text() == "1\n00:00:00,000 --> 00:00:10,000\na dog nobody\n"
+    record = job_record(JOB, parts)
+    assert record["text"] == "a dog\n\nnobody" and record["summary"]["text"] == "all"
