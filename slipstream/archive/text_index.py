@@ -24,7 +24,7 @@ from slipstream.errors import InvalidConfig, InvalidRequest
 
 FORMAT = 1
 """Of the file; another one is built anew."""
-RANKED = 1000
+RANKED = 500
 PIECE = 10_000
 """Passages that are written at once."""
 MOST_WORDS, LONGEST_QUESTION, LEAST_BEGINNING = 32, 1000, 3
