@@ -105,18 +105,16 @@ async def poured(address: str, begin: Sequence[bytes], most: int) -> tuple[int, 
     """Sends chunks of zeros until they are not taken any more; how many bytes were, and the answer."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    piece, sent = b"100000\r\n" + bytes(MIB) + b"\r\n", 0
+    piece, sent, answer = b"100000\r\n" + bytes(MIB) + b"\r\n", 0, b""
+    reading = asyncio.create_task(reader.read(65_536))
     with contextlib.suppress(ConnectionError):
         writer.writelines(begin)
-        while sent < most and not reader.at_eof() and not writer.is_closing():
+        while sent < most and not reading.done():
             writer.write(piece)
             await writer.drain()
             sent += MIB
-            if reader._buffer:  # type: ignore[attr-defined]  # an answer is there
-                break
-    answer = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
-        answer = await asyncio.wait_for(reader.read(65_536), 30)
+        answer = await asyncio.wait_for(reading, LET_GO_S)
     writer.transport.abort()
     return sent, answer
 
