@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slipstream import __version__
@@ -62,7 +62,7 @@ class Completion:
         """What speculation did, and the receipt."""
         facts = [caption.speculation for caption in captions]
         judged, accepted = sum(one.judged for one in facts), sum(one.accepted for one in facts)
-        plain_s = sum(tallies(caption)["plain_generate_s"] for caption in captions)
+        plain_s = sum(tallies(caption).get("plain_generate_s", 0.0) for caption in captions)
         generate_s = sum(caption.timings.generate_s for caption in captions)
         return {
             "tau": accepted / judged if judged else 0.0,
@@ -86,12 +86,20 @@ class Completion:
             "media_sha256": self.media.sha256 or None,
             "media_bytes": self.media.num_bytes or None,
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
+            **(_spared(captions[0]) if captions else {}),
         }
 
 
 def _options_used(caption: Caption) -> dict[str, Any]:
     """Without the baselines that were not asked for."""
     return {name: value for name, value in caption.options.items() if value or not name.startswith(_BASELINES)}
+
+
+def _spared(caption: Caption) -> dict[str, Any]:
+    """Why the text is not of the video's own frames, where it is not."""
+    if caption.shared is not None:
+        return {"shared": asdict(caption.shared)}
+    return {"skipped": caption.skipped} if caption.skipped else {}
 
 
 def event(data: Mapping[str, Any]) -> bytes:

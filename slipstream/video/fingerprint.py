@@ -105,8 +105,8 @@ ZOOMS = np.linspace(-0.12, 0.12, 9)
 SHIFTS = np.linspace(-0.06, 0.06, 7)
 """Of one picture against the other along one side, as shares of it: what a crop may have done. Finer than that a cell
 does not see."""
-WORST = 26
-"""Cells of a picture's brightness whose difference counts: a tenth, those that differ most."""
+WORST_LIGHT, WORST_COLOUR = 26, 7
+"""Cells of a picture whose difference counts: a tenth, those that differ most."""
 EDGE = 0.25
 """Of a cell: what lies so near the edge is not compared, as a crop may have cut through it."""
 MOST_GAIN, MOST_LIFT = 1.2, 24.0
@@ -189,9 +189,9 @@ def _difference(one: Planes, other: Planes, down: int, across: int) -> float:
     light = inside * (gain * seen + lift - one[0]) ** 2
     seen = 128 + gain * (_warped(other[1], warps.colour, down, across) - 128)
     colour = np.outer(warps.colour_inside[down], warps.colour_inside[across]) * (seen - one[1]) ** 2
-    worst_light = np.sort(light.reshape(n, -1), axis=1)[:, -WORST:].mean(axis=1)
+    worst_light = np.sort(light.reshape(n, -1), axis=1)[:, -WORST_LIGHT:].mean(axis=1)
     both = colour.reshape(n, 2, -1).sum(axis=1)
-    worst_colour = np.sort(both, axis=1)[:, -WORST // 4 :].mean(axis=1)
+    worst_colour = np.sort(both, axis=1)[:, -WORST_COLOUR:].mean(axis=1)
     return float(np.sqrt((worst_light + worst_colour).max()))
 
 

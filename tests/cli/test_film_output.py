@@ -16,7 +16,7 @@ from slipstream.cli.archive.output import Format, Output, job_record, open_write
 from slipstream.cli.caption import caption_options
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Caption, Segment, SegmentCaption
+from slipstream.messages import Caption, Segment, SegmentCaption, SharedFrom, VideoFacts
 from slipstream.options import CaptionOptions
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.speculation.protocol import FinishReason
@@ -77,6 +77,18 @@ def test_times_before_zero_and_segments_without_length_are_cues_all_the_same() -
     cues = [segment_cue(-0.5, 0.25, "a"), segment_cue(0.25, 0.25, "b")]
     assert srt_of(cues).count("-->") == 2 and "00:00:00,250 --> 00:00:00,251" in srt_of(cues)
     assert vtt_of([], SEGMENTS_NOTE) == f"WEBVTT\n\n{SEGMENTS_NOTE}\n" and not srt_of([])
+
+
+def test_a_text_that_is_not_of_the_segments_own_frames_says_so() -> None:
+    shared = Caption("a cat", 2, None, shared=SharedFrom("", 3, 4.5))
+    line = segment_line(SegmentCaption(Segment(5), shared))
+    assert "segment 3, a near-duplicate at distance 4.5; not made from these frames" in line
+    record = segment_record("film", SegmentCaption(Segment(5), shared))
+    assert record["shared"] == {"job_id": "", "segment": 3, "distance": 4.5} and "skipped" not in record
+    black = Caption("", 0, None, video=VideoFacts(marks=("black",)), skipped="black")
+    assert "[black, so not captioned]" in segment_line(SegmentCaption(Segment(6), black))
+    record = segment_record("film", SegmentCaption(Segment(6), black))
+    assert (record["skipped"], record["video"]["marks"]) == ("black", ("black",)) and "shared" not in record
 
 
 def test_what_people_and_programs_are_shown() -> None:
