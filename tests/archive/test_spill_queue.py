@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from slipstream.archive import feeder as feeder_module
+from slipstream.archive import spill_queue as spill_queue_module
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.queue import (
@@ -38,8 +39,8 @@ from tests.archive.worlds import DONE, POLICY, specs
 from tests.support.bucket import bucket_served
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
 
-ROOM = 30_000
-"""For some sixty jobs."""
+ROOM = 240_000
+"""For some fifty jobs that are yet to be done."""
 NAMES = [f"n{number}" for number in range(150)]
 
 
@@ -206,10 +207,13 @@ def test_whoever_is_killed_each_job_is_done_and_written_once(
     folder = tmp_path_factory.mktemp("results")
 
     async def run() -> None:
-        spill = Spill(redis_url, f"file://{folder}", folder.name, room=20_000)
+        spill = Spill(redis_url, f"file://{folder}", folder.name, room=60_000)
         life = Life()
         address = MortalFolder(f"file://{folder}", life)
         queue = MortalQueue(redis_url, address, folder.name, spill.policy, life)
+        patch = pytest.MonkeyPatch()
+        patch.setattr(spill_queue_module, "CHUNK_JOBS", 8)
+        patch.setattr(spill_queue_module, "OUTSIDE_JOBS", 15)
         try:
             for steps, is_after in kills:
                 life.left, life.is_after = steps, is_after
@@ -226,9 +230,11 @@ def test_whoever_is_killed_each_job_is_done_and_written_once(
             await spill.fill(*NAMES[:60])
             await spill.work()
             assert [job.custom_id for job in await spill.list()] == NAMES[:60]
+            assert files_in(folder, "chunk-*"), "some waited outside"
             assert Counter(line["custom_id"] for line in lines_of(folder)) == Counter(NAMES[:60])
             assert not [key for key in await spill.keys() if key.startswith("j:")]
         finally:
+            patch.undo()
             await queue.close()
             await spill.queue.close()
 
@@ -264,7 +270,7 @@ async def test_jobs_that_failed_stay_and_are_tried_again(spill: Spill) -> None:
 
 
 async def test_a_batch_of_which_too_many_fail_is_fed_no_more(redis_url: str, tmp_path: Path) -> None:
-    spill = Spill(redis_url, f"file://{tmp_path}", "failing")
+    spill = Spill(redis_url, f"file://{tmp_path}", "failing", room=100_000)
     try:
         await spill.fill(*(f"n{number}" for number in range(400)))
         while leases := await spill.queue.take("w", 20):
