@@ -59,8 +59,9 @@ class Compactor:
                 file = await self._write(plan)
             except QueueUnavailable:
                 raise
-            except SlipstreamError as error:
-                get_logger().error("results.not_written", batch_id=plan.batch_id, error=str(error), retry_s=PUT_OFF_S)
+            except Exception as error:  # whatever is wrong with one batch, the others go on
+                known = {"error": str(error)} if isinstance(error, SlipstreamError) else {"exc_info": error}
+                get_logger().error("results.not_written", batch_id=plan.batch_id, retry_s=PUT_OFF_S, **known)
                 await self._queue.put_off_file(plan.batch_id, PUT_OFF_S)
                 return True
             if await self._queue.commit_file(plan, file):

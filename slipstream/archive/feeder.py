@@ -12,8 +12,8 @@ from slipstream.logs import get_logger
 
 FED_JOBS = 100
 """Of one call."""
-JOB_BYTES = 500
-"""That a job takes besides its payload, about."""
+JOB_BYTES = 4500
+"""That a job counts besides its payload, its result to come included."""
 IDLE_S, AWAY_S = 0.5, 2.0
 
 

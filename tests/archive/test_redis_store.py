@@ -278,7 +278,7 @@ async def _spill_with_the_listed_commands(server: EmbeddedServer, folder: Path) 
     async with Redis.from_url(server.url) as admin:
         await admin.execute_command("ACL", "SETUSER", "slipstream", *COMMANDS_OF_FILES.split())
     url, files = server.url.replace("unix://", "unix://slipstream:secret@"), ResultsFolder(f"file://{folder}/results")
-    queue = SpillQueue(url, files, policy=QueuePolicy(queue_bytes=60_000))
+    queue = SpillQueue(url, files, policy=QueuePolicy(queue_bytes=400_000))
     try:
         compactor, feeder = Compactor(queue, files, 1, 0.0), Feeder(queue, files)
         await queue.open_batch(BatchSpec("spilled", owner="me"))

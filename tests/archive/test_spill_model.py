@@ -31,7 +31,7 @@ from tests.archive.test_queue_model import (
 from tests.archive.worlds import POLICY, World, memory_world, redis_world
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
 
-NUM_RUNS, NUM_STEPS = 8, 25
+NUM_RUNS, NUM_STEPS = 5, 22
 
 
 class SpillMachine(QueueMachine):

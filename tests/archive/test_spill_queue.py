@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 
 from slipstream.archive import feeder as feeder_module
+from slipstream.archive import spill_queue as spill_queue_module
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.queue import (
@@ -27,6 +28,7 @@ from slipstream.archive.queue import (
     JobState,
     Outcome,
     QueuePolicy,
+    Retried,
     SubmitOutcome,
 )
 from slipstream.archive.redis_queue import RedisQueue
@@ -37,8 +39,8 @@ from tests.archive.worlds import DONE, POLICY, specs
 from tests.support.bucket import bucket_served
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
 
-ROOM = 30_000
-"""For some sixty jobs."""
+ROOM = 240_000
+"""For some fifty jobs that are yet to be done."""
 NAMES = [f"n{number}" for number in range(150)]
 
 
@@ -127,23 +129,30 @@ async def test_each_job_is_in_its_place_wherever_it_lies(spill: Spill, tmp_path:
 async def test_two_compactors_and_two_feeders_at_once_do_no_harm(spill: Spill, tmp_path: Path) -> None:
     """Their elections are taken away again and again, so both believe that it is theirs."""
     other = Spill(spill.url, f"file://{tmp_path}", spill.name)
-    await spill.fill(*NAMES)
-    async with Redis.from_url(spill.url) as redis:
-        while await spill.state() is not BatchState.COMPLETED or "b:batch:ended" in await spill.keys():
-            for lease in await spill.queue.take("w", 20):
-                await spill.queue.finish(lease, DONE)
-            await redis.delete(f"{{{spill.name}}}:compactor", f"{{{spill.name}}}:feeder")
-            step = spill.compactor.step(), other.feeder.step(), spill.feeder.step()
-            plan = await other.queue.plan_file("other", spill.file_bytes, 0.0)
-            await redis.delete(f"{{{spill.name}}}:compactor")
-            await asyncio.gather(*step)
-            if plan and plan.jobs:  # the other had begun, and goes on with what was done meanwhile
-                rows = [job async for job in _rows(other, plan)]
-                assert len(rows) <= len(plan.jobs)
-                assert not await other.queue.commit_file(plan, (await other.queue._files("batch"))[-1])
-    await other.queue.close()
-    assert Counter(line["custom_id"] for line in lines_of(tmp_path)) == Counter(NAMES)
-    assert [job.custom_id for job in await spill.list()] == NAMES
+    try:
+        await spill.fill(*NAMES)
+        async with Redis.from_url(spill.url) as redis:
+            while await spill.state() is not BatchState.COMPLETED or "b:batch:ended" in await spill.keys():
+                await _both_work(spill, other, redis)
+        assert Counter(line["custom_id"] for line in lines_of(tmp_path)) == Counter(NAMES)
+        assert [job.custom_id for job in await spill.list()] == NAMES
+    finally:
+        await other.queue.close()
+
+
+async def _both_work(spill: Spill, other: Spill, redis: Any) -> None:
+    for lease in await spill.queue.take("w", 20):
+        await spill.queue.finish(lease, DONE)
+    offices = [f"{{{spill.name}}}:{office}" for office in ("compactor", "feeder")]
+    await redis.delete(*offices)
+    steps = spill.compactor.step(), other.feeder.step(), spill.feeder.step()
+    plan = await other.queue.plan_file("other", spill.file_bytes, 0.0)
+    await redis.delete(*offices)
+    await asyncio.gather(*steps)
+    if plan and plan.jobs:  # the other had begun, and goes on with what was done meanwhile
+        rows = [job async for job in _rows(other, plan)]
+        assert len(rows) <= len(plan.jobs)
+        assert not await other.queue.commit_file(plan, (await other.queue._files("batch"))[-1])
 
 
 async def _rows(spill: Spill, plan: Any) -> AsyncIterator[Any]:
@@ -190,7 +199,7 @@ async def test_a_file_that_holds_other_jobs_is_named_and_nothing_is_lost(
     assert not [key for key in await spill.keys() if key.startswith("j:")]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(kills=st.lists(st.tuples(st.integers(0, 25), st.booleans()), min_size=4, max_size=12), order=st.randoms())
 def test_whoever_is_killed_each_job_is_done_and_written_once(
     kills: list[tuple[int, bool]], order: Any, redis_url: str, tmp_path_factory: pytest.TempPathFactory
@@ -198,10 +207,13 @@ def test_whoever_is_killed_each_job_is_done_and_written_once(
     folder = tmp_path_factory.mktemp("results")
 
     async def run() -> None:
-        spill = Spill(redis_url, f"file://{folder}", folder.name, room=20_000)
+        spill = Spill(redis_url, f"file://{folder}", folder.name, room=60_000)
         life = Life()
         address = MortalFolder(f"file://{folder}", life)
         queue = MortalQueue(redis_url, address, folder.name, spill.policy, life)
+        patch = pytest.MonkeyPatch()
+        patch.setattr(spill_queue_module, "CHUNK_JOBS", 8)
+        patch.setattr(spill_queue_module, "OUTSIDE_JOBS", 15)
         try:
             for steps, is_after in kills:
                 life.left, life.is_after = steps, is_after
@@ -218,9 +230,11 @@ def test_whoever_is_killed_each_job_is_done_and_written_once(
             await spill.fill(*NAMES[:60])
             await spill.work()
             assert [job.custom_id for job in await spill.list()] == NAMES[:60]
+            assert files_in(folder, "chunk-*"), "some waited outside"
             assert Counter(line["custom_id"] for line in lines_of(folder)) == Counter(NAMES[:60])
             assert not [key for key in await spill.keys() if key.startswith("j:")]
         finally:
+            patch.undo()
             await queue.close()
             await spill.queue.close()
 
@@ -233,6 +247,8 @@ async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> Non
     await spill.queue.finish(lease, DONE)
     await spill.queue.cancel_batch("batch")
     assert await spill.state() is BatchState.CANCELLING, "some wait outside"
+    assert not (await spill.queue.get_batch("batch")).ended_s
+    assert await spill.queue.retry_dead("batch") == Retried(0, SubmitOutcome.FULL), "they would come to life"
     await spill.work()
     assert await spill.state() is BatchState.CANCELLED
     assert [job.state for job in await spill.list()] == [JobState.DONE] + [JobState.CANCELLED] * 149
@@ -254,7 +270,7 @@ async def test_jobs_that_failed_stay_and_are_tried_again(spill: Spill) -> None:
 
 
 async def test_a_batch_of_which_too_many_fail_is_fed_no_more(redis_url: str, tmp_path: Path) -> None:
-    spill = Spill(redis_url, f"file://{tmp_path}", "failing")
+    spill = Spill(redis_url, f"file://{tmp_path}", "failing", room=100_000)
     try:
         await spill.fill(*(f"n{number}" for number in range(400)))
         while leases := await spill.queue.take("w", 20):

@@ -95,12 +95,8 @@ async def test_a_gateway_killed_at_a_file_harms_nothing(
             assert not [entry for entry in logged(gateway.log_path, "results.not_written")]
 
 
-async def test_a_folder_that_cannot_be_used_is_a_start_up_error(
-    stack: Stack, tmp_path: Path, bucket: Mapping[str, str]
-) -> None:
+async def test_a_folder_that_cannot_be_used_is_a_start_up_error(stack: Stack, tmp_path: Path) -> None:
     flags = ("--target", stack.processes["target"].address, "--redis", "redis://localhost:1")
     (tmp_path / "slipstream-results.json").write_text("another program's")
-    folders = {f"file://{tmp_path}": "another folder", "here": "--results-to"}
-    for folder, words in folders.items():
-        status, log = await failed_start("gateway", tmp_path / "run", *flags, "--results-to", folder, **bucket)
-        assert status == 2 and words in str(log)
+    status, log = await failed_start("gateway", tmp_path / "run", *flags, "--results-to", f"file://{tmp_path}")
+    assert status == 2 and "another folder" in str(log)

@@ -141,15 +141,17 @@ end
 
 local function is_faulty(state) return state == 'failed' or state == 'dead' end
 
+-- A job that is yet to be done counts with a result of usual size: when all of them are done there must be room for that.
+local RESULT_BYTES = 4000
+
+local function weight(id, state)
+  if not state or is_faulty(state) then return 0 end
+  return job_bytes(id) + (is_live(state) and RESULT_BYTES - redis.call('HSTRLEN', job_key(id), 'result') or 0)
+end
+
 local function weigh(id, from, to)
-  local by = 0
-  if not from then
-    by = is_faulty(to) and 0 or job_bytes(id)
-  elseif is_faulty(from) ~= is_faulty(to) then
-    by = job_bytes(id) * (is_faulty(to) and -1 or 1)
-  elseif to == 'done' then
-    by = redis.call('HSTRLEN', job_key(id), 'result')
-  end
+  if from and is_live(from) and is_live(to) then return end
+  local by = weight(id, to) - weight(id, from)
   if by ~= 0 then redis.call('HINCRBY', P .. 'totals', 'bytes', by) end
 end
 

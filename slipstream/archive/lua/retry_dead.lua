@@ -3,6 +3,9 @@
 -- Answers: where to go on, 0 at the end; how many were queued; and what kept the next one from it, if anything did.
 local batch, first, size = arg(1), tonumber(arg(2)), tonumber(arg(3))
 if redis.call('EXISTS', batch_key(batch)) == 0 then return 'unknown' end
+if is_cancelled(batch) and tonumber(redis.call('HGET', batch_key(batch), 'chunked') or 0) > 0 then
+  return { 0, 0, 'full' } -- what waits outside is cancelled as it is brought in, and is not to come to life by this
+end
 local room = room_of(owner_of(batch), tonumber(arg(4)))
 local wanted = {}
 for i = 5, num_args() do wanted[arg(i)] = true end

@@ -1,0 +1,82 @@
+"""The guard of the guards, of results that leave Redis: each rule taken out turns the named check red."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from slipstream.archive.redis_queue import load_scripts
+from tests.archive import test_spill_queue as checks
+from tests.archive.test_spill_queue import Spill
+
+Check = Callable[[Spill, Path], Awaitable[None]]
+
+
+async def in_place(spill: Spill, folder: Path) -> None:
+    await checks.test_each_job_is_in_its_place_wherever_it_lies(spill, folder)
+
+
+async def two_at_once(spill: Spill, folder: Path) -> None:
+    await checks.test_two_compactors_and_two_feeders_at_once_do_no_harm(spill, folder)
+
+
+async def cancelled(spill: Spill, folder: Path) -> None:
+    await checks.test_a_cancelled_batch_ends_and_its_jobs_are_told(spill)
+
+
+async def retained(spill: Spill, folder: Path) -> None:
+    await checks.test_a_batch_goes_after_its_retention_and_its_files_stay(spill, folder)
+
+
+MUTATIONS: dict[str, tuple[str, str, Check]] = {
+    "names are forgotten": (
+        "if not named(batch, id, h[3]) then remember(batch, id, h[3]) end",
+        "",
+        in_place,
+    ),
+    "a changed payload is overlooked": (
+        "== content and 'known' or 'conflict'",
+        "and 'known'",
+        in_place,
+    ),
+    "no bit": (
+        "redis.call('SETBIT', outside_key(batch), string.match(entry, '^%d+'), 1)",
+        "",
+        in_place,
+    ),
+    "all wait inside": ("if outside then return 'outside' end", "", in_place),
+    "what was planned is not fixed": (
+        "if redis.call('HGET', batch_key(batch), 'plan') ~= arg(2) .. ' ' .. arg(3) then return 0 end",
+        "",
+        two_at_once,
+    ),
+    "the cursor is not looked at": ("or (h[3] or '0') ~= arg(3) then return 0", "then return 0", two_at_once),
+    "what waits outside is forgotten": (
+        "return tonumber(n[1] or 0) + tonumber(n[2] or 0) + tonumber(n[3] or 0)",
+        "return tonumber(n[1] or 0) + tonumber(n[2] or 0)",
+        cancelled,
+    ),
+    "jobs outside come to life": ("return { 0, 0, 'full' }", "", cancelled),
+    "results are swept before they are written": (
+        "if redis.call('LLEN', ended_key(batch)) > 0 then",
+        "if false then",
+        retained,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+async def test_the_named_check_sees_it(
+    mutation: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    rule, instead, check = MUTATIONS[mutation]
+    scripts = load_scripts()
+    assert any(rule in text for text in scripts.values()), "the rule is written otherwise now"
+    mutated = {name: text.replace(rule, instead) for name, text in scripts.items()}
+    monkeypatch.setattr("slipstream.archive.redis_queue.load_scripts", lambda: mutated)
+    spill = Spill(redis_url, f"file://{tmp_path}", request.node.name)
+    try:
+        with pytest.raises(Exception):  # noqa: B017, PT011 (an assert, or an error of ours)
+            await check(spill, tmp_path)
+    finally:
+        await spill.queue.close()
