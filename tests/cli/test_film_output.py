@@ -12,7 +12,8 @@ from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Rec
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import SEGMENTS_NOTE, segment_cue, srt_of, vtt_of
 from slipstream.cli.app import run
-from slipstream.cli.archive.output import Format, Output, job_record, open_writer
+from slipstream.cli.archive.job_lines import job_record
+from slipstream.cli.archive.output import Format, Output, open_writer
 from slipstream.cli.caption import caption_options
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
 from slipstream.errors import InvalidConfig

@@ -24,7 +24,8 @@ from slipstream.archive.queue import BatchState, Priority
 from slipstream.archive.records import read_result, write_result
 from slipstream.archive.text_index import parse_question
 from slipstream.cli.archive.batch_view import describe, overall
-from slipstream.cli.archive.output import Format, Output, export, job_record
+from slipstream.cli.archive.job_lines import job_record
+from slipstream.cli.archive.output import Format, Output, export
 from slipstream.client.archive_audit import Audit, audit
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.archive_estimate import caption_sample

@@ -16,7 +16,8 @@ from slipstream.archive.film_results import segments_of, summary_of
 from slipstream.archive.messages import BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.cli.archive.output import Format, Output, export, job_record
+from slipstream.cli.archive.job_lines import job_record
+from slipstream.cli.archive.output import Format, Output, export
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.messages import SegmentCaption
 from slipstream.stack.local import Stack

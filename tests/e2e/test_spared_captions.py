@@ -17,7 +17,7 @@ import slipstream
 from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
 from slipstream.captioning.duplicates import SHARE, WITHIN
-from slipstream.cli.archive.output import job_record, job_row
+from slipstream.cli.archive.job_lines import job_record, job_row
 from slipstream.errors import InvalidRequest
 from slipstream.messages import SegmentCaption, SharedFrom
 from slipstream.rpc.calls import open_channel

@@ -29,8 +29,9 @@ from slipstream.captioning.fetch import Fetcher, Url, parse_url
 from slipstream.captioning.media import VideoBuffer
 from slipstream.captioning.plan import make_plan
 from slipstream.cli.archive.batch_view import describe, overall
+from slipstream.cli.archive.job_lines import COLUMNS, job_record, job_row
 from slipstream.cli.archive.manifests import read_manifest
-from slipstream.cli.archive.output import COLUMNS, FORMULA_STARTS, job_record, job_row, plain_cell
+from slipstream.cli.archive.output import FORMULA_STARTS, plain_cell
 from slipstream.cli.views import caption_dict, closing_line
 from slipstream.errors import MAX_MESSAGE_CHARS, SlipstreamError
 from slipstream.messages import Caption

@@ -16,7 +16,7 @@ from slipstream.archive.audits import Finding, Verdict, sampled_share
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.asking import GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import choose_view
-from slipstream.cli.archive.output import job_record
+from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.views import printable
 from slipstream.client.archive_audit import Audit, Record, audit

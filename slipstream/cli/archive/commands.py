@@ -17,14 +17,7 @@ from slipstream.cli.archive.asking import BatchArgument, FormatOption, GatewayOp
 from slipstream.cli.archive.audit import audit_command
 from slipstream.cli.archive.batch_view import batch_dict, choose_view, describe, exit_status, overall, watch
 from slipstream.cli.archive.estimate import estimate_command
-from slipstream.cli.archive.output import (
-    STDOUT,
-    WITHOUT_RESULT,
-    Output,
-    check_output,
-    choose_format,
-    export,
-)
+from slipstream.cli.archive.output import STDOUT, WITHOUT_RESULT, Output, check_output, choose_format, export
 from slipstream.cli.archive.search import index_command, search_command
 from slipstream.cli.archive.submit import submit_command
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options

@@ -13,7 +13,7 @@ from slipstream.archive.messages import BatchOptions, Job, JobPart
 from slipstream.archive.queue import Priority
 from slipstream.cli.archive.asking import BATCH_PANEL, GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
-from slipstream.cli.archive.output import job_record
+from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.sources import Sources
 from slipstream.cli.archive.submit import DocumentFlags, RootOption, document_flags
 from slipstream.cli.caption import caption_options

@@ -13,153 +13,33 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from slipstream.archive.film_results import summary_of
-from slipstream.archive.messages import Job, JobKind, JobPart, ModelReceipt, Receipt
-from slipstream.archive.quality import UNKNOWN, Mark, Norms, marks_of
+from slipstream.archive.film_results import segments_of
+from slipstream.archive.messages import Job, JobKind, JobPart
+from slipstream.archive.quality import UNKNOWN, Norms
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import (
     SEGMENTS_NOTE,
+    Cue,
     safe_name,
+    segment_cue,
     srt_of,
     to_srt,
     to_vtt,
     vtt_of,
 )
-from slipstream.cli.archive.film_lines import film_cues, film_fields, spared_fields
+from slipstream.cli.archive.job_lines import COLUMNS, NO_CAPTION, job_record, job_row
 from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
-from slipstream.cli.views import caption_dict
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.batch_quality import batch_norms
-from slipstream.documents.output import markdown_page, region_record
+from slipstream.documents.output import markdown_page
 from slipstream.errors import InvalidConfig
-from slipstream.messages import Caption
 from slipstream.objects.blocking import blocking_store, writing, writing_bytes
 from slipstream.objects.store import ObjectUrl, is_object_url
-
-# -- records ----------------------------------------------------------------------------------------------------------
-
-# A job of the archive as a line of output: its text and its receipt, for JSON and for a table.
-
-COLUMNS = (
-    *("custom_id", "source", "state", "text", "error", "error_code", "num_tokens", "finish_reason"),
-    *("prompt", "method", "num_frames", "seed", "duration_s"),
-    *("target_model", "target_revision", "draft_model", "draft_revision"),
-    *("kept_tokens", "kept_digest", "judged", "accepted", "first_token_s", "generate_s", "total_s", "tokens_per_s"),
-    *("attempts", "reused", "video_sha256", "text_sha256", "slipstream_version", "job_id"),
-    *("kind", "parts_done", "parts_total", "quality"),
-    *("marks", "skipped", "shared_job", "shared_distance"),
-)
-
-NO_CAPTION = Caption("", 0, None)
-NO_MODEL = ModelReceipt("", "", "")
-
-
-def job_record(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
-    """The line of JSON: `receipt` holds what the caption was made of and by, and is absent without a result. That of a
-    document or film also has its `parts`, the pages or segments that are there; its text is theirs, where all are.
-    `quality` are the marks of the text, beside what is usual in the batch; those of a job of parts are all of theirs.
-    """
-    record: dict[str, Any] = {
-        "custom_id": job.custom_id,
-        "source": job.source,
-        "state": str(job.state),
-        "text": None if job.caption is None else job.caption.text,
-        "error": job.error or None,
-        "error_code": job.error_code or None,
-        "job_id": job.job_id,
-        "attempts": job.attempts,
-        "crashes": job.crashes,
-    }
-    if job.caption is not None and job.receipt is not None:
-        record |= spared_fields(job.caption)
-        record["receipt"] = _receipt_dict(job, job.caption, job.receipt)
-        record["quality"] = list(marks_of(job.caption, norms))
-    if job.kind.has_parts:
-        record |= {"kind": str(job.kind), "parts_done": job.parts_done, "parts_total": job.parts_total}
-        record["text"] = document_text(parts) if job.state is JobState.DONE else None
-        is_film = job.kind is JobKind.FILM
-        record |= film_fields(parts, norms) if is_film else {"parts": [_part_dict(part, norms) for part in parts]}
-        found = {mark for part in parts if part.caption for mark in marks_of(part.caption, norms)}
-        record["quality"] = [mark for mark in Mark if mark in found]
-        if job.receipt is not None:
-            record["receipt"] = job.receipt.as_record() | _run_dict(job)
-    return record
-
-
-def document_text(parts: Sequence[JobPart]) -> str:
-    """The texts of pages or segments, parted by empty lines; a summary is none of them."""
-    summary = summary_of(parts)
-    return "\n\n".join(part.caption.text for part in parts if part.caption and part.caption.text and part != summary)
-
-
-def _part_dict(part: JobPart, norms: Norms) -> dict[str, Any]:
-    if part.caption is None or part.receipt is None or part.draft is None:
-        return {"page": part.page or None, "error": part.error}
-    draft, summary = part.draft, caption_dict(part.caption)
-    for stated_before in ("text", "request_id"):
-        summary.pop(stated_before)
-    return {
-        "page": part.page,
-        "text": part.caption.text,
-        "width": draft.width,
-        "height": draft.height,
-        "dpi": part.dpi,
-        "regions": [region_record(region) for region in draft.regions],
-        "warnings": list(draft.warnings),
-        "receipt": part.receipt.as_record() | summary,
-        "quality": list(marks_of(part.caption, norms)),
-    }
-
-
-def _run_dict(job: Job) -> dict[str, Any]:
-    return {"worker": job.worker, "created_s": job.created_s, "started_s": job.started_s, "ended_s": job.ended_s}
-
-
-def _receipt_dict(job: Job, caption: Caption, receipt: Receipt) -> dict[str, Any]:
-    summary = caption_dict(caption)
-    for stated_before in ("text", "request_id"):
-        summary.pop(stated_before)
-    return receipt.as_record() | summary | _run_dict(job)
-
-
-def job_row(job: Job, parts: Sequence[JobPart] = (), norms: Norms = UNKNOWN) -> dict[str, Any]:
-    """The row of the table: the same facts where they fit a cell, under `COLUMNS`."""
-    record = {"kind": str(job.kind)} | job_record(job, parts, norms)
-    caption, receipt = job.caption or NO_CAPTION, job.receipt
-    options = receipt.options if receipt else {}
-    target, draft = (receipt.target, receipt.draft or NO_MODEL) if receipt else (NO_MODEL, NO_MODEL)
-    return {
-        **record,
-        **record.get("receipt", {}),
-        **asdict(caption.timings),
-        "prompt": options.get("prompt", ""),
-        "method": caption.options.get("method", ""),
-        "seed": options.get("seed", 0),
-        "num_frames": caption.video.num_frames,
-        "duration_s": caption.video.duration_s,
-        "target_model": target.model_id,
-        "target_revision": target.revision,
-        "draft_model": draft.model_id,
-        "draft_revision": draft.revision,
-        "kept_tokens": caption.speculation.kept_tokens,
-        "kept_digest": caption.speculation.kept_digest,
-        "judged": caption.speculation.judged,
-        "accepted": caption.speculation.accepted,
-        "tokens_per_s": round(caption.decoding_rate, 3),
-        "quality": " ".join(record.get("quality", ())),
-        "marks": " ".join(caption.video.marks),
-        "skipped": caption.skipped,
-        "shared_job": caption.shared.job_id if caption.shared else "",
-        "shared_distance": caption.shared.distance if caption.shared else None,
-    }
-
-
-# -- writers ----------------------------------------------------------------------------------------------------------
 
 STDOUT = "-"
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
@@ -300,12 +180,21 @@ def _folder(folder: Path, form: Format) -> Iterator[Write]:
     yield write
 
 
+def _film_cues(parts: Sequence[JobPart]) -> list[Cue]:
+    """A film as subtitles: of each segment all that was said of it."""
+    return [
+        segment_cue(result.segment.start_s, result.segment.end_s, " ".join(result.texts))
+        for result in segments_of(parts)
+        if result.texts
+    ]
+
+
 def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
     caption = job.caption or NO_CAPTION
     if form is Format.MD:
         return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
     if job.kind is JobKind.FILM:
-        cues = film_cues(parts)
+        cues = _film_cues(parts)
         return vtt_of(cues, SEGMENTS_NOTE) if form is Format.VTT else srt_of(cues)
     if form is Format.VTT:
         return to_vtt(caption.text, caption.video.duration_s, caption.video.num_frames)
