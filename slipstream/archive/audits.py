@@ -14,11 +14,14 @@ from typing import Any
 from slipstream.archive.messages import BatchItem, JobKind
 from slipstream.documents.pages import page_ranges
 from slipstream.errors import InvalidRequest
-from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
+from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, CaptionOptions
 
 PLAIN = "autoregressive"
+SUMMARY = -1
 _TEXT_GROUPS = ("common", "sampling")
 """Of the table of options: those that the text depends on."""
+_SPARING = ("duplicates", "skip_marked")
+"""But for these: a replay makes every text."""
 
 
 class Verdict(StrEnum):
@@ -54,10 +57,14 @@ class Said:
     """One text of a result."""
 
     number: int
-    """Of the segment or page; 0 for a video."""
+    """Of the segment or page; 0 for a video, `SUMMARY` for what sums up a film."""
     text: str
     text_sha256: str
     dpi: float = 0.0
+    prompt: int = 0
+    """Which of several it answers."""
+    spared: str = ""
+    """Why it was not made of these frames; empty for most."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +82,16 @@ class Claim:
 
     def where(self, said: Said) -> str:
         """What people call that part."""
+        if said.number == SUMMARY:
+            return "the summary"
         part = {JobKind.FILM: "segment", JobKind.DOCUMENT: "page"}.get(self.kind, "")
-        return part and f"{part} {said.number}"
+        return part and f"{part} {said.number}" + (f", prompt {said.prompt + 1}" if said.prompt else "")
 
 
 def claim_of(record: Mapping[str, Any]) -> Claim | None:
     """What a record claims; None where it has no result, as jobs that failed, or no receipt that can be read."""
     try:
         receipt, kind = record["receipt"], JobKind(record.get("kind") or JobKind.VIDEO)
-        texts = (
-            [_said(part, kind) for part in record["parts"] if part.get("text") is not None] if kind.has_parts else []
-        )
-        if not kind.has_parts:
-            texts = [Said(0, str(record["text"]), str(receipt["text_sha256"]))]
         return Claim(
             custom_id=str(record["custom_id"]),
             source=str(record["source"]),
@@ -95,15 +99,34 @@ def claim_of(record: Mapping[str, Any]) -> Claim | None:
             options=dict(receipt["options"]),
             video_sha256=str(receipt["video_sha256"]),
             target=(str(receipt["target"]["revision"]), str(receipt["target"]["dtype"])),
-            texts=tuple(texts),
+            texts=tuple(_texts_of(record, kind)),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _said(part: Mapping[str, Any], kind: JobKind) -> Said:
-    number = int(part["segment" if kind is JobKind.FILM else "page"])
-    return Said(number, str(part["text"]), str(part["receipt"]["text_sha256"]), float(part.get("dpi") or 0))
+def _texts_of(record: Mapping[str, Any], kind: JobKind) -> list[Said]:
+    if not kind.has_parts:
+        return [_said(record, 0)]
+    number = "segment" if kind is JobKind.FILM else "page"
+    texts = [
+        _said(answer, int(part[number]), prompt)
+        for part in record["parts"]
+        for prompt, answer in enumerate(part.get("answers") or [part])
+        if answer.get("text") is not None
+    ]
+    summary = record.get("summary") or {}
+    if summary.get("text") is not None and not any(said.spared for said in texts):  # it is made of the others
+        texts.append(_said(summary, SUMMARY))
+    return texts
+
+
+def _said(record: Mapping[str, Any], number: int, prompt: int = 0) -> Said:
+    spared = "it is a near-duplicate's" if record.get("shared") else ""
+    if record.get("skipped"):
+        spared = f"the video is {record['skipped']}"
+    digest, dpi = str(record["receipt"]["text_sha256"]), float(record.get("dpi") or 0)
+    return Said(number, str(record["text"]), digest, dpi, prompt, spared)
 
 
 def check_digests(claim: Claim) -> list[Finding]:
@@ -141,8 +164,8 @@ def replay_item(claim: Claim, nonce: float) -> BatchItem:
     """
     names = {name for name, spec in OPTIONS_BY_NAME.items() if spec.group in _TEXT_GROUPS}
     kept = {name: value for name, value in claim.options.items() if name in names}
-    if claim.kind is not JobKind.FILM:
-        kept.pop("segments", None)
+    for left_out in _SPARING if claim.kind is JobKind.FILM else OF_FILMS:
+        kept.pop(left_out, None)
     options = CaptionOptions.from_mapping(kept | {"method": PLAIN, "alpha": nonce})
     document: dict[str, Any] = {}
     if claim.kind is JobKind.DOCUMENT:
@@ -165,12 +188,14 @@ def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
         return [Finding(claim.custom_id, Verdict.SKIPPED, reason)]
     if (replayed.get("receipt") or {}).get("reused"):
         return [Finding(claim.custom_id, Verdict.FAILED, "the archive took over a result instead of making it again")]
-    texts = {said.number: said for said in again.texts}
-    return [_finding(claim, said, texts.get(said.number)) for said in claim.texts]
+    texts = {(said.number, said.prompt): said for said in again.texts}
+    return [_finding(claim, said, texts.get((said.number, said.prompt))) for said in claim.texts]
 
 
 def _finding(claim: Claim, said: Said, again: Said | None) -> Finding:
     where = claim.where(said)
+    if said.spared:
+        return Finding(claim.custom_id, Verdict.SKIPPED, said.spared, where)
     if again is None:
         return Finding(claim.custom_id, Verdict.FAILED, "its replay has no such part", where)
     if again.dpi != said.dpi:

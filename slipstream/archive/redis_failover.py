@@ -1,4 +1,5 @@
-"""A queue on several Redis servers of which one leads: the leader by Sentinel, and writes that replicas have too.
+"""Connections to the queue's Redis: one server, or several of which one leads: by Sentinel, and with writes that
+replicas have too.
 
 `sentinel://[USER:PASSWORD@]HOST:PORT,HOST:PORT/NAME[/DB]` names sentinels and the group that they watch. The user is
 that of the servers; sentinels are asked without one.
@@ -10,19 +11,24 @@ from typing import Any
 from urllib.parse import unquote
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
 from slipstream.archive.queue import QueueUnavailable
+from slipstream.errors import InvalidConfig
 
+CONNECT_S, SOCKET_S = 2.0, 2.5
 SCHEME = "sentinel://"
 SENTINEL_PORT = 26379
 SENTINEL_S = 0.5
 """For a sentinel to answer: another one is asked then, and a call of the queue has some seconds for all of it."""
 WAIT_S = 1.5
 """For replicas to say that they have a write."""
-PROMISES = frozenset({"open", "submit", "seal", "finish", "put_part", "cancel", "retry_dead", "ping"})
+PROMISES = frozenset({"open", "submit", "seal", "finish", "put_part", "add_chunk", "cancel", "retry_dead", "ping"})
 """Scripts whose answer somebody relies on; health is one. A lease that is lost with its server is taken once more, and
 fenced."""
 
@@ -37,6 +43,20 @@ class SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
         await super().aclose()
         for sentinel in self.sentinel_manager.sentinels:
             await sentinel.aclose()
+
+
+def connect(url: str, size: int, call_s: float) -> Redis:
+    """At most `size` connections, made when first used; a caller waits for one for `call_s`. Raises `InvalidConfig`."""
+    try:
+        limits = {"timeout": call_s, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
+        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+        options = {"max_connections": size, "protocol": 2, "retry": retry, **limits}
+        by_sentinel = url.startswith(SCHEME)
+        pool = (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
+    except (ValueError, TypeError) as error:
+        known = "redis://, rediss://, unix:// or sentinel://"
+        raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use {known}") from None
+    return Redis.from_pool(pool)
 
 
 def connect_by_sentinel(url: str, **options: Any) -> ConnectionPool:

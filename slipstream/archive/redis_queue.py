@@ -12,10 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.parts import PartRecord, PartsState, PutAnswer
@@ -40,7 +36,7 @@ from slipstream.archive.queue import (
     job_id,
     sha256,
 )
-from slipstream.archive.redis_failover import PROMISES, SCHEME, connect_by_sentinel, run_replicated
+from slipstream.archive.redis_failover import PROMISES, connect, run_replicated
 from slipstream.archive.redis_rows import (
     batch_from,
     damage_in,
@@ -58,7 +54,7 @@ from slipstream.logs import get_logger
 
 # All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
-CONNECT_S, SOCKET_S, CALL_S = 2.0, 2.5, 3.0
+CALL_S = 3.0
 
 NOT_NOW = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNKILLABLE|NOPERM|NOAUTH|"
@@ -104,7 +100,7 @@ class ScriptStore:
         self._replicas = replicas
         self.prefix = f"{{{name}}}:"
         sizes = {**WORKER_CONNECTIONS, "": connections}
-        self._clients = {use: _connect(url, size) for use, size in sizes.items()}
+        self._clients = {use: connect(url, size, CALL_S) for use, size in sizes.items()}
         self._scripts = {name: self._clients[""].register_script(text) for name, text in scripts.items()}
         self._on_call = on_call or (lambda script, seconds: None)
 
@@ -139,20 +135,6 @@ class ScriptStore:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.aclose()
-
-
-def _connect(url: str, size: int) -> Redis:
-    """At most `size` connections, made when first used. Raises `InvalidConfig`."""
-    try:
-        limits = {"timeout": CALL_S, "socket_timeout": SOCKET_S, "socket_connect_timeout": CONNECT_S}
-        retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-        options = {"max_connections": size, "protocol": 2, "retry": retry, **limits}
-        by_sentinel = url.startswith(SCHEME)
-        pool = (connect_by_sentinel if by_sentinel else BlockingConnectionPool.from_url)(url, **options)
-    except (ValueError, TypeError) as error:
-        known = "redis://, rediss://, unix:// or sentinel://"
-        raise InvalidConfig(f"--redis: no URL of a Redis server: {error}; use {known}") from None
-    return Redis.from_pool(pool)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -1,0 +1,58 @@
+"""What a record claims, and what its replay has to say again."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from slipstream.archive.audits import SUMMARY, Verdict, check_digests, claim_of, compare, replay_item
+from slipstream.options import CaptionOptions
+
+TARGET = {"revision": "r", "dtype": "float32"}
+
+
+def answer(text: str, **more: Any) -> dict[str, Any]:
+    return {"text": text, "receipt": {"text_sha256": hashlib.sha256(text.encode()).hexdigest()}} | more
+
+
+def record(*segments: dict[str, Any], summary: str | None = None, **options: Any) -> dict[str, Any]:
+    parts = [{"segment": number, "start_s": 0.0, "end_s": 1.0} | each for number, each in enumerate(segments)]
+    receipt = {"options": {"segments": "fixed:1s", **options}, "video_sha256": "v", "target": TARGET}
+    whole = {"custom_id": "a", "source": "/a", "kind": "film", "state": "done", "parts": parts, "receipt": receipt}
+    return whole | ({} if summary is None else {"summary": answer(summary)})
+
+
+def verdicts(made: dict[str, Any], again: dict[str, Any]) -> dict[str, Verdict]:
+    claim = claim_of(made)
+    assert claim is not None
+    return {finding.where: finding.verdict for finding in compare(claim, again)}
+
+
+def test_every_answer_and_the_summary_are_compared() -> None:
+    made = record(answer("x", answers=[answer("x"), answer("y")]), summary="z")
+    again = record(answer("x", answers=[answer("x"), answer("other")]), summary="z")
+    found = {"segment 0": Verdict.SAME, "segment 0, prompt 2": Verdict.DIFFERS, "the summary": Verdict.SAME}
+    assert verdicts(made, again) == found
+
+
+@pytest.mark.parametrize("spared", [{"shared": {"job_id": "", "segment": 0}}, {"skipped": "black"}])
+def test_what_was_spared_need_not_be_said_again_and_neither_what_was_made_of_it(spared: dict[str, Any]) -> None:
+    made = record(answer("x"), answer("x", **spared), summary="z")
+    again = record(answer("x"), answer("another"), summary="another")
+    assert verdicts(made, again) == {"segment 0": Verdict.SAME, "segment 1": Verdict.SKIPPED}
+
+
+def test_a_replay_spares_nothing() -> None:
+    claim = claim_of(record(answer("x"), duplicates="share", skip_marked="black", prompts=["p", "q"]))
+    assert claim is not None
+    options = CaptionOptions.from_mapping(replay_item(claim, 0.5).caption)
+    asked = options.get("duplicates", ""), options.get("skip_marked", ""), options.segments, options.questions
+    assert asked == ("", "", "fixed:1s", ("p", "q"))
+
+
+def test_a_summary_that_was_altered_is_found_by_its_digest() -> None:
+    made = record(answer("x"), summary="z")
+    made["summary"]["text"] = "w"
+    claim = claim_of(made)
+    assert claim is not None and claim.texts[-1].number == SUMMARY
+    assert [finding.where for finding in check_digests(claim)] == ["the summary"]
