@@ -140,8 +140,8 @@ async def run_duplicates(given: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def told_apart(report: Mapping[str, Any]) -> bool:
-    """Whether recall and precision of what is shared are high enough; true of a report of another part."""
-    found = [shares for shares in (report, report.get("search", {})) if "recall" in shares]
+    """Whether recall and precision of what is shared are high enough, among pairs and in a search."""
+    found = (report, report["search"])
     return all(shares["recall"] >= LEAST_RECALL and shares["precision"] >= LEAST_PRECISION for shares in found)
 
 

@@ -1,249 +1,125 @@
-"""The archive at scale, part by part. `film`: a long film in segments, whose processes are killed at random points.
-`lookup`: what captions of earlier segments are worth as drafts. `estimate`: how near an estimate comes. `search`: how
-long a question over very many texts takes.
-`duplicates`: whether copies are told from what is not. `placement`: two plain targets against a target and its draft.
-`spill`: many jobs through feeder, queue and compactor.
-
-The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
-time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
-to the archive, and gateway and target are killed until there were enough deaths; where a film ends before, it is handed
-in again.
-"""
+"""The archive at scale, part by part; see `PARTS`."""
 
 import argparse
-import asyncio
-import random
 import sys
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_estimate
 from bench.archive_placement import run_placement
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
-from bench.common import MODELS, machine_facts, make_parser, run_to_end, say
-from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
+from bench.common import MODELS, machine_facts, make_parser, run_to_end
+from bench.film_kills import run_film
 from bench.film_lookup import run_lookup
 from bench.film_prompts import run_prompts
 from bench.output import finish
-from slipstream import AsyncCaptioner, SegmentCaption
-from slipstream.archive.messages import BatchItem, JobPart
-from slipstream.archive.queue import JobState
-from slipstream.errors import SlipstreamError
-from slipstream.stack.local import FRESH
-from tests.support.cluster import Cluster, ClusterOptions
-from tests.support.films import Film, frame_times, make_film, scene, write_film
-from tests.support.processes import logged
 
-STEP_S, START_PTS_S = 0.125, 4.0
-CLIPS_COMPARED = 6
-MOST_AFTER_S = 2.0
-"""A process is killed up to so long after a part was kept."""
-TARGET_SHARE = 0.25
-"""Of the deaths that are the target's; the others are the gateway's."""
-FILM_TIMEOUT_S, GETS_ON_S = 1800.0, 300.0
 Report = Mapping[str, Any]
-ResultT = TypeVar("ResultT")
 
 
-@dataclass
-class _FilmRun:
-    """What is asked of every segment, and what undisturbed captions said."""
+@dataclass(frozen=True)
+class Part:
+    """One question, how it is asked by default, and which answers are good enough."""
 
-    given: argparse.Namespace
-    film: Film
-    path: Path
-    cluster: Cluster
-    captioner: AsyncCaptioner
-    reference: list[SegmentCaption] = field(default_factory=list)
-    chance: random.Random = field(default_factory=random.Random)
+    run: Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]
+    flags: Mapping[str, Any]
+    zeros: tuple[str, ...] = ()
+    """Figures of its report that must be 0."""
+    at_most: Mapping[str, float] = field(default_factory=dict)
+    check: Callable[[Report], bool] = lambda report: True
 
-    @property
-    def options(self) -> dict[str, Any]:
-        given = self.given
-        asked = {"num_frames": given.frames, "max_new_tokens": given.max_new_tokens}
-        return asked | {"segments": f"fixed:{given.seconds}s"}
+    def passes(self, report: Report) -> bool:
+        """Whether every figure is there and within its bound."""
+        bounds = dict.fromkeys(self.zeros, 0.0) | dict(self.at_most)
+        return all(report[name] <= most for name, most in bounds.items()) and self.check(report)
 
 
-async def run_film(given: argparse.Namespace) -> Report:
-    """The part `film`."""
-    frames_a_scene = round(given.seconds / STEP_S)
-    scenes = [frames_a_scene] * given.segments
-    with tempfile.TemporaryDirectory(prefix="slipstream-film-") as folder:
-        film = make_film(scenes, frame_times(scenes, STEP_S, START_PTS_S), codec="ffv1")
-        path = Path(folder) / "film.mkv"
-        path.write_bytes(film.data)
-        options = ClusterOptions(given.target, given.draft, Path(folder), gateways=1, slots=2, lease_s=2.0, flags=FRESH)
-        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
-            run = _FilmRun(given, film, path, cluster, captioner, chance=random.Random(given.seed))
-            report = await _undisturbed(run)
-            return report | await _disturbed(run)
+def in_time(report: Report) -> bool:
+    """Whether each segment of a film begins and ends within one frame step of its scene."""
+    return bool(report["largest_time_error_s"] <= report["frame_step_s"])
 
 
-async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
-    """Times and texts of the segments by themselves."""
-    began = time.monotonic()
-    run.reference = [part async for part in run.captioner.caption_segments(run.path, **run.options)]
-    seconds = time.monotonic() - began
-    say(f"{len(run.reference)} segments in {seconds:.0f} s")
-    ends_s = [*run.film.scenes_s[1:], run.film.times_s[-1] + STEP_S]
-    off_s = [abs(part.segment.start_s - at_s) for part, at_s in zip(run.reference, run.film.scenes_s, strict=True)]
-    off_s += [abs(part.segment.end_s - at_s) for part, at_s in zip(run.reference, ends_s, strict=True)]
-    shots = run.captioner.film_events(run.path, **run.options | {"segments": "shots"})
-    facts: Any = await anext(shots)
-    await shots.aclose()
-    differing = 0
-    for number in run.chance.sample(range(len(run.reference)), min(CLIPS_COMPARED, len(run.reference))):
-        length = round(run.given.seconds / STEP_S)
-        clip = write_film(scene(number, length), frame_times([length], STEP_S), codec="ffv1")
-        plain = {name: value for name, value in run.options.items() if name != "segments"}
-        caption = await run.captioner.caption(clip, method="autoregressive", **plain)
-        differing += caption.text != run.reference[number].text
-    return {
-        "film_s": run.film.times_s[-1] + STEP_S - START_PTS_S,
-        "segments": len(run.reference),
-        "shots_found": facts.num_segments,
-        "largest_time_error_s": round(max(off_s), 6),
-        "frame_step_s": STEP_S,
-        "clips_compared": min(CLIPS_COMPARED, len(run.reference)),
-        "clips_differing": differing,
-        "interactive_s": round(seconds, 2),
-    }
-
-
-async def _disturbed(run: _FilmRun) -> dict[str, Any]:
-    """The film in the archive, until there were enough deaths."""
-    deaths: Counter[str] = Counter()
-    batches: list[str] = []
-    began = time.monotonic()
-    while deaths.total() < run.given.kills:
-        batch = await _hand_in(run, f"film-{len(batches)}")
-        batches.append(batch)
-        while deaths.total() < run.given.kills and await _gets_on(run, batch):
-            await asyncio.sleep(run.chance.uniform(0, MOST_AFTER_S))
-            name = "target" if run.chance.random() < TARGET_SHARE else "gateway-0"
-            starts = run.cluster.processes[name].starts
-            run.cluster.kill(name)
-            deaths[name] += 1
-            await run.cluster.wait_serving(name, starts + 1)
-            say(f"{deaths.total()} of {run.given.kills} deaths, the last of {name}")
-        await wait_ended([run.captioner], batch, FILM_TIMEOUT_S)
-    report = {"deaths": dict(deaths), "films": len(batches), "archive_s": round(time.monotonic() - began, 2)}
-    found = [await _check(run, batch) for batch in batches]
-    return report | {name: sum(one[name] for one in found) for name in found[0]}
-
-
-async def _hand_in(run: _FilmRun, key: str) -> str:
-    item = BatchItem("film", str(run.path), run.options)
-    return await _patiently(lambda: submit(run.captioner, key, [item]))
-
-
-async def _gets_on(run: _FilmRun, batch: str) -> bool:
-    """Returns when one more segment is kept; False when the film has ended."""
-
-    async def done() -> tuple[int, bool]:
-        archive = await archive_of(run.captioner)
-        found = await _patiently(lambda: archive.get(batch))
-        return found.parts_done, found.is_ended
-
-    before, has_ended = await done()
-    async with asyncio.timeout(GETS_ON_S):
-        while not has_ended:
-            await asyncio.sleep(0.05)
-            now, has_ended = await done()
-            if now > before:
-                return not has_ended
-    return False
-
-
-async def _patiently(ask: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
-    """What a gateway says that is away now and then."""
-    deadline = time.monotonic() + GETS_ON_S
-    while True:
-        try:
-            return await ask()
-        except (SlipstreamError, TimeoutError):
-            if time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.2)
-
-
-async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
-    """What is wrong with one film; all zeros: nothing."""
-    (job,) = await list_jobs(run.captioner, batch)
-    parts: list[JobPart] = [part async for part in (await archive_of(run.captioner)).parts(batch, job)]
-    made_in = {part.number: part.receipt.runs for part in parts if part.receipt}
-    kept = Counter(
-        entry["segment"]
-        for entry in logged(run.cluster.log("gateway-0"), "part.kept", answer="kept")
-        if str(entry.get("request_id")).startswith(job.job_id)
-    )
-    names = [str(entry.get("request_id")) for entry in logged(run.cluster.log("target"), "session.opened")]
-    begun = [tuple(map(int, name.replace("-s", "-").split("-")[-2:])) for name in names if job.job_id in name]
-    same = [
-        part.segment == reference.segment and part.caption is not None and part.caption.text == reference.text
-        for part, reference in zip(parts, run.reference, strict=False)
-    ]
-    return {
-        "not_done": int(job.state is not JobState.DONE),
-        "missing": len(run.reference) - len(parts),
-        "differing": same.count(False),
-        "kept_twice": sum(count - 1 for count in kept.values()),
-        "kept_unlogged": len(run.reference) - len(kept),
-        "begun_after_kept": sum(epoch > made_in.get(number, epoch) for epoch, number in begun),
-        "begun_in_vain": len(begun) - len(set(number for _, number in begun)),
-    }
-
-
-MUST_BE_ZERO = ("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept", "too_dear")
-SPILL_MUST_BE_ZERO = ("results_missing", "results_doubled", "over_memory")
-PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
-    "film": run_film,
-    "lookup": run_lookup,
-    "estimate": run_estimate,
-    "search": run_search,
-    "duplicates": run_duplicates,
-    "placement": run_placement,
-    "spill": run_spill,
-    "prompts": run_prompts,
+PARTS = {
+    # A long film in segments, whose processes are killed at random points.
+    "film": Part(
+        run_film,
+        {
+            "segments": (60, "of the film"),
+            "seconds": (10, "of a segment"),
+            "frames": 8,
+            "max_new_tokens": 48,
+            "kills": (20, "at random points"),
+        },
+        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        check=in_time,
+    ),
+    # What captions of earlier segments are worth as drafts.
+    "lookup": Part(
+        run_lookup,
+        {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160},
+        zeros=("differing",),
+    ),
+    # What a second prompt about a segment costs.
+    "prompts": Part(run_prompts, {}, zeros=("differing", "too_dear")),
+    # How near an estimate comes to what a batch takes.
+    "estimate": Part(
+        run_estimate,
+        {
+            "estimate_clips": (60, "of which a sample is taken"),
+            "estimate_sample": 20,
+            "estimate_frames": 32,
+            "estimate_tokens": 192,
+        },
+        at_most={"estimate_error": 0.15},
+    ),
+    # How long a question over very many texts takes.
+    "search": Part(
+        run_search,
+        {"texts": (1_000_000, "that are searched"), "questions": 500},
+        at_most={"search_p95_ms": 50.0},
+    ),
+    # Whether copies are told from what is not.
+    "duplicates": Part(
+        run_duplicates,
+        {"films": (12, "with copies"), "window_seconds": (2.0, "of the windows whose copies are looked for")},
+        check=told_apart,
+    ),
+    # Two plain targets against a target and its draft, on the same two cores.
+    "placement": Part(
+        run_placement,
+        {
+            "placement_videos": (8, "captioned at each number of sessions"),
+            "placement_rounds": 3,
+            "placement_frames": 32,
+            "placement_tokens": 192,
+        },
+    ),
+    # Many jobs through feeder, queue and compactor.
+    "spill": Part(
+        run_spill,
+        {
+            "spill_jobs": 1_000_000,
+            "spill_kills": 50,
+            "spill_workers": 2,
+            "spill_queue_mb": (128, "that jobs may take in Redis"),
+            "spill_file_mb": (32, "of a result file's jobs"),
+        },
+        zeros=("results_missing", "results_doubled", "over_memory"),
+    ),
 }
-MUST_BE_AT_MOST = {"estimate_error": 0.15, "search_p95_ms": 50.0}
-
-
-def passed(report: Report) -> bool:
-    """Whether nothing is wrong, every time is within one frame step, and no figure is above its bound."""
-    in_time = report.get("largest_time_error_s", 0.0) <= report.get("frame_step_s", 0.0)
-    in_bounds = all(report.get(name, 0.0) <= most for name, most in MUST_BE_AT_MOST.items())
-    return (
-        in_time
-        and in_bounds
-        and told_apart(report)
-        and not any(report.get(name) for name in (*MUST_BE_ZERO, *SPILL_MUST_BE_ZERO))
-    )
 
 
 def main(argv: Sequence[str]) -> None:
     """Exits with 1 when a part fails."""
-    counts = {"segments": (60, "of the film"), "seconds": (10, "of a segment"), "frames": 8, "max_new_tokens": 48}
-    counts |= {"kills": (20, "at random points"), "seed": 1}
-    counts |= {"lookup_clips": (8, "that are the segments of its film"), "lookup_frames": 32, "lookup_tokens": 160}
-    counts |= {"estimate_clips": (60, "of which a sample is taken"), "estimate_sample": 20, "estimate_frames": 32}
-    counts |= {"estimate_tokens": 192, "texts": (1_000_000, "that are searched"), "questions": 500}
-    counts |= {"films": (12, "with copies"), "window_seconds": (2.0, "of the windows whose copies are looked for")}
-    counts |= {"placement_videos": (8, "captioned at each number of sessions"), "placement_rounds": 3}
-    counts |= {"placement_frames": 32, "placement_tokens": 192}
-    counts |= {"spill_jobs": 1_000_000, "spill_kills": 50, "spill_workers": 2}
-    counts |= {"spill_queue_mb": (128, "that jobs may take in Redis"), "spill_file_mb": (32, "of a result file's jobs")}
-    parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **counts, **MODELS)
+    flags = {name: default for part in PARTS.values() for name, default in part.flags.items()}
+    parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **flags, seed=1, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
-    reports = {name: run_to_end(PARTS[name](given)) for name in given.only}
-    has_passed = all(map(passed, reports.values()))
-    finish("archive-scale", {"passed": has_passed, **reports, "machine": machine_facts()})
-    sys.exit(0 if has_passed else 1)
+    reports = {name: run_to_end(PARTS[name].run(given)) for name in given.only}
+    passed = {name: PARTS[name].passes(report) for name, report in reports.items()}
+    document = {"passed": all(passed.values()), "parts_passed": passed, **reports, "machine": machine_facts()}
+    finish("archive-scale", document)
+    sys.exit(0 if document["passed"] else 1)

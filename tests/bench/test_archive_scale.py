@@ -4,34 +4,44 @@ from typing import Any
 
 import pytest
 
-from bench.archive_scale import MUST_BE_AT_MOST, MUST_BE_ZERO, passed
+from bench.archive_scale import PARTS
 
-SOUND: dict[str, Any] = {name: 0 for name in MUST_BE_ZERO} | {"largest_time_error_s": 0.1, "frame_step_s": 0.125}
-
-
+BOUNDED = {name: part for name, part in PARTS.items() if part.zeros or part.at_most}
+TIMES = {"largest_time_error_s": 0.125, "frame_step_s": 0.125}
 COPIES: dict[str, Any] = {"recall": 0.95, "precision": 0.99, "search": {"recall": 0.95, "precision": 0.99}}
 
 
+def sound(name: str) -> dict[str, Any]:
+    part = PARTS[name]
+    return dict.fromkeys(part.zeros, 0) | dict(part.at_most) | TIMES
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_figures_within_their_bounds_pass(name: str) -> None:
+    assert PARTS[name].passes(sound(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"), [(name, figure) for name, part in BOUNDED.items() for figure in (*part.zeros, *part.at_most)]
+)
+def test_one_above_its_bound_fails_and_so_does_one_that_is_missing(name: str, figure: str) -> None:
+    report = sound(name)
+    assert not PARTS[name].passes(report | {figure: report[figure] * 1.01 + 0.01})
+    del report[figure]
+    with pytest.raises(KeyError, match=figure):
+        PARTS[name].passes(report)
+
+
+def test_a_segment_that_is_out_of_time_fails() -> None:
+    assert not PARTS["film"].passes(sound("film") | {"largest_time_error_s": 0.126})
+
+
 def test_copies_that_are_told_from_others_pass() -> None:
-    assert passed(COPIES)
+    assert PARTS["duplicates"].passes(COPIES)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"recall": 0.94}, {"precision": 0.98}, {"search": {"recall": 0.9, "precision": 1.0}}]
 )
-def test_copies_that_are_missed_or_mistaken_are_not_passed_over(wrong: dict[str, Any]) -> None:
-    assert not passed(COPIES | wrong)
-
-
-def test_a_sound_film_passes() -> None:
-    assert passed(SOUND)
-
-
-@pytest.mark.parametrize("name", MUST_BE_AT_MOST)
-def test_a_figure_above_its_bound_does_not(name: str) -> None:
-    assert passed({name: MUST_BE_AT_MOST[name]}) and not passed({name: MUST_BE_AT_MOST[name] * 1.01})
-
-
-@pytest.mark.parametrize("wrong", [*({name: 1} for name in MUST_BE_ZERO), {"largest_time_error_s": 0.126}])
-def test_what_is_wrong_with_a_film_is_not_passed_over(wrong: dict[str, Any]) -> None:
-    assert not passed(SOUND | wrong)
+def test_copies_that_are_missed_or_mistaken_fail(wrong: dict[str, Any]) -> None:
+    assert not PARTS["duplicates"].passes(COPIES | wrong)

@@ -1,0 +1,188 @@
+"""A long film in segments, in an archive whose processes are killed at random points.
+
+The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
+time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
+to the archive, and gateway and target are killed until there were enough deaths; where a film ends before, it is handed
+in again.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bench.common import say
+from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
+from slipstream import AsyncCaptioner, SegmentCaption
+from slipstream.archive.messages import BatchItem, JobPart
+from slipstream.archive.queue import JobState
+from slipstream.errors import SlipstreamError
+from slipstream.stack.local import FRESH
+from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.films import Film, frame_times, make_film, scene, write_film
+from tests.support.processes import logged
+
+STEP_S, START_PTS_S = 0.125, 4.0
+CLIPS_COMPARED = 6
+MOST_AFTER_S = 2.0
+"""A process is killed up to so long after a part was kept."""
+TARGET_SHARE = 0.25
+"""Of the deaths that are the target's; the others are the gateway's."""
+FILM_TIMEOUT_S, GETS_ON_S = 1800.0, 300.0
+Report = Mapping[str, Any]
+ResultT = TypeVar("ResultT")
+
+
+@dataclass
+class _FilmRun:
+    """What is asked of every segment, and what undisturbed captions said."""
+
+    given: argparse.Namespace
+    film: Film
+    path: Path
+    cluster: Cluster
+    captioner: AsyncCaptioner
+    reference: list[SegmentCaption] = field(default_factory=list)
+    chance: random.Random = field(default_factory=random.Random)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        given = self.given
+        asked = {"num_frames": given.frames, "max_new_tokens": given.max_new_tokens}
+        return asked | {"segments": f"fixed:{given.seconds}s"}
+
+
+async def run_film(given: argparse.Namespace) -> Report:
+    """The part `film`."""
+    frames_a_scene = round(given.seconds / STEP_S)
+    scenes = [frames_a_scene] * given.segments
+    with tempfile.TemporaryDirectory(prefix="slipstream-film-") as folder:
+        film = make_film(scenes, frame_times(scenes, STEP_S, START_PTS_S), codec="ffv1")
+        path = Path(folder) / "film.mkv"
+        path.write_bytes(film.data)
+        options = ClusterOptions(given.target, given.draft, Path(folder), gateways=1, slots=2, lease_s=2.0, flags=FRESH)
+        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
+            run = _FilmRun(given, film, path, cluster, captioner, chance=random.Random(given.seed))
+            report = await _undisturbed(run)
+            return report | await _disturbed(run)
+
+
+async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
+    """Times and texts of the segments by themselves."""
+    began = time.monotonic()
+    run.reference = [part async for part in run.captioner.caption_segments(run.path, **run.options)]
+    seconds = time.monotonic() - began
+    say(f"{len(run.reference)} segments in {seconds:.0f} s")
+    ends_s = [*run.film.scenes_s[1:], run.film.times_s[-1] + STEP_S]
+    off_s = [abs(part.segment.start_s - at_s) for part, at_s in zip(run.reference, run.film.scenes_s, strict=True)]
+    off_s += [abs(part.segment.end_s - at_s) for part, at_s in zip(run.reference, ends_s, strict=True)]
+    shots = run.captioner.film_events(run.path, **run.options | {"segments": "shots"})
+    facts: Any = await anext(shots)
+    await shots.aclose()
+    differing = 0
+    for number in run.chance.sample(range(len(run.reference)), min(CLIPS_COMPARED, len(run.reference))):
+        length = round(run.given.seconds / STEP_S)
+        clip = write_film(scene(number, length), frame_times([length], STEP_S), codec="ffv1")
+        plain = {name: value for name, value in run.options.items() if name != "segments"}
+        caption = await run.captioner.caption(clip, method="autoregressive", **plain)
+        differing += caption.text != run.reference[number].text
+    return {
+        "film_s": run.film.times_s[-1] + STEP_S - START_PTS_S,
+        "segments": len(run.reference),
+        "shots_found": facts.num_segments,
+        "largest_time_error_s": round(max(off_s), 6),
+        "frame_step_s": STEP_S,
+        "clips_compared": min(CLIPS_COMPARED, len(run.reference)),
+        "clips_differing": differing,
+        "interactive_s": round(seconds, 2),
+    }
+
+
+async def _disturbed(run: _FilmRun) -> dict[str, Any]:
+    """The film in the archive, until there were enough deaths."""
+    deaths: Counter[str] = Counter()
+    batches: list[str] = []
+    began = time.monotonic()
+    while deaths.total() < run.given.kills:
+        batch = await _hand_in(run, f"film-{len(batches)}")
+        batches.append(batch)
+        while deaths.total() < run.given.kills and await _gets_on(run, batch):
+            await asyncio.sleep(run.chance.uniform(0, MOST_AFTER_S))
+            name = "target" if run.chance.random() < TARGET_SHARE else "gateway-0"
+            starts = run.cluster.processes[name].starts
+            run.cluster.kill(name)
+            deaths[name] += 1
+            await run.cluster.wait_serving(name, starts + 1)
+            say(f"{deaths.total()} of {run.given.kills} deaths, the last of {name}")
+        await wait_ended([run.captioner], batch, FILM_TIMEOUT_S)
+    report = {"deaths": dict(deaths), "films": len(batches), "archive_s": round(time.monotonic() - began, 2)}
+    found = [await _check(run, batch) for batch in batches]
+    return report | {name: sum(one[name] for one in found) for name in found[0]}
+
+
+async def _hand_in(run: _FilmRun, key: str) -> str:
+    item = BatchItem("film", str(run.path), run.options)
+    return await _patiently(lambda: submit(run.captioner, key, [item]))
+
+
+async def _gets_on(run: _FilmRun, batch: str) -> bool:
+    """Returns when one more segment is kept; False when the film has ended."""
+
+    async def done() -> tuple[int, bool]:
+        archive = await archive_of(run.captioner)
+        found = await _patiently(lambda: archive.get(batch))
+        return found.parts_done, found.is_ended
+
+    before, has_ended = await done()
+    async with asyncio.timeout(GETS_ON_S):
+        while not has_ended:
+            await asyncio.sleep(0.05)
+            now, has_ended = await done()
+            if now > before:
+                return not has_ended
+    return False
+
+
+async def _patiently(ask: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
+    """What a gateway says that is away now and then."""
+    deadline = time.monotonic() + GETS_ON_S
+    while True:
+        try:
+            return await ask()
+        except (SlipstreamError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+async def _check(run: _FilmRun, batch: str) -> dict[str, int]:
+    """What is wrong with one film; all zeros: nothing."""
+    (job,) = await list_jobs(run.captioner, batch)
+    parts: list[JobPart] = [part async for part in (await archive_of(run.captioner)).parts(batch, job)]
+    made_in = {part.number: part.receipt.runs for part in parts if part.receipt}
+    kept = Counter(
+        entry["segment"]
+        for entry in logged(run.cluster.log("gateway-0"), "part.kept", answer="kept")
+        if str(entry.get("request_id")).startswith(job.job_id)
+    )
+    names = [str(entry.get("request_id")) for entry in logged(run.cluster.log("target"), "session.opened")]
+    begun = [tuple(map(int, name.replace("-s", "-").split("-")[-2:])) for name in names if job.job_id in name]
+    same = [
+        part.segment == reference.segment and part.caption is not None and part.caption.text == reference.text
+        for part, reference in zip(parts, run.reference, strict=False)
+    ]
+    return {
+        "not_done": int(job.state is not JobState.DONE),
+        "missing": len(run.reference) - len(parts),
+        "differing": same.count(False),
+        "kept_twice": sum(count - 1 for count in kept.values()),
+        "kept_unlogged": len(run.reference) - len(kept),
+        "begun_after_kept": sum(epoch > made_in.get(number, epoch) for epoch, number in begun),
+        "begun_in_vain": len(begun) - len(set(number for _, number in begun)),
+    }
