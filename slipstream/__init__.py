@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         CommittedText,
         CommittedToken,
         FilmFacts,
-        GatewayInfo,
         KeptTokens,
         Segment,
         SegmentCaption,
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
         VideoFacts,
     )
     from slipstream.options import CaptionOptions
+    from slipstream.service_info import GatewayInfo
     from slipstream.speculation.protocol import FinishReason
 
 # fmt: off
@@ -62,6 +62,7 @@ _NAMES = {
     "documents.reading": "PageReading",
     "engine.loading": "load_model",
     "options": "CaptionOptions",
+    "service_info": "GatewayInfo",
     "speculation.protocol": "FinishReason",
 }
 """What is not in `slipstream.messages`, by its module."""

@@ -21,7 +21,7 @@ from slipstream.engine.vision_attention import tower_inputs
 from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDecoder
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
-from slipstream.messages import ModelInfo
+from slipstream.service_info import ModelInfo
 
 MAX_CONTEXT = 131_072
 """Positions, for all of them: 25,000 video tokens must fit whatever the checkpoint was trained for."""

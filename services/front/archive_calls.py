@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.archive.messages import Batch, Job, Receipt
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import make_cues
-from slipstream.messages import GatewayInfo
+from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
 from slipstream.services.front.completions import Completion

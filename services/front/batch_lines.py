@@ -14,7 +14,8 @@ from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, Job, JobKin
 from slipstream.archive.queue import JobState
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
-from slipstream.messages import Caption, GatewayInfo
+from slipstream.messages import Caption
+from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat

@@ -13,7 +13,8 @@ from slipstream.client.document_client import document_events
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent
 from slipstream.errors import DeadlineExceeded, SlipstreamError
-from slipstream.messages import Caption, CommittedText, GatewayInfo, KeptTokens, StageChange, Trace
+from slipstream.messages import Caption, CommittedText, KeptTokens, StageChange, Trace
+from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import json_body, read_json
 from slipstream.services.front.call import Call

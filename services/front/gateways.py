@@ -10,10 +10,10 @@ import grpc
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import Connection, GatewayAddress, gateway_info
 from slipstream.errors import ServiceUnavailable, SlipstreamError
-from slipstream.messages import GatewayInfo
 from slipstream.rpc.calls import sent_along, token_metadata
 from slipstream.rpc.probe import probe
 from slipstream.rpc.tls import make_peer_security
+from slipstream.service_info import GatewayInfo
 from slipstream.services.front.config import FrontConfig
 
 INFO_S = 2.0

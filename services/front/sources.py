@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 from slipstream.client.caption_client import RemotePath, Video
 from slipstream.client.document_client import check_reads_documents
 from slipstream.errors import InvalidConfig
-from slipstream.messages import GatewayInfo
+from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.completions import MediaFacts

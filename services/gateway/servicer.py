@@ -15,12 +15,13 @@ from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest, ProtocolViolation
-from slipstream.messages import ArchiveInfo, CaptionEvent, GatewayInfo
+from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.service_info import ArchiveInfo, GatewayInfo
 
 Events = asyncio.Queue[CaptionEvent | None]
 

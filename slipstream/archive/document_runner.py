@@ -32,7 +32,7 @@ from slipstream.documents.messages import DocumentFacts, DocumentLimits
 from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
-from slipstream.messages import ModelInfo
+from slipstream.service_info import ModelInfo
 
 NAMES = PartNames("document", "page", "submit it in parts, by pages")
 READ_BYTES = 4 * 1024**2

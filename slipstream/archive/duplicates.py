@@ -15,7 +15,8 @@ from slipstream.captioning.duplicates import KnownCaption, KnownCaptions, Near, 
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import ModelInfo, SharedFrom
+from slipstream.messages import SharedFrom
+from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
 from slipstream.video.fingerprint import PICTURE_CELLS, Fingerprint
 

@@ -44,8 +44,9 @@ from slipstream.captioning.film_summary import TimedText
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.errors import SlipstreamError, UnreadableVideo
-from slipstream.messages import Caption, ModelInfo, Segment, SharedFrom
+from slipstream.messages import Caption, Segment, SharedFrom
 from slipstream.options import CaptionOptions
+from slipstream.service_info import ModelInfo
 
 NAMES = PartNames("film", "segment", "ask for longer segments, or cut the film")
 

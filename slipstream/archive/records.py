@@ -33,7 +33,7 @@ from slipstream.archive.queue import BatchRecord, JobRecord
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
-from slipstream.messages import Caption, ModelInfo, Speculation
+from slipstream.messages import Caption, Speculation
 from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.archive_codec import (
     part_bytes,
@@ -43,6 +43,7 @@ from slipstream.rpc.archive_codec import (
     receipt_bytes,
     result_bytes,
 )
+from slipstream.service_info import ModelInfo
 
 # -- JSON in the queue ------------------------------------------------------------------------------------------------
 

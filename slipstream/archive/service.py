@@ -20,10 +20,10 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
-from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
 from slipstream.rpc.tracing import Tracing
+from slipstream.service_info import ArchiveInfo
 
 HEALTH_NAME = "slipstream.rpc.v1.Archive"
 SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1

@@ -14,11 +14,12 @@ from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import LimitExceeded, ServiceUnavailable, SlipstreamError
 from slipstream.frame_size import ANY_SIZE
 from slipstream.logs import get_logger
-from slipstream.messages import Caption, ModelInfo, Placement, StageChange
+from slipstream.messages import Caption, StageChange
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.callers import Places
 from slipstream.rpc.peers import Peers
 from slipstream.rpc.security import current_rights
+from slipstream.service_info import ModelInfo, Placement
 from slipstream.speculation.caption_book import CaptionBook, Kind, Opening
 from slipstream.speculation.placement import placements
 from slipstream.video.messages import SampledVideo

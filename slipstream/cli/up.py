@@ -26,7 +26,7 @@ from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.documents.pool import check_packages
 from slipstream.errors import InvalidConfig
-from slipstream.messages import GatewayInfo, Placement
+from slipstream.service_info import GatewayInfo, Placement
 from slipstream.stack.local import (
     DRAIN_S,
     GATEWAY_GRACE_S,

@@ -25,8 +25,9 @@ from slipstream.client.document_client import DocumentCall, check_document, docu
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings
 from slipstream.errors import InvalidConfig, InvalidRequest
-from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, GatewayInfo, SegmentCaption
+from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, SegmentCaption
 from slipstream.options import CallOptions, CaptionOptions, keywords_of
+from slipstream.service_info import GatewayInfo
 from slipstream.stack.local import POCKET_DIR, PRIVATE_GRACE_S, Stack, StackOptions
 
 _LOGGER = logging.getLogger("slipstream.client")

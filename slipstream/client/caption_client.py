@@ -22,13 +22,14 @@ from slipstream.errors import (
     UnreadableVideo,
     VideoNotFound,
 )
-from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, GatewayInfo, StageChange
+from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error, open_channel, token_metadata
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
 from slipstream.rpc.tls import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
+from slipstream.service_info import GatewayInfo
 
 # -- connection -------------------------------------------------------------------------------------------------------
 
@@ -58,9 +59,8 @@ class GatewayAddress:
         """
         security = None
         if self.ca or self.cert or self.key:
-            security = make_peer_security(
-                self._named("ca", self.ca), self._named("cert", self.cert), self._named("key", self.key)
-            )
+            own = self._named("cert", self.cert), self._named("key", self.key)
+            security = make_peer_security(self._named("ca", self.ca), *own)
         addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
         metadata = [token_metadata(address, security, self.token) for address in addresses]
         channel, *others = [open_channel(address, security) for address in addresses]

@@ -19,7 +19,6 @@ from slipstream.errors import (
     SlipstreamError,
     UnreadableDocument,
 )
-from slipstream.messages import GatewayInfo
 from slipstream.options import CallOptions, keywords_of
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error
 from slipstream.rpc.document_codec import (
@@ -28,6 +27,7 @@ from slipstream.rpc.document_codec import (
     document_options_message,
     read_document_events,
 )
+from slipstream.service_info import GatewayInfo
 
 DOCUMENT_TIMEOUT_S = 6 * 3600.0
 LOST = "the gateway was lost; ask it for the rest ({} pages were read)"

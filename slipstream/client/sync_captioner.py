@@ -23,7 +23,8 @@ from slipstream.client.caption_client import FilePath, GatewayAddress, Video
 from slipstream.client.document_client import DocumentCall, with_document_keywords
 from slipstream.client.film_client import FilmCall, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
-from slipstream.messages import Caption, CaptionEvent, CommittedText, GatewayInfo, SegmentCaption
+from slipstream.messages import Caption, CaptionEvent, CommittedText, SegmentCaption
+from slipstream.service_info import GatewayInfo
 
 # -- background loop --------------------------------------------------------------------------------------------------
 

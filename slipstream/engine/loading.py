@@ -28,8 +28,8 @@ from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
 from slipstream.families.checkpoints import tokenizer_digest
 from slipstream.families.prompts import ChatTemplate
-from slipstream.messages import ModelInfo
 from slipstream.sampling.params import SamplingDefaults
+from slipstream.service_info import ModelInfo
 
 AdapterFactory = Callable[[PreTrainedModel, Checkpoint, PreTrainedTokenizerBase], Adapter]
 

@@ -20,8 +20,8 @@ from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
 from slipstream.families.prompts import ChatTemplate
-from slipstream.messages import ModelInfo
 from slipstream.sampling.sampler import largest_of
+from slipstream.service_info import ModelInfo
 from slipstream.speculation.methods import Positions, check_positions
 from slipstream.speculation.protocol import TokenTree
 

@@ -16,9 +16,7 @@ from slipstream.messages import (
     CaptionEvent,
     CommittedText,
     CommittedToken,
-    GatewayInfo,
     KeptTokens,
-    ModelInfo,
     SharedFrom,
     Speculation,
     StageChange,
@@ -29,6 +27,7 @@ from slipstream.messages import (
 from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.v1 import common_pb2, gateway_pb2, target_pb2
 from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.service_info import GatewayInfo, ModelInfo
 from slipstream.speculation.protocol import FinishReason
 
 # -- by field names ---------------------------------------------------------------------------------------------------

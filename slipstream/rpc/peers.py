@@ -18,7 +18,6 @@ from slipstream.errors import (
     VersionMismatch,
 )
 from slipstream.logs import get_logger, heard
-from slipstream.messages import ModelInfo
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import as_slipstream_error, is_too_large, open_channel, request_metadata
 from slipstream.rpc.codec import read_model_info
@@ -30,6 +29,7 @@ from slipstream.rpc.grpc_options import (
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
+from slipstream.service_info import ModelInfo
 from slipstream.session_messages import DraftEvent, DraftStart, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.speculation.lines import Standing
 from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction

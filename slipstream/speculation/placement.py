@@ -8,7 +8,7 @@ of the same devices. Pure: no clock, no I/O.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from slipstream.messages import Placement
+from slipstream.service_info import Placement
 from slipstream.speculation.pacing import CostModel, DecayedMean, foreseen_speedup
 
 TARGETS_A_DRAFT = (1, 2, 4)

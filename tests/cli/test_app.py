@@ -12,7 +12,7 @@ import pytest
 from slipstream import __version__
 from slipstream.cli import up
 from slipstream.cli.app import run
-from slipstream.messages import GatewayInfo, Placement
+from slipstream.service_info import GatewayInfo, Placement
 from tests.cli.fake_gateway import FakeGateway
 
 

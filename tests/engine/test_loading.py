@@ -18,7 +18,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
 from slipstream.engine.loading import _check_attention
 from slipstream.errors import ModelNotUsable
-from slipstream.messages import SamplingDefaults
+from slipstream.sampling.params import SamplingDefaults
 from tests.engine.conftest import Pair
 from tests.support.tiny_checkpoint import TOKENS_PER_FRAME, write_tiny_llava
 

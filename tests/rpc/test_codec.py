@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import InvalidRequest, LimitExceeded, ProtocolViolation
 from slipstream.frame_size import FrameSize
-from slipstream.messages import Frames, ModelInfo, SamplingDefaults
+from slipstream.messages import Frames
 from slipstream.rpc import session_codec as codec
 from slipstream.rpc.codec import (
     model_info_message,
@@ -25,7 +25,8 @@ from slipstream.rpc.codec import (
 )
 from slipstream.rpc.grpc_options import CHUNK_BYTES, MAX_DRAFT_MESSAGE_BYTES
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.sampling.params import RULES, Proposal, SamplingParams
+from slipstream.sampling.params import RULES, Proposal, SamplingDefaults, SamplingParams
+from slipstream.service_info import ModelInfo
 from slipstream.session_messages import DraftStart, DraftTokens, TargetStart
 from slipstream.speculation.methods import LOSSY_METHODS, GuidanceKind, Lossy
 from slipstream.speculation.pipeline import AdvanceLine, JoinPoint, RestartLine

@@ -16,8 +16,9 @@ from slipstream.archive.redis_queue import RedisQueue
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import KnownCaption
 from slipstream.captioning.plan import make_plan
-from slipstream.messages import ModelInfo, SharedFrom
+from slipstream.messages import SharedFrom
 from slipstream.options import CaptionOptions
+from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
 from slipstream.stack.redis_server import EmbeddedServer
 from slipstream.video.fingerprint import NUM_PICTURES, PICTURE_CELLS, Fingerprint

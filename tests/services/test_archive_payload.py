@@ -27,8 +27,9 @@ from slipstream.archive.records import (
 )
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
-from slipstream.messages import Caption, ModelInfo, PassCost, SharedFrom, Speculation, VideoFacts
+from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
+from slipstream.service_info import ModelInfo
 from slipstream.speculation.protocol import FinishReason
 
 CONFIG = GatewayConfig(listen="", target="t:1", draft="d:1")

@@ -20,8 +20,9 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.errors import InvalidRequest, ServiceUnavailable, SessionExists, SlipstreamError, VersionMismatch
-from slipstream.messages import Caption, CommittedText, CommittedToken, ModelInfo, StageChange
+from slipstream.messages import Caption, CommittedText, CommittedToken, StageChange
 from slipstream.metrics import GatewayMetrics
+from slipstream.service_info import ModelInfo
 from slipstream.video.messages import SampledVideo
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually

@@ -17,10 +17,10 @@ from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.errors import InvalidConfig, ServiceUnavailable
-from slipstream.messages import ArchiveInfo
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc import server as server_module
 from slipstream.rpc.server import HealthWatch, Lifecycle
+from slipstream.service_info import ArchiveInfo
 from tests.archive.worlds import until
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue

@@ -42,8 +42,9 @@ from slipstream.errors import (
     SlipstreamError,
     UnreadableDocument,
 )
-from slipstream.messages import Caption, ModelInfo
+from slipstream.messages import Caption
 from slipstream.metrics import GatewayMetrics
+from slipstream.service_info import ModelInfo
 from slipstream.video.pool import FileThreads
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually

@@ -23,9 +23,10 @@ from slipstream.captioning.film_captioner import Film, FilmCaptioner
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.errors import InvalidRequest, LimitExceeded, ServiceUnavailable, SlipstreamError, UnreadableVideo
-from slipstream.messages import Caption, ModelInfo, Segment
+from slipstream.messages import Caption, Segment
 from slipstream.metrics import GatewayMetrics
 from slipstream.options import CaptionOptions
+from slipstream.service_info import ModelInfo
 from slipstream.video.film_cuts import Cut
 from slipstream.video.messages import Planned, SampledVideo
 from slipstream.video.pool import FileThreads

@@ -23,8 +23,8 @@ from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.archive_estimate import SampledArchive, caption_sample
 from slipstream.client.caption_client import gateway_info
-from slipstream.messages import GatewayInfo
 from slipstream.options import CaptionOptions
+from slipstream.service_info import GatewayInfo
 
 SAMPLE = 20
 

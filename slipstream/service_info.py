@@ -1,0 +1,98 @@
+"""What services say of themselves: a model, a gateway, its archive, its advice."""
+
+from dataclasses import dataclass
+
+from slipstream.frame_size import ANY_SIZE, FrameSize
+from slipstream.sampling.params import NO_DEFAULTS, SamplingDefaults
+
+PROTOCOL_VERSION = LEAST_PROTOCOL_VERSION = 2
+"""What this release speaks with its peers, and the oldest that it works with. 2: sessions have capabilities."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model service serves; constant for the life of its process."""
+
+    model_id: str = ""
+    """Directory or hub id that the weights were loaded from."""
+    model_type: str = ""
+    """`model_type` of the checkpoint's configuration, such as "llava_onevision"."""
+    dtype: str = ""
+    device: str = ""
+    tokenizer_digest: str = ""
+    """SHA-256 over everything that decides token ids. Target and draft must be equal."""
+    vocab_size: int = 0
+    """Width of the logits; may exceed the tokenizer's vocabulary."""
+    hidden_size: int = 0
+    num_layers: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+    """Stays in the service's process."""
+    max_context: int = 0
+    """Positions that the model was made for: prompt, video and output together."""
+    tokens_per_frame: int = 0
+    """Video tokens that one sampled frame of usual size becomes, rounded up where frames count differently."""
+    max_frames: int = 0
+    """Frames of usual size that fit the context together with an empty prompt."""
+    revision: str = ""
+    """SHA-256 over the digests of the checkpoint's files: the same revision is the same model."""
+    frame_size: FrameSize = ANY_SIZE
+    """What the checkpoint's own processor resizes frames to."""
+    sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    protocol_version: int = PROTOCOL_VERSION
+    """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
+    least_protocol_version: int = LEAST_PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One draft beside so many targets of one caption each, as measured captions foresee it: at least and at most,
+    where the draft's passes were never seen with so many captions."""
+
+    targets: int = 0
+    decoding_at_least: float = 0.0
+    decoding_at_most: float = 0.0
+    """Tokens a second of each target, over its own plain decoding."""
+    devices_at_least: float = 0.0
+    devices_at_most: float = 0.0
+    """Captions an hour of all these devices, over as many devices with plain targets; prefills are included."""
+
+
+@dataclass(frozen=True)
+class ArchiveInfo:
+    """A gateway's part in the archive."""
+
+    takes_writes: bool = False
+    """Whether the queue's store took a write when it was tried last."""
+    worker: str = ""
+    """As in `Job`; empty at a gateway that runs no jobs."""
+    jobs: int = 0
+    max_jobs: int = 0
+    """Those that the worker has, and may have."""
+    lease_age_s: float = 0.0
+    """Since its leases were renewed; without a job: since it was last heard of. After `lease_s` they are lost."""
+    lease_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GatewayInfo:
+    """What a gateway serves, and its limits."""
+
+    version: str = ""
+    target_model: str = ""
+    draft_model: str = ""
+    """Empty while no draft is connected."""
+    tokens_per_frame: int = 0
+    max_frames: int = 0
+    max_new_tokens: int = 0
+    max_window: int = 0
+    max_video_bytes: int = 0
+    default_prompt: str = ""
+    accepts_paths: bool = False
+    """False: videos are uploaded; the gateway has no roots."""
+    reads_documents: bool = False
+    placements: tuple[Placement, ...] = ()
+    """For 1, 2 and 4 targets; none while no caption with a draft has been measured."""
+    gates_open: int = 0
+    gates_closed: int = 0
+    """Kinds of captions that begin with a draft, and those that have none for now."""
+    archive: ArchiveInfo | None = None
