@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.archive.messages import BatchTotals, ModelReceipt, OptionValues, Receipt
+from slipstream.archive.quality import COUNTED_MARKS
 from slipstream.archive.records import (
     BatchPayload,
     JobPayload,
@@ -157,7 +158,9 @@ def test_tallies_are_fields_of_the_totals_and_plain_time_is_what_was_measured() 
     counted = tallies(Caption("", 11, None, speculation=speculation))
     assert counted["plain_generate_s"] == 5.0 and counted["tokens"] == 11
     names = {field.name for field in dataclasses.fields(BatchTotals)}
-    assert set(counted) == names - {"reused", "pages", "segments", "shared", "skipped"}
+    marks = {mark.value for mark in COUNTED_MARKS}
+    assert marks <= names and counted["empty"] == 1
+    assert set(counted) - marks == names - marks - {"reused", "pages", "segments", "shared", "skipped"}
     assert tallies(Caption("a cat", 2, None, shared=SharedFrom("job", 3, 4.5))) == {"shared": 1}
     assert tallies(Caption("", 0, None, skipped="black")) == {"skipped": 1}
     unmeasured = Speculation(speed_ratio=4.0, draft_pass_s=0.1)
