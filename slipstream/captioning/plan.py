@@ -183,7 +183,10 @@ def make_plan(
     _check_delivered(plan)
     _check_hints(plan)
     _check_film(asked)
-    for prompt in (*options.questions, options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT)):
+    asked_for_summary = (
+        (options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT),) if options.get("summary", False) else ()
+    )
+    for prompt in (*options.questions, *asked_for_summary):
         _check_prompt(prompt, config)
     if plan.speculative and not config.draft:
         raise InvalidConfig(

@@ -2,7 +2,7 @@
 `DecodeState` afterwards."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
@@ -263,6 +263,20 @@ class DecodeState:
     def close(self) -> None:
         """Free the cache; the state is of no use afterwards."""
         self.cache.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """A prompt before any layer has run."""
+
+    rows: Rows
+    """All of them, with an empty cache that has room for them."""
+    state: DecodeState
+    """What decoding goes on from when all has run."""
+    video: Tensor
+    """The video's rows, int64, ascending."""
+    num_text_tokens: int
+    """Behind the video."""
 
 
 class Prefill:

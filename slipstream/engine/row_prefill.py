@@ -13,25 +13,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from slipstream.engine.forward import DecodeState, ForwardPass, Runner
+from slipstream.engine.forward import DecodeState, ForwardPass, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.ride_plan import RideCounts
 from slipstream.engine.segments import Rows, take
 from slipstream.engine.thread import finish_work
-
-
-@dataclass(frozen=True, eq=False)
-class PromptRows:
-    """A prompt before any layer has run."""
-
-    rows: Rows
-    """All of them, with an empty cache that has room for them."""
-    state: DecodeState
-    """What decoding goes on from when all has run."""
-    video: Tensor
-    """The video's rows, int64, ascending."""
-    num_text_tokens: int
-    """Behind the video."""
 
 
 class RowPrefill:

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import DecodeState, Prefill, Runner
+from slipstream.engine.forward import DecodeState, Prefill, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
-from slipstream.engine.row_prefill import PromptRows, Ride, RowPrefill
+from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work

@@ -1,4 +1,5 @@
 """UV-Prune: keep the video tokens that grow towards the text through the target's early layers (paper 000, eq. 2-4).
+Its relatives, and the function that applies any pruner with the guidance that it needs.
 
 Equation 3 sums S^l - S^(l-1) over the layers l = 1..L, which telescopes to S^L - S^0. The cosine similarities S of one
 video token with all text tokens (eq. 2) sum to one dot product with the sum of the normalised text vectors. So
@@ -8,14 +9,16 @@ video token with all text tokens (eq. 2) sum to one dot product with the sum of 
 with v normalised and t that sum: two states are enough, whatever L is.
 """
 
+from pkgutil import resolve_name
+
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from slipstream.errors import InvalidRequest
-from slipstream.pruning.base import Guidance, VideoTokens
+from slipstream.pruning.base import Guidance, Pruner, VideoTokens, num_kept
 from slipstream.pruning.unguided import evenly
-from slipstream.speculation.methods import GuidanceKind, Score
+from slipstream.speculation.methods import PRUNER_SPECS, GuidanceKind, Score
 
 # -- uv ---------------------------------------------------------------------------------------------------------------
 
@@ -129,3 +132,35 @@ def _top_p(scores: Tensor, share: float, most: int) -> Tensor:
     reached = scores[ranked].double().cumsum(0)
     num_needed = int((reached < share * reached[-1]).sum()) + 1
     return ranked[: min(num_needed, most)]
+
+
+# -- any pruner -------------------------------------------------------------------------------------------------------
+
+
+def get_pruner(name: str) -> Pruner:
+    """The pruner called `name`.
+
+    Raises:
+        InvalidRequest: there is none; the message lists those that there are.
+    """
+    spec = PRUNER_SPECS.get(name)
+    if spec is None:
+        raise InvalidRequest(f"unknown pruner {name!r}; known: {', '.join(PRUNER_SPECS)}")
+    return Pruner(spec.name, spec.score, resolve_name(spec.keep))
+
+
+def prune(pruner: Pruner, video: VideoTokens, alpha: float, *, guidance: Guidance | None, seed: int = 0) -> Tensor:
+    """Indices of the video tokens to keep when the share `alpha` is pruned: int64, ascending, on the CPU.
+
+    Raises:
+        InvalidRequest: alpha out of range, or guidance that is missing or of another number of tokens.
+    """
+    num_keep = num_kept(video.num_tokens, alpha)
+    if pruner.score is None:
+        return pruner.keep(video, num_keep, None, seed)
+    num_guided = guidance.num_video_tokens if guidance is not None else 0
+    if num_guided != video.num_tokens:
+        raise InvalidRequest(
+            f"pruner {pruner.name!r} needs guidance on {video.num_tokens} video tokens, got {num_guided}"
+        )
+    return pruner.keep(video, num_keep, scores_of(guidance, pruner.score), seed)

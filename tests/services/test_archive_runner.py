@@ -205,7 +205,7 @@ async def test_a_store_that_is_away_does_not_stop_captions(world: World) -> None
 
 
 async def test_a_job_of_another_release_is_left_to_others(world: World) -> None:
-    for changes in ({"payload": '{"v":4}'}, {"options": '{"v":4}'}):
+    for changes in ({"payload": '{"v":5}'}, {"options": '{"v":5}'}):
         with pytest.raises(RetryLater) as given_back:
             await world.run(lease_of(**changes))
         assert not given_back.value.counted and given_back.value.delay_s

@@ -208,7 +208,7 @@ def _run_job(traced: TracedTree, clip: Path, address: str, output: Path) -> None
 def count(notes: Sequence[Note]) -> Walk:
     """Sorts out what processes noted. Raises AssertionError when no round of the caption had a draft's window."""
     caption = _files(notes, lambda note: note.kind == "call" and note.phase >= CAPTION)
-    unasked = _files(notes, lambda note: note.kind == "background" and note.phase >= CAPTION)
+    unasked = _files(notes, lambda note: note.kind == "background" and note.phase != JOB)
     job = _files(notes, lambda note: note.kind == "call" and note.phase == JOB)
     job |= _files(notes, lambda note: note.kind == "background" and note.phase == JOB) - unasked
     return Walk(
