@@ -133,12 +133,17 @@ class Endless(io.RawIOBase):
         return len(piece)
 
 
-def test_memory_does_not_grow_with_the_rows() -> None:
+def peak_of(num_lines: int) -> int:
+    """Bytes. Other threads of the process are measured, too, so the least of some times counts."""
     peaks = []
-    for num_lines in (1_500, 6_000):
+    for _ in range(4):
         tracemalloc.start()
         with pytest.raises(InvalidRequest, match=f"and {num_lines // 100 - 10} more rows"):
             check_manifest(io.BufferedReader(Endless(num_lines)), "list.jsonl", FOLDER)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 100_000
+    return min(peaks)
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    assert peak_of(6_000) < peak_of(1_500) + 100_000
