@@ -93,7 +93,8 @@ async def test_a_batch_is_cancelled_while_its_results_are_read(stack: Stack, fol
                 if len(jobs) == 1:
                     await batch.cancel()
         assert sorted(job.custom_id for job in jobs) == sorted(str(number) for number in range(200))
-        assert jobs[0].state is JobState.DONE and jobs[-1].state is JobState.CANCELLED
+        assert jobs[0].state is JobState.DONE, "those that run may end after those that are cancelled"
+        assert {job.state for job in jobs} == {JobState.DONE, JobState.CANCELLED}
         assert (await batch.wait()).state is BatchState.CANCELLED
 
 
