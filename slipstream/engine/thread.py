@@ -11,6 +11,7 @@ import itertools
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -139,12 +140,12 @@ SWITCH_INTERVAL_S = 0.0005
 __all__ = ["Lane", "ModelThread"]
 
 
-class Pause:
+class Pause(ABC):
     """What blocks yield where somebody else's work comes first."""
 
+    @abstractmethod
     def begin(self, go_on: Callable[[], None]) -> None:
         """The blocks wait; `go_on` has them run up to the next pause, on the model's thread."""
-        raise NotImplementedError
 
 
 class _Blocks(Generic[T]):

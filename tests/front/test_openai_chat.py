@@ -156,7 +156,8 @@ async def test_a_prediction_saves_passes_and_changes_nothing(served: Served) -> 
         accepted = answer.usage.completion_tokens_details.accepted_prediction_tokens
         if accepted > NUM_TOKENS // 2:
             break
-    assert accepted > NUM_TOKENS // 4 and answer.slipstream["passes"] + accepted < NUM_TOKENS
+    assert accepted > NUM_TOKENS // 2
+    assert answer.slipstream["passes"] < NUM_TOKENS // 2
 
 
 async def test_the_same_again_is_cached(served: Served) -> None:
