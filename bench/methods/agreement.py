@@ -4,6 +4,8 @@ This is the draft that a stack runs, with the same tokens kept, but fed the text
 position whether a draft token there is accepted, also where a stack never asked. Runs in the reference process.
 """
 
+import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,19 +14,33 @@ from torch import Tensor
 
 from bench.common import Task
 from bench.reference import engine_model, frames_of
+from bench.simulate_trees import TreeTrace
 from slipstream.engine import Prefill, VideoLM
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.text_attention import TextAttention
 from slipstream.pruning import Guidance, Score, VideoTokens, get_pruner, prune
 from slipstream.pruning.guided import make_guidance
+from slipstream.speculation.trees.growth import GROWTHS
+
+MAX_WIDTH = max(growth.width for growth in GROWTHS.values())
+TIMED_ROWS = 4
+TIMED_PASSES = 15
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """By output position, whether the draft would have written the target's token."""
+    """What the draft makes of the target's text, and what its passes cost."""
 
-    agrees: tuple[bool, ...]
+    trace: TreeTrace
+    """The target's tokens among the draft's candidates, by output position."""
     kept_tokens: int
+    row_share: float = 0.05
+    """What a further row of a draft's pass costs, as a share of the pass."""
+
+    @property
+    def agrees(self) -> tuple[bool, ...]:
+        """By output position, whether the draft would have written the target's token."""
+        return tuple(rank == 0 for rank in self.trace.ranks)
 
 
 def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str], alpha: float) -> list[Agreement]:
@@ -33,8 +49,14 @@ def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str
     agreements = []
     for pruner in pruners:
         logits, num_kept = logits_of(token_ids, pruner, alpha)
-        agreements.append(Agreement(tuple((logits.argmax(dim=-1) == torch.tensor(token_ids)).tolist()), num_kept))
+        agreements.append(Agreement(_trace(logits, token_ids), num_kept, logits_of.row_share(token_ids)))
     return agreements
+
+
+def _trace(logits: Tensor, token_ids: Sequence[int]) -> TreeTrace:
+    ranks = (logits > logits.gather(1, torch.tensor(token_ids)[:, None])).sum(dim=1)
+    sure = logits.softmax(dim=-1).topk(MAX_WIDTH).values
+    return TreeTrace(tuple(ranks.tolist()), tuple(map(tuple, sure.tolist())))
 
 
 def draft_logits(task: Task, token_ids: Sequence[int], pruner: str, alpha: float) -> tuple[Tensor, int]:
@@ -57,9 +79,24 @@ class DraftLogits:
         """What the draft makes of every prefix of a text, logits [n, vocab], and how many video tokens it keeps."""
         video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, self._embeddings)
         keep = prune(get_pruner(pruner), video, alpha, guidance=self._guidance, seed=0)
-        state, first_logits = self._draft.start_prefill(self._plan, self._embeddings, keep=keep).finish()
-        rows = self._draft.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
+        self._state, first_logits = self._draft.start_prefill(self._plan, self._embeddings, keep=keep).finish()
+        rows = self._draft.step([(self._state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
         return torch.cat([first_logits[None, :], rows]), len(keep)
+
+    @torch.inference_mode()
+    def row_share(self, token_ids: Sequence[int]) -> float:
+        """What a further row of a pass behind the text asked about last costs, as a share of the pass: medians."""
+        one_s, many_s = (self._pass_s(token_ids[:rows]) for rows in (1, TIMED_ROWS))
+        return max(many_s / one_s - 1, 0.0) / (TIMED_ROWS - 1)
+
+    def _pass_s(self, token_ids: Sequence[int]) -> float:
+        taken, num_before = [], self._state.num_tokens
+        for _ in range(TIMED_PASSES):
+            began_s = time.perf_counter()
+            self._draft.step([(self._state, token_ids)])
+            taken.append(time.perf_counter() - began_s)
+            self._state.rollback(num_before)
+        return statistics.median(taken)
 
 
 def accepted_shares(task: Task, texts: Mapping[str, Sequence[int]]) -> dict[str, float]:

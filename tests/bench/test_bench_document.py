@@ -10,6 +10,7 @@ from bench.methods.comparison import Findings, recorded_pruner
 from bench.methods.document import make_document
 from bench.methods.listing import methods
 from bench.methods.samples import Sample, WindowCost, timeline
+from bench.simulate_trees import TreeTrace
 from slipstream import Trace
 
 TABLE = methods(side_clips=1)
@@ -35,7 +36,7 @@ def test_all_that_was_found_is_in_the_document() -> None:
     findings = Findings(
         samples=[sample(method.name, 40.0 if method.name == "autoregressive" else 90.0) for method in TABLE],
         timelines=[sample("slipstream", 80.0)],
-        agreements={"uv_spread": {clip: Agreement((True,) * 90 + (False,) * 10, 627)}},
+        agreements={"uv_spread": {clip: Agreement(TreeTrace((0,) * 90 + (9,) * 10, ((0.9, 0.05, 0.01),) * 100), 627)}},
         accepted={"fastv": [0.9]},
         kept={"uv": [1, 2]},
         num_clips=1,

@@ -8,6 +8,7 @@ import pytest
 from bench.methods.agreement import Agreement
 from bench.methods.prediction import pooled_costs, predictions, rising, round_overhead_s
 from bench.methods.samples import Sample, WindowCost
+from bench.simulate_trees import TreeTrace, draw_trace
 from slipstream.speculation.methods import Method, get_method
 
 COSTS = {
@@ -17,7 +18,14 @@ COSTS = {
 }
 FREE = {window: WindowCost(cost.count, cost.pass_s, cost.pass_s) for window, cost in COSTS.items()}
 """The same where rounds take no longer than their passes."""
-MOSTLY = Agreement((True, True, True, True, False) * 10, 5)
+
+
+def agreed(agrees: tuple[bool, ...]) -> Agreement:
+    """The second candidate is right wherever the first is not."""
+    return Agreement(TreeTrace(tuple(int(not is_right) for is_right in agrees), ((0.8, 0.15, 0.01),) * len(agrees)), 5)
+
+
+MOSTLY = agreed((True, True, True, True, False) * 10)
 
 
 def measured(name: str = "slipstream", rate: float = 80.0, draft_pass_s: float = 0.002, **others: Any) -> Sample:
@@ -69,7 +77,7 @@ def test_a_caption_is_predicted_at_its_own_pace() -> None:
 
 @pytest.mark.parametrize("name", ["slipstream", "parallelvlm", "sd"])
 def test_a_perfect_draft_is_predicted_to_be_faster_than_plain_decoding(name: str) -> None:
-    agreement = Agreement((True,) * 50, 5)
+    agreement = agreed((True,) * 50)
     (clip,), (free,) = (predicted(measured(name, costs=costs), agreement=agreement)["clips"] for costs in (COSTS, FREE))
     assert 2 * 50.0 < free["predicted"] < 1 / 0.002
     assert clip["measured"] == 80.0
@@ -77,8 +85,36 @@ def test_a_perfect_draft_is_predicted_to_be_faster_than_plain_decoding(name: str
 
 
 def test_a_draft_that_never_agrees_is_predicted_not_to_help() -> None:
-    (clip,) = predicted(measured(rate=40.0, costs=FREE), agreement=Agreement((False,) * 50, 5))["clips"]
+    (clip,) = predicted(measured(rate=40.0, costs=FREE), agreement=agreed((False,) * 50))["clips"]
     assert clip["predicted"] == pytest.approx(50.0, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["slipstream_branches", "slipstream_tree"])
+def test_lines_that_branch_are_predicted_to_be_faster_than_a_chain(name: str) -> None:
+    drawn = Agreement(draw_trace(0.8, 500), 5)
+    chain, tree = (
+        predicted(measured(each, costs=FREE), agreement=drawn)["clips"][0]["predicted"] for each in ("slipstream", name)
+    )
+    assert tree > 1.1 * chain
+
+
+def test_a_row_that_costs_as_much_as_a_pass_leaves_little_of_a_tree() -> None:
+    cheap, dear = replace(MOSTLY, row_share=0.0), replace(MOSTLY, row_share=1.0)
+    of_cheap, of_dear = (
+        predicted(measured("slipstream_tree", draft_pass_s=0.01), agreement=agreement)["clips"][0]["predicted"]
+        for agreement in (cheap, dear)
+    )
+    assert of_cheap > 1.05 * of_dear
+
+
+def test_a_tree_is_priced_by_the_chains_pass_over_one_row() -> None:
+    chain, tree = measured(draft_pass_s=0.002), measured("slipstream_tree", draft_pass_s=0.004)
+    methods = {name: get_method(name) for name in ("slipstream", "slipstream_tree")}
+    agreements = {name: {"a": MOSTLY} for name in methods}
+    together = predictions([chain, tree], methods, agreements, max_window=16)["clips"]
+    alone = predicted(measured("slipstream_tree", draft_pass_s=0.002))["clips"]
+    assert isinstance(together, list)
+    assert together[1]["predicted"] == pytest.approx(alone[0]["predicted"])
 
 
 def test_without_a_record_the_measured_tau_stands_in() -> None:
