@@ -147,6 +147,9 @@ class ReplayedModel(VideoLM):
         with self._pace.lasting(self._step_s(batch)):
             return super()._run_step(batch)
 
+    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> None:
+        """Every token takes a pass of the table's time."""
+
     def _step_s(self, batch: Sequence[tuple[DecodeState, Window]]) -> float:
         """Of a packed pass: by all its rows, or by its fullest cache and the rows beyond one a session."""
         num_rows = sum(num_new(window) for _, window in batch)

@@ -193,6 +193,12 @@ class Runner:
         """A packed pass as a whole; see `ForwardPass.finish`."""
         return self.start(batch).finish()
 
+    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int] | None:
+        """Greedy tokens of a session behind `token`, at the given positions as a pass takes them: at least one, of
+        which all but the last are in the cache then, too; -1 where logits are not finite. They are proposals: they
+        may round otherwise than a pass does. None: this takes passes here."""
+        return None
+
 
 def call_layer(layer: nn.Module, hidden: Tensor, position_ids: Tensor, rotary: Any, attend: Attend) -> Tensor:
     """One upstream decoder layer: [1, rows, hidden] -> the same."""

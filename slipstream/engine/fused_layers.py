@@ -2,20 +2,21 @@
 width. For steps; prompts run upstream's layers on the same weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear, silu
 
 from slipstream.engine.attention import Attend, attend_segments
 from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.kv_cache import KVCache, LayerBuffers
 from slipstream.engine.segments import Rows, pack
-from slipstream.engine.thread import is_device_lost
-from slipstream.logs import get_logger
+from slipstream.sampling.sampler import NO_TOKEN
 
 LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen2_5_VLDecoderLayer")
 """Upstream's, whose forward is the one that is written down here."""
@@ -67,12 +68,7 @@ def can_join(parts: Sequence[Any]) -> bool:
 # -- between the products ---------------------------------------------------------------------------------------------
 
 # Norm, rotation, activation: each a function of tensors alone. Upstream's twenty small kernels a layer take longer than
-# what they compute; on CUDA they are four here, where there is a compiler.
-
-MAX_ERROR = 2e-2
-"""Beside the largest number: what 16 bits explain."""
-MANY_ROWS = 5
-"""Of a sample that stands for any number of rows."""
+# what they compute; on CUDA they are four, where there is a compiler (`static.glue`).
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,9 @@ class GlueShape:
     head_dim: int
 
 
+MakeGlue = Callable[[GlueShape], Glue]
+
+
 def exact_glue(shape: GlueShape) -> Glue:
     """Upstream's operations in upstream's order."""
 
@@ -112,26 +111,12 @@ def exact_glue(shape: GlueShape) -> Glue:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + shape.eps)
         return weight * wide.to(hidden.dtype)
 
-    return _glue(shape, norm)
+    return glue_with(shape, norm)
 
 
-def torch_glue(shape: GlueShape) -> Glue:
-    """With torch's own norm, which is one kernel on CUDA."""
-    return _glue(shape, lambda hidden, weight: rms_norm(hidden, weight.shape, weight, shape.eps))
+def glue_with(shape: GlueShape, norm: Callable[[Tensor, Tensor], Tensor]) -> Glue:
+    """Upstream's operations around a norm."""
 
-
-def compiled_glue(shape: GlueShape) -> Glue:
-    """Each function is one kernel that inductor writes, which takes a C compiler, and Triton on CUDA. The norm that
-    stands alone, before the first layer, is not worth it."""
-    plain = exact_glue(shape)
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(function, fullgraph=True, options={"compile_threads": 1})  # no processes beside this one
-
-    return Glue(plain.norm, compiled(plain.add_norm), compiled(plain.rotate), compiled(plain.gate))
-
-
-def _glue(shape: GlueShape, norm: Callable[[Tensor, Tensor], Tensor]) -> Glue:
     def add_norm(hidden: Tensor, update: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         total = hidden + update
         return total, norm(total, weight)
@@ -146,62 +131,6 @@ def _glue(shape: GlueShape, norm: Callable[[Tensor, Tensor], Tensor]) -> Glue:
         return silu(first) * second
 
     return Glue(norm, add_norm, rotate, gate)
-
-
-MakeGlue = Callable[[GlueShape], Glue]
-
-
-def known_glue(device: torch.device) -> Mapping[str, MakeGlue]:
-    """By name, the best first; the last one always works."""
-    on_cuda = {"compiled": compiled_glue, "torch": torch_glue} if device.type == "cuda" else {}
-    return {**on_cuda, "exact": exact_glue}
-
-
-def choose_glue(shape: GlueShape, like: Tensor) -> tuple[str, Glue]:
-    """The best that works here and is right."""
-    for name, make in known_glue(like.device).items():
-        try:
-            glue = make(shape)
-            if (error := _largest_error(glue, shape, like)) <= MAX_ERROR:
-                return name, glue
-            get_logger().warning("static_glue.differs", name=name, error=error)
-        except Exception as failure:  # a compiler raises dozens of types
-            if is_device_lost(failure):
-                raise
-            get_logger().info("static_glue.unusable", name=name, error=str(failure).partition("\n")[0])
-    raise AssertionError("upstream's operations work everywhere")
-
-
-def _largest_error(glue: Glue, shape: GlueShape, like: Tensor) -> float:
-    """Beside upstream's operations in fp32 at least, of random rows. A compiler has written all afterwards that steps
-    will need: what serves one row, and what serves any number of them."""
-    exact, wide = exact_glue(shape), torch.promote_types(like.dtype, torch.float32)
-    generator, errors = torch.Generator(like.device).manual_seed(0), []
-
-    def random(*size: int) -> Tensor:
-        made = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
-        if size[0] == MANY_ROWS:
-            torch._dynamo.maybe_mark_dynamic(made, 0)
-        return made
-
-    with torch.inference_mode():
-        for rows in (MANY_ROWS, 1):
-            hidden, update, weight = (random(*size, shape.hidden_size) for size in ((rows,), (rows,), ()))
-            packed, inner = random(rows, shape.num_heads * shape.head_dim), random(rows, 2 * shape.inner_size)
-            angles = random(rows, shape.head_dim), random(rows, shape.head_dim)
-            for ours, right, inputs in (
-                (glue.norm, exact.norm, (hidden, weight)),
-                (glue.add_norm, exact.add_norm, (hidden, update, weight)),
-                (glue.rotate, exact.rotate, (packed, *angles)),
-                (glue.gate, exact.gate, (inner,)),
-            ):
-                found, expected = _flat(ours(*inputs)).to(wide), _flat(right(*(each.to(wide) for each in inputs)))
-                errors.append(float((found - expected).abs().max() / expected.abs().max()))
-    return max(errors)
-
-
-def _flat(found: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    return found.flatten() if isinstance(found, Tensor) else torch.cat([part.flatten() for part in found])
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -226,23 +155,24 @@ class FusedLayers:
 
     Args:
         decoder: see `can_fuse`. Its weights move; what they are does not change.
+        make_glue: makes what lies between the products.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._rotary = decoder.rotary_emb
-        self._layers = [_fuse(cast(Any, layer)) for layer in decoder.layers]
-        self._last_norm = cast(Tensor, decoder.norm.weight)
-        self._shape = _glue_shape(decoder)
-        self.glue, self._glue = choose_glue(self._shape, self._last_norm)
-        """Name of what lies between the products, see `known_glue`."""
+    def __init__(self, decoder: Decoder, make_glue: MakeGlue = exact_glue) -> None:
+        self.rotary = decoder.rotary_emb
+        self.layers = [_fuse(cast(Any, layer)) for layer in decoder.layers]
+        norms = [norm for layer in self.layers for norm in layer.norms]
+        self.norms = [*norms, cast(Tensor, decoder.norm.weight)]
+        """Weights of all norms, in their order."""
+        self.shape = glue_shape(decoder)
+        self._glue = make_glue(self.shape)
 
     def __call__(self, hidden: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """[1, rows, hidden] -> what the language model's head takes, [rows, hidden]."""
-        cos, sin = (angles[0] for angles in self._rotary(hidden, position_ids))
-        hidden, glue, shape = hidden[0], self._glue, self._shape
-        normed = glue.norm(hidden, self._layers[0].norms[0])
-        following = [layer.norms[0] for layer in self._layers[1:]]
-        for layer, next_norm in zip(self._layers, [*following, self._last_norm], strict=True):
+        cos, sin = (angles[0] for angles in self.rotary(hidden, position_ids))
+        hidden, glue, shape = hidden[0], self._glue, self.shape
+        normed = glue.norm(hidden, self.norms[0])
+        for layer, next_norm in zip(self.layers, self.norms[2::2], strict=True):
             packed = layer.qkv(normed)
             rotated = glue.rotate(packed, cos, sin).transpose(0, 1)
             values = packed.view(len(packed), -1, shape.head_dim)[:, shape.num_rotated :].transpose(0, 1)
@@ -253,7 +183,8 @@ class FusedLayers:
         return normed
 
 
-def _glue_shape(decoder: Decoder) -> GlueShape:
+def glue_shape(decoder: Decoder) -> GlueShape:
+    """Of a decoder that can be fused."""
     attention, mlp = cast(Any, decoder.layers[0]).self_attn, cast(Any, decoder.layers[0]).mlp
     heads = [part.weight.shape[0] // attention.head_dim for part in (attention.q_proj, attention.k_proj)]
     return GlueShape(
@@ -310,6 +241,115 @@ def _fuse(layer: Any) -> _Layer:
     )
 
 
+# -- one row after another --------------------------------------------------------------------------------------------
+
+
+AHEAD_S = 0.001
+"""So long, and one token at least, a line is written without a look at what it is told meanwhile."""
+
+
+class RowWriter:
+    """Writes greedy tokens of one session in as few operations as there can be, each of which leaves its result where
+    the next one looks for it: of a small draft a token's overhead is far more than its arithmetic. Rounds otherwise
+    than a pass does, so its tokens may only be proposals.
+
+    Args:
+        layers: see `can_write_rows`.
+        embeddings, head: weights, [vocab, hidden].
+    """
+
+    def __init__(self, layers: FusedLayers, embeddings: Tensor, head: Tensor) -> None:
+        shape, self._layers = layers.shape, layers
+        self._embeddings, self._head = embeddings, Product(head, None)
+        num_queries, half = layers.layers[0].num_heads, shape.head_dim // 2
+        num_kv = shape.num_rotated - num_queries
+
+        def buffer(*size: int) -> Tensor:
+            return embeddings.new_empty(size)
+
+        self._hidden_and_eps = buffer(shape.hidden_size + 1)
+        """The norm's epsilon is one more number to square."""
+        self._hidden_and_eps[-1] = (shape.hidden_size * shape.eps) ** 0.5
+        self._hidden, self._normed, self._length = self._hidden_and_eps[:-1], buffer(shape.hidden_size), buffer()
+        self._packed = buffer(shape.num_heads * shape.head_dim)
+        heads = self._packed.view(-1, 2, half)
+        self._halves, values = heads[: shape.num_rotated], heads[shape.num_rotated :]
+        self._rotated = torch.empty_like(self._halves)
+        self._queries = self._rotated[:num_queries].view(num_kv, -1, shape.head_dim)
+        self._key = self._rotated[num_queries:].view(num_kv, shape.head_dim, 1)
+        self._value = values.view(num_kv, 1, shape.head_dim)
+        self._attended = torch.empty_like(self._queries)
+        self._gate_up = buffer(2 * shape.inner_size)
+        self._gate, self._up = self._gate_up.chunk(2)
+        self._logits = buffer(len(head))
+        self._norms = [weight * shape.hidden_size**0.5 for weight in layers.norms]
+
+    def write(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int]:
+        """See `Runner.write_ahead`."""
+        num_tokens = position_ids.shape[-1]
+        cache.reserve(cache.length + num_tokens)
+        cos, sin = self._angles(position_ids)
+        token_ids, largest = torch.full((num_tokens + 1,), token), self._logits.new_empty(num_tokens + 1)
+        read, found = token_ids.split(1), largest.split(1)
+        held = [cache.opened(layer) for layer in range(cache.num_layers)]
+        past = [cache.length - cache.num_missing(layer) for layer in range(cache.num_layers)]
+        started, num_written = time.perf_counter(), 0
+        while num_written < num_tokens and (not num_written or time.perf_counter() - started < AHEAD_S):
+            torch.index_select(self._embeddings, 0, read[num_written], out=self._hidden[None])
+            for number, (rows, before) in enumerate(zip(held, past, strict=True)):
+                self._run_layer(number, rows, before + num_written, cos[num_written], sin[num_written])
+            num_written += 1
+            _multiply(self._head, self._norm(-1), self._logits)
+            torch.max(self._logits, 0, keepdim=True, out=(found[num_written], read[num_written]))
+        cache.advance(num_written)
+        written = torch.where(largest.isfinite(), token_ids, NO_TOKEN)
+        chosen: list[int] = written[1 : num_written + 1].tolist()
+        return chosen
+
+    def _angles(self, position_ids: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Cosines and sines by token, [2, d / 2]: those of the first half turn the other way."""
+        rows = self._normed.expand(1, position_ids.shape[-1], -1)
+        cos, sin = (angles[0].unflatten(-1, (2, -1)) for angles in self._layers.rotary(rows, position_ids))
+        return cos.unbind(), torch.stack((-sin[:, 0], sin[:, 1]), 1).unbind()
+
+    def _run_layer(self, number: int, held: LayerBuffers, past: int, cos: Tensor, sin: Tensor) -> None:
+        layer, hidden = self._layers.layers[number], self._hidden
+        _multiply(layer.qkv, self._norm(2 * number), self._packed)
+        torch.mul(self._halves, cos, out=self._rotated).addcmul_(self._halves.flip(1), sin)
+        keys = held.keys.transpose(1, 2)
+        keys.narrow(2, past, 1).copy_(self._key)
+        held.values.narrow(1, past, 1).copy_(self._value)
+        scores = torch.bmm(self._queries, keys.narrow(2, 0, past + 1)).mul_(layer.scale)
+        torch.bmm(scores.softmax(-1), held.values.narrow(1, 0, past + 1), out=self._attended)
+        torch.addmv(hidden, cast(Tensor, layer.output.weight), self._attended.view(-1), out=hidden)
+        _multiply(layer.gate_up, self._norm(2 * number + 1), self._gate_up)
+        silu(self._gate, inplace=True).mul_(self._up)
+        torch.addmv(hidden, cast(Tensor, layer.down.weight), self._gate, out=hidden)
+
+    def _norm(self, number: int) -> Tensor:
+        torch.linalg.vector_norm(self._hidden_and_eps, out=self._length)
+        return torch.mul(self._hidden, self._norms[number], out=self._normed).div_(self._length)
+
+
+def can_write_rows(layers: FusedLayers, decoder: Decoder, lm_head: nn.Module) -> bool:
+    """Whether what stands around the fused layers is plain as well, and in a type in which squares can be added up."""
+    ends = [part for layer in layers.layers for part in (layer.output, layer.down)]
+    return (
+        all(isinstance(part, Product) and part.bias is None for part in ends)
+        and can_join((lm_head,))
+        and lm_head.bias is None
+        and type(decoder.embed_tokens) is nn.Embedding
+        and lm_head.weight.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _multiply(product: Product, row: Tensor, out: Tensor) -> None:
+    if product.bias is None:
+        torch.mv(product.weight, row, out=out)
+    else:
+        torch.addmv(product.bias, product.weight, row, out=out)
+
+
 # -- runner -----------------------------------------------------------------------------------------------------------
 
 
@@ -324,6 +364,7 @@ class FusedRunner(Runner):
     def __init__(self, decoder: Decoder, *args: Any, **options: Any) -> None:
         super().__init__(decoder, *args, **options)
         self.fused = FusedLayers(decoder)
+        self._writer: RowWriter | None = None
 
     def run(self, batch: Sequence[Rows]) -> list[Tensor]:
         assert not any(rows.additions or rows.observer for rows in batch), "prompts alone have these"
@@ -335,6 +376,12 @@ class FusedRunner(Runner):
         for segment in packed.segments:
             segment.cache.advance(segment.length)
         return list(logits.split([segment.length for segment in packed.segments]))
+
+    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int] | None:
+        if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
+            self._writer = RowWriter(self.fused, self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
+        with torch.inference_mode():
+            return None if self._writer is None else self._writer.write(cache, token, position_ids)
 
 
 def fastest_runner(decoder: Decoder, lm_head: nn.Module, *args: Any, num_axes: int, **options: Any) -> Runner:

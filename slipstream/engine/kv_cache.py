@@ -129,6 +129,13 @@ class KVCache:
         shown = self.view_length(first + num_new)
         return buffers.keys.narrow(1, 0, shown), buffers.values.narrow(1, 0, shown)
 
+    def opened(self, layer: int) -> LayerBuffers:
+        """The buffers of a layer that has been written to, with room for all that is reserved: for who writes there
+        himself and then calls `advance`."""
+        held = self._held(layer)
+        assert held is not None, "nothing was written to this layer"
+        return self._buffers(layer, held.keys, held.values)
+
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views of all keys and values of a layer that has been written to, [kv_heads, rows, head_dim]."""
         buffers = self._held(layer)

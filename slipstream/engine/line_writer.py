@@ -170,7 +170,7 @@ class LineWriter:
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
         num_tokens = min(map(self._room_ahead, sessions), default=0)
-        batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens > 1 else []
+        batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens else []
         try:
             written = self._model.write_ahead(batch, num_tokens) if batch else None
         except Exception:
@@ -185,7 +185,7 @@ class LineWriter:
         """Tokens that the session may write without a look at their logits."""
         line, state = session.line, session.work.state
         num_unseen = len(line.output) - (state.num_tokens - state.num_prompt_tokens)
-        if session.growth is not None or session.written is not None or self._model.static is None:
+        if session.growth is not None or session.written is not None:
             return 0
         if num_unseen != 1 or not session.sampler.takes_largest:
             return 0

@@ -15,6 +15,7 @@ from slipstream.engine.forward import DecodeState, Prefill, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
+from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
@@ -325,20 +326,28 @@ class VideoLM:
     def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
         """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,
         of which all but the last are in the cache then, too. None, and nothing has happened, where that takes no less
-        than `step` again and again. A token below 0 says that the logits were not finite.
+        than `step` again and again. A token below 0 says that the logits were not finite. It rounds as it likes.
 
         Raises:
             LimitExceeded: see `step`.
         """
-        if self.static is None:
-            return None
         if any(state.next_position + num_tokens > self.info.max_context for state, _ in batch):
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         started = time.perf_counter()
-        written = self.static.write_ahead(batch, num_tokens)
+        write = self._write_alone if self.static is None else self.static.write_ahead
+        written = write(batch, num_tokens)
         if written is not None:
             self.on_pass(len(batch), time.perf_counter() - started)
         return written
+
+    def _write_alone(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+        """Without static steps: of one session alone, as several share the reading of weights in a pass."""
+        if len(batch) > 1 or self.strict_width:
+            return None
+        state, token = batch[0]
+        positions = self._on_all_axes(state.next_position + torch.arange(min(num_tokens, MAX_AHEAD)))
+        written = self.runner.write_ahead(state.cache, token, positions[..., None, :])
+        return None if written is None else [written]
 
     def text_stream(self) -> TextStream:
         """A fresh incremental detokeniser."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from slipstream.engine import VideoLM, fused_layers, load_model
+from slipstream.engine import VideoLM, load_model
 from slipstream.engine.forward import Runner
 from slipstream.engine.fused_layers import (
     FusedLayers,
@@ -18,13 +18,12 @@ from slipstream.engine.fused_layers import (
     GlueShape,
     MakeGlue,
     can_fuse,
-    choose_glue,
-    compiled_glue,
     exact_glue,
     on_axes,
-    torch_glue,
 )
 from slipstream.engine.parallel.shards import SummedLinear
+from slipstream.engine.static import glue
+from slipstream.engine.static.glue import choose_glue, compiled_glue, torch_glue
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import POOL_BYTES, close, prefill
@@ -64,7 +63,6 @@ def test_layers_are_upstreams(model: VideoLM) -> None:
         hidden, positions = some_rows(model, num_rows)
         expected = model.runner.run_through(hidden, positions, among_rows)
         fused = FusedLayers(model.runner.decoder)
-        assert fused.glue == "exact"
         torch.testing.assert_close(fused(hidden, positions, among_rows), expected, rtol=1e-12, atol=1e-12)
         again = model.runner.run_through(hidden, positions, among_rows)
         torch.testing.assert_close(again, expected, rtol=1e-12, atol=1e-12)
@@ -86,7 +84,7 @@ def test_no_weight_is_there_twice(model: VideoLM) -> None:
     fused = FusedLayers(model.runner.decoder)
     assert storage_bytes(model) == before
     assert all(map(torch.equal, decoder_of(model).parameters(), values))
-    for layer, ours in zip(decoder_of(model).layers, fused._layers, strict=True):
+    for layer, ours in zip(decoder_of(model).layers, fused.layers, strict=True):
         attention, mlp = layer.self_attn, layer.mlp
         for product, parts in (
             (ours.qkv, (attention.q_proj, attention.k_proj, attention.v_proj)),
@@ -243,7 +241,7 @@ def test_glue_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatc
         return exact_glue(GlueShape(**{**vars(shape), "eps": 1.0}))
 
     ways: dict[str, MakeGlue] = {"fails": fails, "wrong": is_wrong, "torch": torch_glue, "exact": exact_glue}
-    monkeypatch.setattr(fused_layers, "known_glue", lambda device: ways)
+    monkeypatch.setattr(glue, "known_glue", lambda device: ways)
     for like in (torch.empty(0), torch.empty(0, dtype=torch.bfloat16)):
         assert choose_glue(SHAPE, like)[0] == "torch"
 

@@ -195,7 +195,7 @@ async def test_a_long_line_is_charged_pass_by_pass(model: VideoLM, monkeypatch: 
         charged.clear()
         await line(engine, session, NUM_TOKENS)
         await engine.close(session)
-    assert charged.count(Lane.DECODE) >= NUM_TOKENS // (MAX_AHEAD if model.static else 1)
+    assert charged.count(Lane.DECODE) >= NUM_TOKENS // MAX_AHEAD
 
 
 async def test_no_room_is_said_at_once(model: VideoLM) -> None:

@@ -63,13 +63,16 @@ class Recorder:
         return graph.replay
 
 
+RunLayers = Callable[[Tensor, Tensor, Attend], Tensor]
+"""Embeddings [1, rows, hidden], position ids -> what the head takes, [rows, hidden]."""
+
+
 @dataclass(frozen=True, eq=False)
 class StepParts:
     """What the steps of one model share."""
 
     embed_tokens: nn.Embedding
-    run_layers: Callable[[Tensor, Tensor, Attend], Tensor]
-    """Embeddings [1, rows, hidden], position ids -> what the head takes, [rows, hidden]."""
+    run_layers: RunLayers
     lm_head: nn.Module
     pool: KVPool
     make_windows: MakeWindows

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
-from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse
+from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
 from slipstream.engine.kv_cache import LayerBuffers, round_up
 from slipstream.engine.segments import PassRows
+from slipstream.engine.static.glue import choose_glue
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, StaticStep, StepParts
+from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, RunLayers, StaticStep, StepParts
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import finish_work, is_device_lost
@@ -64,13 +65,14 @@ class StaticSteps:
         vocab_size = cast(Any, runner.lm_head).weight.shape[0]
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
         decoder, recorder = runner.decoder, Recorder(like.device)
-        if isinstance(runner, FusedRunner):
-            fused: FusedLayers | None = runner.fused
-        else:
-            fused = FusedLayers(decoder) if can_fuse(decoder, num_axes) else None
-        self.layers = "upstream" if fused is None else fused.glue
+        self.layers = "upstream"
         """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
-        run_layers = fused or runner.run_through
+        run_layers: RunLayers = runner.run_through
+        if isinstance(runner, FusedRunner):
+            self.layers, run_layers = "exact", runner.fused
+        elif can_fuse(decoder, num_axes):
+            self.layers, glue = choose_glue(glue_shape(decoder), like)
+            run_layers = FusedLayers(decoder, lambda _: glue)
         self._parts = StepParts(
             decoder.embed_tokens, run_layers, runner.lm_head, self.pool, make_windows, num_axes, logits, recorder
         )

@@ -1,0 +1,86 @@
+"""What lies between the products of fused layers, by device: on CUDA kernels of a compiler, where there is one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from slipstream.engine.fused_layers import Glue, GlueShape, MakeGlue, exact_glue, glue_with
+from slipstream.engine.thread import is_device_lost
+from slipstream.logs import get_logger
+
+MAX_ERROR = 2e-2
+"""Beside the largest number: what 16 bits explain."""
+MANY_ROWS = 5
+"""Of a sample that stands for any number of rows."""
+
+
+def torch_glue(shape: GlueShape) -> Glue:
+    """With torch's own norm, which is one kernel on CUDA."""
+    return glue_with(shape, lambda hidden, weight: rms_norm(hidden, weight.shape, weight, shape.eps))
+
+
+def compiled_glue(shape: GlueShape) -> Glue:
+    """Each function is one kernel that inductor writes, which takes a C compiler, and Triton on CUDA. The norm that
+    stands alone, before the first layer, is not worth it."""
+    plain = exact_glue(shape)
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, fullgraph=True, options={"compile_threads": 1})  # no processes beside this one
+
+    return Glue(plain.norm, compiled(plain.add_norm), compiled(plain.rotate), compiled(plain.gate))
+
+
+def known_glue(device: torch.device) -> Mapping[str, MakeGlue]:
+    """By name, the best first; the last one always works."""
+    on_cuda = {"compiled": compiled_glue, "torch": torch_glue} if device.type == "cuda" else {}
+    return {**on_cuda, "exact": exact_glue}
+
+
+def choose_glue(shape: GlueShape, like: Tensor) -> tuple[str, Glue]:
+    """The best that works here and is right."""
+    for name, make in known_glue(like.device).items():
+        try:
+            glue = make(shape)
+            if (error := _largest_error(glue, shape, like)) <= MAX_ERROR:
+                return name, glue
+            get_logger().warning("static_glue.differs", name=name, error=error)
+        except Exception as failure:  # a compiler raises dozens of types
+            if is_device_lost(failure):
+                raise
+            get_logger().info("static_glue.unusable", name=name, error=str(failure).partition("\n")[0])
+    raise AssertionError("upstream's operations work everywhere")
+
+
+def _largest_error(glue: Glue, shape: GlueShape, like: Tensor) -> float:
+    """Beside upstream's operations in fp32 at least, of random rows. A compiler has written all afterwards that steps
+    will need: what serves one row, and what serves any number of them."""
+    exact, wide = exact_glue(shape), torch.promote_types(like.dtype, torch.float32)
+    generator, errors = torch.Generator(like.device).manual_seed(0), []
+
+    def random(*size: int) -> Tensor:
+        made = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+        if size[0] == MANY_ROWS:
+            torch._dynamo.maybe_mark_dynamic(made, 0)
+        return made
+
+    with torch.inference_mode():
+        for rows in (MANY_ROWS, 1):
+            hidden, update, weight = (random(*size, shape.hidden_size) for size in ((rows,), (rows,), ()))
+            packed, inner = random(rows, shape.num_heads * shape.head_dim), random(rows, 2 * shape.inner_size)
+            angles = random(rows, shape.head_dim), random(rows, shape.head_dim)
+            for ours, right, inputs in (
+                (glue.norm, exact.norm, (hidden, weight)),
+                (glue.add_norm, exact.add_norm, (hidden, update, weight)),
+                (glue.rotate, exact.rotate, (packed, *angles)),
+                (glue.gate, exact.gate, (inner,)),
+            ):
+                found, expected = _flat(ours(*inputs)).to(wide), _flat(right(*(each.to(wide) for each in inputs)))
+                errors.append(float((found - expected).abs().max() / expected.abs().max()))
+    return max(errors)
+
+
+def _flat(found: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    return found.flatten() if isinstance(found, Tensor) else torch.cat([part.flatten() for part in found])
