@@ -28,10 +28,10 @@ from bench.common import ROOT, run_to_end, say
 from bench.faults.drain import LEASE_S, Harmed, harm_batch, undisturbed_texts
 from slipstream.archive.messages import BatchItem
 from slipstream.archive.redis_queue import RedisQueue
-from slipstream.errors import InvalidConfig
 from tests.support.archive_faults.injector import FaultInjector, Strike
 from tests.support.cluster import ClusterOptions
-from tests.support.hosts import HOSTS, REDIS_PORT, HostCluster, address, cut, inside, make_network, mend, plug_in
+from tests.support.hosts import REDIS_PORT, HostCluster
+from tests.support.network import HOSTS, address, cut, inside, make_network, mend, plug_in
 from tests.support.workload import make_workload
 
 NUM_TOKENS = 40
@@ -171,7 +171,7 @@ async def _apart(part: str, *asked: object) -> Mapping[str, Any]:
     """What the part says that runs where hosts can be made."""
     try:
         words = inside([sys.executable, "-m", "bench.host_check", part, *map(str, asked)])
-    except InvalidConfig as error:
+    except OSError as error:
         return {"missing": str(error)}
     process = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     try:

@@ -147,6 +147,14 @@ async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is
             await gateway.archive.close()
 
 
+async def test_a_user_that_may_not_ask_is_warned(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as admin:
+        await admin.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "nocommands", "+ping")
+        with capture_logs() as logs:
+            await check_keeping(server.url.replace("unix://", "unix://me:secret@"))
+        assert [entry["event"] for entry in logs] == ["queue.unchecked"]
+
+
 async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

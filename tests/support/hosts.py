@@ -1,108 +1,22 @@
-"""Three hosts on this machine, to be switched off and cut off: network namespaces on one bridge, each with a server of
-the queue's Redis, a sentinel, a target, a draft and a gateway, which talk over TCP alone.
-
-They are made in a network, a mount and a process namespace of their own (`inside`), so that nothing of them is left
-when whoever made them ends, and none of them reaches anything else.
-"""
+"""An archive over the hosts of `tests.support.network`, each with a server of the queue's Redis, a sentinel, a target,
+a draft and a gateway, which talk over TCP alone."""
 
 import asyncio
 import contextlib
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from slipstream.errors import InvalidConfig
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.process import PROBE_TIMEOUT_S, ServiceProcess
 from slipstream.stack.redis_server import find_server
 from tests.support.cluster import Cluster
+from tests.support.network import HOSTS, address, entering, plug_in, pull_out
 from tests.support.redis_group import DOWN_AFTER_MS, GROUP, Place, Sentinels
 
-HOSTS = 3
-BRIDGE = "hosts"
 TARGET_PORT, DRAFT_PORT, GATEWAY_PORT, REDIS_PORT, SENTINEL_PORT = 50051, 50052, 50053, 6379, 26379
-_TOOLS = ("unshare", "nsenter", "ip", "mount", "sh")
-_OWN = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
-def inside(command: Sequence[str]) -> list[str]:
-    """The command, to run where hosts can be made, which end with it. Raises `InvalidConfig` where they cannot."""
-    if missing := [name for name in _TOOLS if shutil.which(name) is None]:
-        raise InvalidConfig(f"hosts need these programs (Debian: util-linux, iproute2): {', '.join(missing)}")
-    for rights in ((), ("--user", "--map-root-user")):
-        namespaces = ["unshare", *rights, *_OWN]
-        if subprocess.run([*namespaces, "true"], capture_output=True).returncode == 0:
-            # A shell as the first process of its namespace buries those whose parents were killed.
-            return [*namespaces, "sh", "-c", '"$@"; exit $?', "sh", *command]
-    raise InvalidConfig("hosts are network namespaces: run it as root, or where users may have namespaces of their own")
-
-
-# -- network ----------------------------------------------------------------------------------------------------------
-
-
-def address(host: int) -> str:
-    """Of a host by its number; that of this process is the one beyond the last."""
-    return f"10.77.0.{host + 1}"
-
-
-def make_network() -> None:
-    """The bridge, with this process on it, and no host yet."""
-    _sh(f"mount -t tmpfs tmpfs /run && ip link set lo up && ip link add {BRIDGE} address {_mac(HOSTS)} type bridge")
-    _sh(f"ip addr add {address(HOSTS)}/24 dev {BRIDGE} && ip link set {BRIDGE} up")
-
-
-def plug_in(host: int) -> None:
-    """A new host, on the bridge. All know each other's hardware addresses for good: with one that is asked for, whoever
-    is cut off would be told so after a while, and a network that drops packets tells nobody."""
-    name, port = _name(host), _port(host)
-    _sh(f"ip netns add {name} && ip link add {port} type veth peer name eth0 address {_mac(host)} netns {name}")
-    inner = f"ip -n {name}"
-    _sh(f"{inner} link set lo up && {inner} addr add {address(host)}/24 dev eth0 && {inner} link set eth0 up")
-    for other in set(range(HOSTS + 1)) - {host}:
-        _sh(f"{inner} neigh replace {address(other)} lladdr {_mac(other)} dev eth0 nud permanent")
-    _sh(f"ip neigh replace {address(host)} lladdr {_mac(host)} dev {BRIDGE} nud permanent")
-    _sh(f"ip link set {port} up")
-    mend(host)
-
-
-def cut(host: int) -> None:
-    """From now on all that it sends, and all that is sent to it, is lost without a word."""
-    _sh(f"ip link set {_port(host)} nomaster")
-
-
-def mend(host: int) -> None:
-    """Ends a `cut`."""
-    _sh(f"ip link set {_port(host)} master {BRIDGE}")
-
-
-def pull_out(host: int) -> None:
-    """Removes it, as when it is switched off: what its processes might still say reaches nobody."""
-    _sh(f"ip link del {_port(host)} && ip netns del {_name(host)}")
-
-
-def _name(host: int) -> str:
-    return f"host-{host}"
-
-
-def _port(host: int) -> str:
-    return f"port-{host}"
-
-
-def _mac(host: int) -> str:
-    return f"02:00:00:00:00:{host + 1:02x}"
-
-
-def _sh(line: str) -> None:
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(f"{line}: {done.stderr.strip()}")
-
-
-# -- processes --------------------------------------------------------------------------------------------------------
 
 
 class PingedProcess(ServiceProcess):
@@ -216,5 +130,4 @@ class HostCluster(Cluster):
     def _add(self, kind: type[ServiceProcess], name: str, host: int, port: int, argv: Sequence[str]) -> None:
         log: Path = self.run_dir / f"{name}.log"
         env = os.environ | {PARENT_PID_VARIABLE: str(os.getpid())}
-        words = ["nsenter", f"--net=/run/netns/{_name(host)}", *argv]
-        self.processes[name] = kind(name, words, f"{address(host)}:{port}", log, env)
+        self.processes[name] = kind(name, [*entering(host), *argv], f"{address(host)}:{port}", log, env)
