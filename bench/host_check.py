@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +29,7 @@ from bench.common import ROOT, run_to_end, say
 from bench.faults.drain import LEASE_S, Harmed, harm_batch, undisturbed_texts
 from slipstream.archive.messages import BatchItem
 from slipstream.archive.redis_queue import RedisQueue
+from tests.support.archive_faults.history import Kind
 from tests.support.archive_faults.injector import FaultInjector, Strike
 from tests.support.cluster import ClusterOptions
 from tests.support.hosts import REDIS_PORT, HostCluster
@@ -214,6 +216,7 @@ async def strike_hosts(num_jobs: int, seed: int) -> dict[str, Any]:
         "distinct_texts": len(set(expected.values())),
         "by_gateway": sorted(Counter(entry.worker for entry in batch.history.entries).values()),
         "left_in_queue": left,
+        "longest_pause_s": _longest_pause_s(batch),
         "wall_s": round(wall_s, 1),
         "acts": [asdict(act) for act in batch.history.acts],
     }
@@ -250,6 +253,7 @@ async def soak_hosts(num_jobs: int, seed: int, seconds: int) -> dict[str, Any]:
         "reruns": sum(verdict.reruns for verdict in verdicts),
         "acts": Counter(f"{act.kind} {act.victim}" for batch in batches for act in batch.history.acts),
         "left_in_queue": left,
+        "longest_pause_s": max(map(_longest_pause_s, batches)),
         "grown_mb": grown,
         "violations": violations[:50],
     }
@@ -282,6 +286,12 @@ async def _forget_results(cluster: HostCluster) -> None:
     async with Redis(host=address(await cluster.leading()), port=REDIS_PORT) as redis:
         async for key in redis.scan_iter("{slipstream}:r:*", count=1000):
             await redis.delete(key)
+
+
+def _longest_pause_s(batch: Harmed) -> float:
+    """In which nothing was committed, between the first commit and the last."""
+    moments = sorted(event.at for event in batch.history.events if event.kind is Kind.COMMITTED)
+    return round(max((after - before for before, after in pairwise(moments)), default=0.0), 1)
 
 
 def _grown_mb(memory: Sequence[Mapping[str, int]]) -> dict[str, int]:
