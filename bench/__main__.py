@@ -34,7 +34,7 @@ PROGRAMS = {
     "soak": ("bench.soak", "memory of the services over a thousand small captions"),
     "archive": ("bench.archive_rates", "videos an hour of an archive with 1, 2 and 4 workers"),
     "archive-scale": ("bench.archive_scale", "films, many jobs, estimates, searches and duplicates of an archive"),
-    "scale-check": ("bench.scale_check", "the archive behind Sentinel, in Kubernetes' words, on Slurm"),
+    "scale-check": ("bench.scale_check", "the archive behind Sentinel, in Kubernetes' words, on Slurm, on three hosts"),
     "objects": ("bench.object_ranges", "how much of a film in a bucket is fetched for its frames"),
     "compose-check": (
         "bench.faults.program:main_compose",

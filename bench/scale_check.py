@@ -1,6 +1,7 @@
 """The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
 lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
-are at hand. `slurm`: two tasks of a real Slurm, one of them preempted.
+are at hand. `slurm`: two tasks of a real Slurm, one of them preempted. `hosts` and `soak`: three hosts, network
+namespaces of this machine, switched off, cut off and failed over. `queues`: four gateways on four queues, beside one.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import machine_facts, make_parser, run_to_end, say
+from bench.host_check import run_hosts, run_soak
 from bench.output import finish
+from bench.queue_rates import run_queues
 from bench.slurm_check import run_slurm
 from slipstream.archive.queue import BatchSpec, JobSpec, QueuePolicy, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_queue import RedisQueue
@@ -170,6 +173,9 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "failover": run_failover,
     "manifests": run_manifests,
     "slurm": run_slurm,
+    "hosts": run_hosts,
+    "soak": run_soak,
+    "queues": run_queues,
 }
 
 
@@ -186,6 +192,8 @@ def main(argv: Sequence[str]) -> None:
     """Exits with 1 when a part fails, or cannot run here."""
     flags = {"jobs": (40_000, "acknowledged, in each of the two runs"), "failovers": (5, "at least"), "seed": 1}
     flags |= {"crds": ("", "folder of CustomResourceDefinitions to hold manifests to")}
+    flags |= {"clips": (500, "of `hosts`"), "soak_clips": (60, "of each batch of `soak`")}
+    flags |= {"soak_s": (1800, "seconds of `soak`, which ends with the batch that it is in then")}
     parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)

@@ -97,9 +97,10 @@ async def harm_batch(
     items: Sequence[BatchItem],
     expected: Mapping[str, str],
     harm: Callable[[FaultInjector], Coroutine[Any, Any, None]],
+    injector: FaultInjector | None = None,
 ) -> Harmed:
     """Hands a batch in, lets the injector do its harm, waits until the batch has ended, and checks what came of it."""
-    injector = FaultInjector(cluster, say)
+    injector = injector or FaultInjector(cluster, say)
     async with AsyncExitStack() as stack:
         captioners = [await stack.enter_async_context(cluster.captioner(name)) for name in cluster.gateways]
         batch_id = await submit(captioners[0], key, items)

@@ -16,10 +16,11 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from slipstream.archive.queue import QueueUnavailable
 from slipstream.errors import InvalidConfig
+from slipstream.logs import get_logger
 
 CONNECT_S, SOCKET_S = 2.0, 2.5
 SCHEME = "sentinel://"
@@ -31,6 +32,7 @@ WAIT_S = 1.5
 PROMISES = frozenset({"open", "submit", "seal", "finish", "put_part", "add_chunk", "cancel", "retry_dead", "ping"})
 """Scripts whose answer somebody relies on; health is one. A lease that is lost with its server is taken once more, and
 fenced."""
+FORGETS = "the queue's Redis may lose accepted jobs (--redis-unsafe true takes it as it is):"
 
 _URL = re.compile(r"sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/]+)/(?P<name>[\w.-]+)(?:/(?P<db>\d+))?")
 
@@ -70,6 +72,32 @@ def connect_by_sentinel(url: str, **options: Any) -> ConnectionPool:
     places = [_place(each) for each in match["hosts"].split(",")]
     limits = {"socket_timeout": SENTINEL_S, "socket_connect_timeout": SENTINEL_S}
     return SentinelPool(match["name"], Sentinel(places, sentinel_kwargs=limits), db=int(match["db"] or 0), **options)
+
+
+async def check_keeping(url: str) -> None:
+    """Whether the server that leads now keeps what it has accepted. A user that may not ask INFO is not told.
+
+    Raises:
+        InvalidConfig: it may forget it, by how it was started.
+        QueueUnavailable: it does not answer yet.
+    """
+    client = connect(url, 1, CONNECT_S)
+    try:
+        facts = await client.info("persistence") | await client.info("memory")
+    except NoPermissionError:
+        get_logger().warning("queue.unchecked", reason="this user may not ask INFO how the queue's Redis was started")
+        return
+    except (RedisError, OSError, TimeoutError) as error:
+        raise QueueUnavailable(f"the queue's Redis is not reachable: {error}") from None
+    finally:
+        await client.aclose()
+    policy = str(facts.get("maxmemory_policy"))
+    if not facts.get("aof_enabled"):
+        raise InvalidConfig(f"{FORGETS} it keeps no log of them; start it with --appendonly yes --appendfsync always")
+    if facts.get("maxmemory") and policy.startswith("allkeys"):
+        raise InvalidConfig(
+            f"{FORGETS} {policy} evicts them when memory is full; give it --maxmemory-policy noeviction"
+        )
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from slipstream.archive.document_source import GatewayDocuments
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.job_runner import ArchiveRunner, Progress
 from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
+from slipstream.archive.redis_failover import check_keeping
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
@@ -18,7 +19,7 @@ from slipstream.archive.worker import Handler, Worker
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
-from slipstream.errors import ServiceUnavailable, SlipstreamError
+from slipstream.errors import InvalidConfig, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.metrics import GatewayMetrics
 from slipstream.rpc.server import HealthWatch, Lifecycle
@@ -30,6 +31,8 @@ SWEEP_S, SWEEP_PAUSE_S = 60.0, 0.1
 MAX_FAILED_TAKES = 3
 """In a row, after which the archive is not serving."""
 SETTLE_S = 10.0
+CHECK_S = 1.0
+"""Between two attempts to ask the store how it keeps jobs, until it answers."""
 DEPTH_S = 5.0
 """Between two looks at the queue's depth, for the metrics."""
 
@@ -59,12 +62,14 @@ class ArchiveService:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begins to take jobs. A store that cannot be reached is waited for."""
+        """Begins to take jobs. A store that is not there is waited for; one that may lose jobs ends the process."""
         if self.queue is None:
             return
         config, queue = self._config, self.queue
         watch = HealthWatch("redis", HEALTH_NAME, self._ask, self._lifecycle)
         self._begin(watch.run())
+        if config.redis:
+            self._begin(self._check_keeping())
         self._begin(_sweep(queue))
         if isinstance(queue, SpillQueue):
             folder = queue.folder
@@ -121,6 +126,20 @@ class ArchiveService:
             return
         get_logger().error("archive.failed", exc_info=error)
         self._lifecycle.fail(SlipstreamError(f"the archive's worker failed ({type(error).__name__}); see the log"))
+
+    async def _check_keeping(self) -> None:
+        """Once the store answers; one that leads later, after a failover, is not asked."""
+        while True:
+            try:
+                return await check_keeping(self._config.redis_url)
+            except QueueUnavailable:
+                await asyncio.sleep(CHECK_S)
+            except InvalidConfig as error:
+                if self._config.redis_unsafe:
+                    get_logger().warning("queue.unsafe", reason=str(error))
+                else:
+                    self._lifecycle.fail(error)
+                return
 
     async def _work(self, worker: Worker) -> None:
         """Until `close`; from the beginning of the process's end on, nothing new is taken."""

@@ -2,15 +2,21 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2
 from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
+from slipstream.archive import service as service_module
 from slipstream.archive import worker as worker_module
 from slipstream.archive.queue import BatchSpec, DamagedRecord, JobSpec, JobState, Lease, QueueUnavailable
+from slipstream.archive.redis_failover import check_keeping
 from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -21,6 +27,7 @@ from slipstream.metrics import GatewayMetrics
 from slipstream.rpc import server as server_module
 from slipstream.rpc.server import HealthWatch, Lifecycle
 from slipstream.service_info import ArchiveInfo
+from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import until
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue
@@ -112,6 +119,65 @@ async def test_a_worker_at_rest_is_told_and_one_at_work_and_a_store_that_takes_n
     hold.set()
     await eventually(lambda: info().jobs == 0)
     await gateway.archive.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"appendonly": "no"}, "keeps no log"),
+        ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "allkeys-lru evicts them"),
+    ],
+)
+async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is(
+    settings: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as redis:
+        for name, value in settings.items():
+            await redis.config_set(name, value)
+        config = replace(CONFIG, redis=server.url)
+        refused, warned = Gateway(config), Gateway(replace(config, redis_unsafe=True))
+        with capture_logs() as logs:
+            refused.archive.start()
+            await asyncio.wait_for(refused.lifecycle.failed.wait(), 30)
+            assert isinstance(refused.lifecycle.failure, InvalidConfig) and reason in str(refused.lifecycle.failure)
+            warned.archive.start()
+            await eventually(lambda: any(entry["event"] == "queue.unsafe" for entry in logs))
+        assert not warned.lifecycle.failed.is_set()
+        for gateway in (refused, warned):
+            await gateway.archive.close()
+
+
+async def test_a_user_that_may_not_ask_is_warned(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as admin:
+        await admin.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "nocommands", "+ping")
+        with capture_logs() as logs:
+            await check_keeping(server.url.replace("unix://", "unix://me:secret@"))
+        assert [entry["event"] for entry in logs] == ["queue.unchecked"]
+
+
+async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "CHECK_S", 0.02)
+    server = EmbeddedServer(tmp_path)
+    gateway, asked = Gateway(replace(CONFIG, redis=server.url)), asyncio.Event()
+
+    async def check(url: str) -> None:
+        try:
+            await check_keeping(url)
+            asked.set()
+        except QueueUnavailable:
+            missed.set()
+            raise
+
+    missed = asyncio.Event()
+    monkeypatch.setattr(service_module, "check_keeping", check)
+    gateway.archive.start()
+    await asyncio.wait_for(missed.wait(), 30)
+    async with server:
+        await asyncio.wait_for(asked.wait(), 30)
+        assert not gateway.lifecycle.failed.is_set()
+        await gateway.archive.close()
 
 
 async def test_nothing_is_taken_while_the_target_is_away() -> None:

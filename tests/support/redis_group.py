@@ -6,9 +6,11 @@ import os
 import random
 import signal
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -19,6 +21,7 @@ GROUP = "queue"
 SENTINELS, REPLICAS = 3, 2
 DOWN_AFTER_MS = 1000
 SETTLE_S = 120.0
+HOST = "127.0.0.1"
 
 
 def free_ports(number: int) -> list[int]:
@@ -30,6 +33,61 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+class Place(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """Those of a group, as anybody may ask them about it."""
+
+    places: Sequence[Place]
+    replicas: int
+    """That follow the leader when all are well."""
+
+    async def leader(self) -> Place | None:
+        """The server that the sentinels agree on; None while they do not."""
+        told = {await _ask(place, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", GROUP) for place in self.places}
+        if len(told) != 1 or None in told:
+            return None
+        ((host, port),) = told
+        return Place(host, int(port))
+
+    async def settled(self) -> Place:
+        """The leader, once all others follow it and the sentinels know of all."""
+        async with asyncio.timeout(SETTLE_S):
+            while (place := await self.leader()) is None or not await self._is_whole(place):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        return place
+
+    async def _is_whole(self, leader: Place) -> bool:
+        facts = await _ask(leader, "INFO", "replication") or {}
+        online = [each for name, each in facts.items() if name.startswith("slave") and isinstance(each, dict)]
+        known = [await _ask(each, "SENTINEL", "CKQUORUM", GROUP) for each in self.places]
+        return sum(each.get("state") == "online" for each in online) == self.replicas and all(known)
+
+
+async def _ask(place: Place, *words: object) -> Any:
+    """None: it does not answer, or answers with an error."""
+    try:
+        return await _tell(place, *words)
+    except (RedisError, OSError):
+        return None
+
+
+async def _tell(place: Place, *words: object) -> Any:
+    client = Redis(host=place.host, port=place.port, socket_timeout=2, socket_connect_timeout=2, decode_responses=True)
+    async with client:
+        answer = await client.execute_command(*words)
+        return tuple(answer) if isinstance(answer, list) else answer
+
+
 class RedisGroup:
     """As an async context manager: entered when all replicas follow the leader and all sentinels know them."""
 
@@ -38,6 +96,7 @@ class RedisGroup:
         self._folder = folder
         self.servers = {port: EmbeddedServer(folder / str(port), port=port) for port in ports[: 1 + REPLICAS]}
         self._sentinel_ports = ports[1 + REPLICAS :]
+        self._watching = Sentinels([Place(HOST, port) for port in self._sentinel_ports], REPLICAS)
         self._sentinels: list[asyncio.subprocess.Process] = []
 
     @property
@@ -51,7 +110,7 @@ class RedisGroup:
             for server in self.servers.values():
                 await server.start()
             for port in replicas:
-                await self._tell(port, "REPLICAOF", "127.0.0.1", leader)
+                await _tell(Place(HOST, port), "REPLICAOF", HOST, leader)
             for port in self._sentinel_ports:
                 await self._start_sentinel(port, leader)
             await self.settled()
@@ -67,15 +126,12 @@ class RedisGroup:
 
     async def leader(self) -> int:
         """The port of the server that the sentinels agree on; 0 while they do not."""
-        told = {await self._ask(port, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", GROUP) for port in self._sentinel_ports}
-        return int(next(iter(told))[1]) if len(told) == 1 and None not in told else 0
+        place = await self._watching.leader()
+        return place.port if place else 0
 
     async def settled(self) -> int:
         """The leader, once all others follow it and the sentinels know of all."""
-        async with asyncio.timeout(SETTLE_S):
-            while not (port := await self.leader()) or not await self._is_whole(port):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        return port
+        return (await self._watching.settled()).port
 
     async def fail_over(self, cut_s: float) -> None:
         """Cuts the replicas off from the leader, which goes on alone for so long and is then lost. Returns when another
@@ -84,7 +140,7 @@ class RedisGroup:
         others = [server for each, server in self.servers.items() if each != port]
         for server in others:
             os.kill(server.pid, signal.SIGSTOP)
-        await self._tell(port, "CLIENT", "KILL", "TYPE", "REPLICA")
+        await _tell(Place(HOST, port), "CLIENT", "KILL", "TYPE", "REPLICA")
         await asyncio.sleep(cut_s)
         await self.servers[port].kill()
         for server in others:
@@ -107,24 +163,6 @@ class RedisGroup:
         finally:
             for server in others:
                 os.kill(server.pid, signal.SIGCONT)
-
-    async def _is_whole(self, port: int) -> bool:
-        facts = await self._ask(port, "INFO", "replication") or {}
-        online = [each for name, each in facts.items() if name.startswith("slave") and isinstance(each, dict)]
-        known = [await self._ask(each, "SENTINEL", "CKQUORUM", GROUP) for each in self._sentinel_ports]
-        return sum(each.get("state") == "online" for each in online) == REPLICAS and all(known)
-
-    async def _ask(self, port: int, *words: object) -> Any:
-        """None: it does not answer, or answers with an error."""
-        try:
-            return await self._tell(port, *words)
-        except (RedisError, OSError):
-            return None
-
-    async def _tell(self, port: int, *words: object) -> Any:
-        async with Redis(port=port, socket_timeout=2, socket_connect_timeout=2, decode_responses=True) as client:
-            answer = await client.execute_command(*words)
-            return tuple(answer) if isinstance(answer, list) else answer
 
     async def _start_sentinel(self, port: int, leader: int) -> None:
         folder = self._folder / f"sentinel-{port}"

@@ -104,7 +104,8 @@ ENDS = frozenset(Kind) - {Kind.TAKEN}
 
 def read_events(process: str, path: Path) -> list[JobEvent]:
     """The job events of one log of JSON lines; other lines are passed over, torn ones too."""
-    parsed = (_parse(line) for line in path.read_text(errors="replace").splitlines())
+    lines = path.read_text(errors="replace").splitlines()
+    parsed = (_parse(line) for line in lines if '"job.' in line)  # far from all of a long run
     return [_job_event(process, line) for line in parsed if line.get("event") in set(Kind) and "job_id" in line]
 
 
