@@ -20,8 +20,8 @@ PLAIN = "plain"
 PROMISED, LEAST_SPEEDUP = ("hints, half the frames", "hints, older checkpoint"), 2.0
 """Of decoding, times plain."""
 Variant = tuple[str, str]
-"""A method, and whose text it is told: "half" (its own, of half the frames), "small" (the smaller checkpoint's), "older"
-(an earlier one's of the same model), "own" (its own), "other" (its own, of another clip)."""
+"""A method, and whose text it is told: "half" (its own, of half the frames), "small" (the smaller checkpoint's),
+"older" (an earlier one's of the same model), "own" (its own), "other" (its own, of another clip)."""
 VARIANTS: dict[str, Variant] = {
     PLAIN: ("autoregressive", ""),
     "hints, half the frames": ("hints", "half"),
