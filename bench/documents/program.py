@@ -8,17 +8,20 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.common import is_whole, machine_facts, make_parser, run_to_end, say
+from bench.common import MODELS, is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
 from bench.documents.reading import is_kept, measure_reading
 from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
 from bench.documents.scans import are_scans_kept, measure_scans
 from bench.documents.stages import are_stages_kept, measure_stages
+from bench.documents.whole import is_whole_kept, measure_live, measure_replayed
 from bench.output import finish
+from bench.replay.rows import TABLES
 from bench.tables import print_rows
 from slipstream.logs import configure_logs
 from slipstream.stack.local import POCKET_READER
@@ -26,8 +29,12 @@ from slipstream.stack.local import POCKET_READER
 PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "identity": lambda given: measure_identity(given.schedules, given.seed),
     "alignment": lambda given: measure_alignment(given.pages),
-    "recaption": lambda given: run_to_end(measure_recaption(given.clips, given.frames, given.rounds)),
+    "recaption": lambda given: run_to_end(
+        measure_recaption(given.clips, given.frames, given.rounds, newer=given.newer, older=_folder(given.older))
+    ),
     "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
+    "live": lambda given: run_to_end(measure_live(given.reader_model, given.whole_pages, given.rounds)),
+    "replayed": lambda given: run_to_end(measure_replayed(given.reader_model, given.table, given.whole_pages, 1)),
     "scans": lambda given: run_to_end(measure_scans(given.folder, given.reader_model, given.timed_files)),
     "stages": lambda given: run_to_end(measure_stages(given.reader_model, given.stage_pages, given.rounds)),
 }
@@ -35,11 +42,13 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
     "reading": is_kept,
+    "live": is_whole_kept,
+    "replayed": is_whole_kept,
     "scans": are_scans_kept,
     "stages": are_stages_kept,
     "recaption": lambda found: (
         all(is_whole(row["identical"]) for row in found["rows"])
-        and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] == PROMISED)
+        and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] in PROMISED)
     ),
 }
 
@@ -49,7 +58,10 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"clips": (5, "that are captioned again"), "frames": 64, "rounds": 3}
     counts |= {"read_pages": (50, "that are read"), "reader_model": (POCKET_READER, "checkpoint that reads pages")}
     counts |= {"folder": ("", "of scans and manuals, for `scans`"), "timed_files": (16, "of those that can be read")}
+    counts |= {"whole_pages": (28, "of `live` and `replayed`"), "table": (TABLES / "0.5b-7b.json", "of `replayed`")}
     counts |= {"stage_pages": (14, "that are read by regions, too")}
+    counts |= {"newer": (MODELS["target"], "checkpoint that captions again")}
+    counts |= {"older": ("", "checkpoint of the same model whose captions are hints, too")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
@@ -69,6 +81,10 @@ def main(argv: Sequence[str]) -> None:
     of_reading = {"reading_rows": document.get("reading", {}).pop("rows", [])}  # too many for the last line
     finish("documents", document | of_reading | told, series=[*of_reading])
     sys.exit(1 if broken else 0)
+
+
+def _folder(name: str) -> Path | None:
+    return Path(name) if name else None
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

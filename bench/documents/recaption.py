@@ -1,9 +1,9 @@
 """The pocket archive captioned again, with earlier captions as hints and no draft process.
 
-Earlier captions are the target's own of half the frames, its own of the same frames, and those of another checkpoint:
-the pocket draft, a model of a tenth of the size, alone at the target's place, which sees other things. Every caption of
-a clip finds the clip's prefill at hand, and all of its methods take turns, so that a machine whose speed drifts favours
-none.
+Earlier captions are the target's own of half the frames, its own of the same frames, and those of other checkpoints:
+an older one of the same model, where there is one (docs/benchmarks.md says how to make a newer one), and the pocket
+draft, a model of a tenth of the size, alone at the target's place, which sees other things. Every caption of a clip
+finds the clip's prefill at hand, and all of its methods take turns, so that a machine whose speed drifts favours none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from slipstream.client.caption_client import GatewayAddress
 from slipstream.stack.local import Stack, StackOptions
 
 PLAIN = "plain"
-PROMISED, LEAST_SPEEDUP = "hints, half the frames", 2.0
+PROMISED, LEAST_SPEEDUP = ("hints, half the frames", "hints, older checkpoint"), 2.0
 """Of decoding, times plain."""
 Variant = tuple[str, str]
-"""A method, and whose text it is told: "half" (its own, of half the frames), "small" (the other checkpoint's), "own"
-(its own), "other" (its own, of another clip)."""
+"""A method, and whose text it is told: "half" (its own, of half the frames), "small" (the smaller checkpoint's),
+"older" (an earlier one's of the same model), "own" (its own), "other" (its own, of another clip)."""
 VARIANTS: dict[str, Variant] = {
     PLAIN: ("autoregressive", ""),
     "hints, half the frames": ("hints", "half"),
@@ -33,6 +33,10 @@ VARIANTS: dict[str, Variant] = {
     "hints, other clips": ("hints", "other"),
     "hsd, other clips": ("hsd", "other"),
     "prompt_lookup": ("prompt_lookup", ""),
+}
+OLDER_VARIANTS: dict[str, Variant] = {
+    "hints, older checkpoint": ("hints", "older"),
+    "hsd, older checkpoint": ("hsd", "older"),
 }
 
 
@@ -47,34 +51,44 @@ async def _texts(model: Path, clips: Sequence[Path], asked: Mapping[str, Any], n
         return [(await run_caption(captioner, clip, options)).caption.text for clip in clips]
 
 
-async def measure_recaption(num_clips: int, num_frames: int, rounds: int) -> dict[str, Any]:
-    """Decoding's speed by method and hint, as times of plain decoding, and whether the texts are the same."""
+async def measure_recaption(
+    num_clips: int, num_frames: int, rounds: int, *, newer: Path, older: Path | None
+) -> dict[str, Any]:
+    """Decoding's speed by method and hint, as times of plain decoding, and whether the texts are the same.
+
+    Args:
+        newer: the target.
+        older: a checkpoint whose captions are hints, too; None: there is none.
+    """
+    variants = VARIANTS | (OLDER_VARIANTS if older else {})
     clips = held_out_clips(num_clips)
     prompt: dict[str, Any] = {"prompt": PROMPT, "max_new_tokens": 320}
     texts = {"small": await _texts(MODELS["draft"], clips, prompt, num_frames)}
-    texts["half"] = await _texts(MODELS["target"], clips, prompt, num_frames // 2)
+    texts["half"] = await _texts(newer, clips, prompt, num_frames // 2)
+    if older:
+        texts["older"] = await _texts(older, clips, prompt, num_frames)
     say(f"there are earlier captions of {len(clips)} clips")
     asked = prompt | {"num_frames": num_frames}
-    captioned: dict[str, list[list[Captioned]]] = {name: [] for name in VARIANTS}
+    captioned: dict[str, list[list[Captioned]]] = {name: [] for name in variants}
     async with (
-        _stack(MODELS["target"]) as stack,
+        _stack(newer) as stack,
         AsyncCaptioner(gateway=GatewayAddress(stack.gateway_address)) as captioner,
     ):
         plain = CaptionOptions(**asked, method="autoregressive")
         texts["own"] = [(await run_caption(captioner, clip, plain)).caption.text for clip in clips]
         texts["other"] = [*texts["own"][1:], texts["own"][0]]
         for number, clip in enumerate(clips):
-            found: dict[str, list[Captioned]] = {name: [] for name in VARIANTS}
+            found: dict[str, list[Captioned]] = {name: [] for name in variants}
             for turn in range(rounds):
-                for name in _rotated(list(VARIANTS), number + turn):
-                    method, of = VARIANTS[name]
+                for name in _rotated(list(variants), number + turn):
+                    method, of = variants[name]
                     prediction = (texts[of][number],) if of else ()
                     options = CaptionOptions(**asked, method=method, prediction=prediction)
                     found[name].append(await run_caption(captioner, clip, options))
             for name, of_clip in found.items():
                 captioned[name].append(of_clip)
             say(f"clip {number + 1} of {len(clips)}")
-    rows = [_row(name, captioned[name], captioned[PLAIN]) for name in VARIANTS]
+    rows = [_row(name, captioned[name], captioned[PLAIN]) for name in variants]
     return {"rows": rows, "clips": len(clips), "frames": num_frames, "rounds": rounds}
 
 

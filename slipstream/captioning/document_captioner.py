@@ -17,6 +17,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_run import DocumentRun, PageRun
 from slipstream.captioning.late_hints import LateHints
 from slipstream.captioning.media import VideoFile
+from slipstream.captioning.ocr_gate import OcrGate, OcrWatch
 from slipstream.captioning.page_regions import PageRegions
 from slipstream.captioning.page_source import PageSource
 from slipstream.captioning.plan import CaptionPlan, make_plan
@@ -54,6 +55,7 @@ class DocumentCaptioner:
         self._reader = reader
         self._turns = asyncio.Semaphore(config.documents_at_once)
         self._regions = asyncio.Semaphore(config.regions_at_once)
+        self._ocr_gate = OcrGate()
 
     def plan(self, asked: DocumentOptions, *, path: str = "", request_id: str = "", owner: str = "") -> CaptionPlan:
         """What each page's caption is to be.
@@ -97,17 +99,26 @@ class DocumentCaptioner:
         """What is said of the document, see `DocumentEvent`. Needs a `check` of the captioner's shortly before. Raises
         what `PageSource.events` and `GatewayCaptioner.caption` raise, and what `plan` does."""
         plan = _checked(asked, plan)
+        # A tolerant text depends on what is drafted, which must not depend on a clock.
+        watch = OcrWatch(self._ocr_gate if asked.ocr == "paying" and not plan.is_tolerant else None)
+        is_useless = asked.ocr == "paying" and not plan.method.takes_hints
         source = PageSource(
             self._check_reader(),
             data,
-            asked.request,
+            replace(asked.request, ocr=asked.ocr != "never" and not is_useless),
             wait_s=self._config.reader_wait_s,
             silence_s=self._config.reader_silence_s,
             request_id=plan.request_id,
+            watch=watch,
         )
 
         async def read(page: PageRun) -> None:
-            await self._read_page(page, plan, asked)
+            caption = None
+            watch.on_begun()
+            try:
+                caption = await self._read_page(page, plan, asked)
+            finally:
+                watch.on_ended(caption)
 
         run = DocumentRun(source.events(), read, pages_at_once=pages_at_once, pixels=asked.request.pictures)
         async with aclosing(run.events()) as events:
@@ -141,20 +152,20 @@ class DocumentCaptioner:
             )
         return self._reader
 
-    async def _read_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
+    async def _read_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> Caption:
         plan = plan.named(f"-p{page.picture.page}")
         structlog.contextvars.bind_contextvars(request_id=plan.request_id)
         limit_s = self._config.request_timeout_s
         try:
             with self._captioner.metrics.captioning(plan.method.name):
                 async with asyncio.timeout(limit_s):
-                    await self._caption_page(page, plan, asked)
+                    return await self._caption_page(page, plan, asked)
         except TimeoutError:
             raise ServiceUnavailable(
                 f"page {page.picture.page} was not read within this server's limit of {limit_s:g} s"
             ) from None
 
-    async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> None:
+    async def _caption_page(self, page: PageRun, plan: CaptionPlan, asked: DocumentOptions) -> Caption:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
         regions = self.regions_of(page.picture, page.emit) if asked.reads_regions else None
         by_stage: Sequence[PageRegions | None] = [regions]
@@ -173,6 +184,7 @@ class DocumentCaptioner:
                 coming.cancel()  # a text that is whole needs no hints
             await asyncio.wait(hints)
         page.emit(caption if regions is None else replace(caption, regions=regions.facts))
+        return caption
 
     async def _read_picture(
         self,

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.captioning.ocr_gate import OcrGivenUp, OcrWatch
+from slipstream.documents.messages import NO_OCR, DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.pages import page_ranges
 from slipstream.errors import ReaderFault, ReaderUnavailable, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
@@ -26,6 +27,7 @@ class PageSource:
         request: what to read of it; pictures come with their pixels.
         wait_s: how long to wait for a reader that is not to be had.
         silence_s: a reader that says nothing for so long is lost.
+        watch: says from when on pages are read by OCR, and from when on they are not, where the request has it at all.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class PageSource:
         wait_s: float,
         silence_s: float,
         request_id: str = "",
+        watch: OcrWatch | None = None,
     ) -> None:
         self._reader = reader
         self._data = data
@@ -49,6 +52,8 @@ class PageSource:
         self._num_tries = 0
         """Since the last picture came."""
         self._undrafted: PagePicture | None = None
+        self._watch = watch or OcrWatch()
+        self._asks_ocr = request.ocr
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
         """The facts, then each page's picture and draft; the draft is empty, with a warning, where its reader was lost.
@@ -60,44 +65,67 @@ class PageSource:
         """
         while True:
             try:
+                failure = None
                 async with aclosing(self._read()) as events:
                     async for event in events:
                         yield event
-                return
+            except OcrGivenUp:
+                get_logger().info("ocr.given_up", num_pages=self._num_drawn)
             except (ServiceUnavailable, ReaderFault) as error:
                 failure = error
-            get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
+                get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
             if (picture := self._undrafted) is not None:
-                self._undrafted = None
-                yield missing_draft(picture, str(failure))
-            if self._facts is not None and self._num_drawn == len(self._facts.pages):
+                self._owe(None)
+                yield missing_draft(picture, str(failure)) if failure is not None else empty_draft(picture, NO_OCR)
+            if self._is_drawn:
                 return
-            await self._find_reader(failure)
+            if failure is not None:
+                await self._find_reader(failure)
+
+    @property
+    def _is_drawn(self) -> bool:
+        return self._facts is not None and self._num_drawn == len(self._facts.pages)
+
+    @property
+    def _wants_ocr(self) -> bool:
+        return self._request.ocr and self._watch.wants_ocr
 
     async def _read(self) -> AsyncGenerator[ReadEvent, None]:
-        """What one reader says of the pages that are left."""
-        request = self._request
+        """What one reader says of the pages that are left: of all, or until the OCR is wanted and was not asked for, or
+        the other way round. Raises `OcrGivenUp` where a draft is not waited for any more."""
+        self._asks_ocr = self._wants_ocr
+        request = replace(self._request, ocr=self._asks_ocr)
         if self._facts is not None:
             request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
         async with aclosing(events):
-            async for event in events:
+            while (event := await self._next(events)) is not None:
                 if not isinstance(event, DocumentFacts):
                     self._note(event)
                     yield event
+                    if isinstance(event, PageDraft) and not self._is_drawn and self._asks_ocr != self._wants_ocr:
+                        return
                 elif self._facts is None:
                     self._facts = event
                     yield event
                 elif event.num_pages != self._facts.num_pages:
                     raise ReaderFault("another reader counts other pages in the same document")
 
+    async def _next(self, events: AsyncGenerator[ReadEvent, None]) -> ReadEvent | None:
+        async with self._watch.patience():
+            return await anext(events, None)
+
     def _note(self, event: PagePicture | PageDraft) -> None:
         if isinstance(event, PageDraft):
-            self._undrafted = None
+            self._owe(None)
             return
-        self._undrafted = event
+        self._owe(event)
         self._num_drawn += 1
         self._num_tries = 0
+
+    def _owe(self, picture: PagePicture | None) -> None:
+        self._undrafted = picture
+        self._watch.on_owed(picture is not None and self._asks_ocr)
 
     async def _find_reader(self, failure: SlipstreamError) -> None:
         """Returns when a reader answers. Raises `ServiceUnavailable` when there is none, or enough were lost."""
@@ -119,5 +147,9 @@ class PageSource:
 
 def missing_draft(picture: PagePicture, reason: str) -> PageDraft:
     """Of a page that is read without."""
-    warning = f"the page was read without a draft: {reason}"
+    return empty_draft(picture, f"the page was read without a draft: {reason}")
+
+
+def empty_draft(picture: PagePicture, warning: str) -> PageDraft:
+    """Of a page of which nothing is known but how it looks."""
     return PageDraft(picture.page, picture.width, picture.height, (), (warning,))

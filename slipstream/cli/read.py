@@ -24,6 +24,7 @@ from slipstream.documents.disagreements import (
     split_by_regions,
 )
 from slipstream.documents.messages import (
+    NO_OCR,
     Box,
     DocumentLimits,
     DocumentRequest,
@@ -35,7 +36,7 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.documents.reading import STAGES, DocumentOptions, PageReading, page_readings
+from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading, page_readings
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
@@ -59,6 +60,13 @@ StageOption = Annotated[
     str,
     typer.Option(
         help=f"{' or '.join(STAGES)}: whether the target reads the regions of a page first, for better hints."
+    ),
+]
+OcrOption = Annotated[
+    str,
+    typer.Option(
+        help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}. `paying` is while that"
+        " saves more time than it takes; a page without it has no disagreements to show.",
     ),
 ]
 ReaderOption = Annotated[
@@ -86,6 +94,7 @@ def read_command(
     ] = True,
     surface: SurfaceOption = None,
     stage: StageOption = DocumentOptions.stage,
+    ocr: OcrOption = DocumentOptions.ocr,
     options: CaptionOptions,
     stack_options: StackOptions,
     gateway: Annotated[
@@ -99,12 +108,15 @@ def read_command(
     differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
+    if ocr_only and ocr != "always":
+        raise InvalidConfig("--ocr is for a target, whose time it saves: leave it out with --ocr-only")
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
     stack_options = _with_a_reader(stack_options)
     if surface is None:
         surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
-    for flag, value, known in (("--surface", surface, SURFACES), ("--stage", stage, STAGES)):
+    chosen = (("--surface", surface, SURFACES), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
+    for flag, value, known in chosen:
         if value not in known:
             raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
     _make_folder(output)
@@ -116,6 +128,7 @@ def read_command(
             text_layer=text_layer,
             surface=surface,
             stage=stage,
+            ocr=ocr,
             pictures=True,
             options=options,
         )
@@ -216,7 +229,7 @@ class _Job:
                 complain(str(path), f"cannot be written to {str(self.output)!r}: {error.strerror}")
                 return InvalidConfig.exit_code
         for page in pages:
-            for warning in page.warnings:
+            for warning in page.complaints:
                 complain(str(path), f"page {page.number}: {warning}")
         typer.echo(printable(f"{self.output / path.stem}.md  [{', '.join(_told(pages))}]"))
         return 0
@@ -270,6 +283,11 @@ class _PageFacts:
     num_regions: int = 0
     """That the target read first."""
 
+    @property
+    def complaints(self) -> list[str]:
+        """Warnings that are told page by page; the rest is counted."""
+        return [warning for warning in self.warnings if warning != NO_OCR]
+
     @classmethod
     def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
         if isinstance(page, PageDraft):
@@ -282,6 +300,8 @@ class _PageFacts:
 def _told(pages: Sequence[_PageFacts]) -> list[str]:
     num_tokens = sum(page.num_tokens for page in pages)
     told = [f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
+    if num_unread := sum(NO_OCR in page.warnings for page in pages):
+        told.append(f"{num_unread} pages without OCR")
     if num_regions := sum(page.num_regions for page in pages):
         told.append(f"{num_regions} regions read first")
     return told + ([f"{num_tokens} tokens, {sum(p.num_hinted for p in pages)} from hints"] if num_tokens else [])

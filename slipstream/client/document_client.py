@@ -44,6 +44,7 @@ class DocumentCall(CallOptions):
     text_layer: bool = field(default=True, kw_only=True)
     surface: str = field(default=DocumentOptions.surface, kw_only=True)
     stage: str = field(default=DocumentOptions.stage, kw_only=True)
+    ocr: str = field(default=DocumentOptions.ocr, kw_only=True)
     pictures: bool = field(default=False, kw_only=True)
     request_id: str = field(default="", kw_only=True)
     timeout_s: float = field(default=DOCUMENT_TIMEOUT_S, kw_only=True)
@@ -51,7 +52,7 @@ class DocumentCall(CallOptions):
     def document(self) -> DocumentOptions:
         """All that the gateway is asked. Raises `InvalidRequest`."""
         request = DocumentRequest(self.pages, self.dpi, self.ocr_dpi, self.pictures, self.text_layer)
-        return DocumentOptions(request, self.surface, self.asked(), self.stage).check()
+        return DocumentOptions(request, self.surface, self.asked(), self.stage, self.ocr).check()
 
 
 with_document_keywords = keywords_of(
@@ -63,6 +64,7 @@ with_document_keywords = keywords_of(
         "text_layer": "whether the document's own text is taken for a draft, where it is genuine.",
         "surface": 'how the target writes, such as "markdown".',
         "stage": '"page", or "region+page": the target reads the regions of a page first, for better hints.',
+        "ocr": '"always", "paying" (while the OCR saves more time than it takes), or "never".',
         "pictures": "whether the pixels of the pages are wanted.",
         "request_id": "names the document in every log and in the results; made by the gateway when empty.",
         "timeout_s": "seconds that the document may take in all.",

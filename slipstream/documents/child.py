@@ -141,7 +141,7 @@ class _Reading:
         began = time.monotonic()
         seen = self._seen(document, page, request, picture, dpi)
         layer = document.text_lines(page, seen) if request.text_layer else []
-        regions, warnings = read_page(seen, layer, self._recogniser)
+        regions, warnings = read_page(seen, layer, self._recogniser, ocr=request.ocr)
         across, down = width / seen.shape[1], height / seen.shape[0]
         placed = tuple(scaled(region, across, down, width, height) for region in regions)
         draft = PageDraft(page, width, height, placed, tuple(warnings), time.monotonic() - began)

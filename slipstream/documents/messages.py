@@ -189,6 +189,8 @@ class DocumentRequest:
     """Whether the pixels are wanted, or their size alone."""
     text_layer: bool = True
     """Whether a text that the document brings along is taken, if it passes the check."""
+    ocr: bool = True
+    """Whether pages without such a text are read by OCR, or have an empty draft."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,8 @@ MAX_REGIONS = 2_000
 MAX_TEXT_CHARS = 200_000
 """Of one page."""
 MAX_WARNINGS, MAX_WARNING_CHARS = 8, 300
+NO_OCR = "the page was not read by OCR"
+"""Warning of a draft that nobody asked the OCR for, or that it was not waited for."""
 MAX_DRAFT_BYTES = 4 * MAX_TEXT_CHARS + 600 * MAX_REGIONS
 """A page's draft as JSON: the text at its longest, and what stands around it."""
 

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.documents.layout import Zone, make_regions
-from slipstream.documents.messages import MAX_REGIONS, MAX_TEXT_CHARS, Box, Origin, Region, RegionKind, TextLine
+from slipstream.documents.messages import (
+    MAX_REGIONS,
+    MAX_TEXT_CHARS,
+    NO_OCR,
+    Box,
+    Origin,
+    Region,
+    RegionKind,
+    TextLine,
+)
 from slipstream.documents.trust import LayerVerdict, judge_layer
 
 Picture = NDArray[np.uint8]
@@ -40,8 +49,13 @@ class Reads(Protocol):
         """Whether it can read that letter."""
 
 
-def read_page(picture: Picture, layer: Sequence[TextLine], reads: Reads) -> tuple[list[Region], list[str]]:
-    """The regions of a page in reading order, and warnings. `layer`: its text layer, which may be a lie."""
+def read_page(
+    picture: Picture, layer: Sequence[TextLine], reads: Reads, *, ocr: bool = True
+) -> tuple[list[Region], list[str]]:
+    """The regions of a page in reading order, and warnings. `layer`: its text layer, which may be a lie. Without `ocr`
+    a page that has no genuine layer has no regions, and what a layer leaves out is not read."""
+    if not layer and not ocr:
+        return [], [NO_OCR]
     zones = [_in_place(zone, picture.shape[0]) for zone in reads.zones(picture)]
     warnings: list[str] = []
     regions: list[Region] | None = None
@@ -50,9 +64,11 @@ def read_page(picture: Picture, layer: Sequence[TextLine], reads: Reads) -> tupl
         if verdict is LayerVerdict.FAKE:
             warnings.append(FAKE_LAYER)
         else:
-            regions = _with_gaps_read(picture, layer, zones, reads)
+            regions = _with_gaps_read(picture, layer, zones, reads, ocr=ocr)
         if verdict is LayerVerdict.UNKNOWN_SCRIPT:
             warnings.append(UNCHECKED_LAYER)
+    if regions is None and not ocr:
+        return [], [NO_OCR]
     if regions is None:
         regions = make_regions(zones, reads.lines(picture), Origin.OCR)
     if {region.kind for region in regions if region.text} <= _MARGINS:
@@ -70,10 +86,12 @@ def _in_place(zone: Zone, height: int) -> Zone:
     return replace(zone, kind=RegionKind.TEXT) if is_off_head or is_off_foot else zone
 
 
-def _with_gaps_read(picture: Picture, layer: Sequence[TextLine], zones: Sequence[Zone], reads: Reads) -> list[Region]:
+def _with_gaps_read(
+    picture: Picture, layer: Sequence[TextLine], zones: Sequence[Zone], reads: Reads, *, ocr: bool
+) -> list[Region]:
     """The layer's regions, and by OCR those that look like text and are not in the layer: stamps, scanned parts."""
     empty = [zone for zone in zones if zone.kind in _WITH_TEXT and not any(zone.box.common(line.box) for line in layer)]
-    if not empty:
+    if not empty or not ocr:
         return make_regions(zones, layer, Origin.TEXT_LAYER)
     inside = [
         line for line in reads.lines(picture) if any(2 * zone.box.common(line.box) > line.box.area for zone in empty)

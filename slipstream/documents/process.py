@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from slipstream.documents.messages import (
@@ -42,6 +43,8 @@ from slipstream.video.decoder_process import (
 )
 
 MODULE = "slipstream.documents.child"
+_PATIENCE, _SLICES = 3, 4
+"""Times its limit that a process may take which others keep from its core, and how often in each it is looked at."""
 _MAX_MESSAGE_BYTES = 16 * 1024
 _MAX_TEXT = 600
 _MAX_PAGES = 100_000
@@ -158,8 +161,7 @@ class ReaderProcess(ConfinedProcess):
     async def _answer(self, kind: str, limit_s: float) -> dict[str, Any]:
         """The fields of the answer, which must be of that kind. Raises what the process refused, or ReaderLost."""
         try:
-            async with asyncio.timeout(limit_s + KILL_SLACK_S):
-                message = await self._receive(_MAX_MESSAGE_BYTES)
+            message = await self._heard(limit_s)
         except TimeoutError:
             self.process.kill()
             get_logger().warning("reader.timed_out", reader=self.process.pid, waited_for=kind)
@@ -176,6 +178,24 @@ class ReaderProcess(ConfinedProcess):
             raise self._nonsense(failure) from None
         return fields
 
+    async def _heard(self, limit_s: float) -> bytes:
+        """The next message. Raises TimeoutError where none comes within `limit_s`; a process that has had less of a
+        core than that and goes on working is given up to `_PATIENCE` times as long: others take its time."""
+        receiving = asyncio.ensure_future(self._receive(_MAX_MESSAGE_BYTES))
+        began_s = worked_s = _worked_s(self.process.pid)
+        slices = [limit_s + KILL_SLACK_S, *[limit_s / _SLICES] * round((_PATIENCE - 1) * _SLICES)]
+        try:
+            for number, slice_s in enumerate(slices):
+                await asyncio.wait([receiving], timeout=slice_s)
+                if receiving.done():
+                    return receiving.result()
+                before_s, worked_s = worked_s, _worked_s(self.process.pid)
+                if worked_s - began_s >= limit_s or (number and worked_s <= before_s):
+                    break
+            raise TimeoutError
+        finally:
+            receiving.cancel()
+
     def _nonsense(self, failure: Exception) -> ReaderLost:
         self.process.kill()
         get_logger().error("reader.bad_answer", reader=self.process.pid, reason=repr(failure))
@@ -187,6 +207,16 @@ class ReaderProcess(ConfinedProcess):
         if -status == signal.SIGXCPU:
             return ReaderLost("it took too much time of the processor", may_retry=False, is_slow=True)
         return ReaderLost(f"its reader crashed ({cause})", may_retry=-status in SENT_FROM_OUTSIDE)
+
+
+def _worked_s(pid: int) -> float:
+    """Seconds that a process and those below it have run on a core, by their first threads; 0 for one that is gone."""
+    task = Path("/proc") / str(pid) / "task" / str(pid)
+    try:
+        below = map(int, (task / "children").read_text().split())
+        return int((task / "schedstat").read_text().split()[0]) / 1e9 + sum(map(_worked_s, below))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _number(fields: dict[str, Any], name: str, low: int, high: int) -> int:

@@ -17,6 +17,10 @@ STAGES = ("page", "region+page")
 """How a page is read: by the target at once, or after its regions (paper 003, section 3.1)."""
 
 
+OCR_WHEN = ("always", "paying", "never")
+"""When pages without a genuine text layer are read by OCR: `paying` is while it saves time, see `OcrGate`."""
+
+
 @dataclass(frozen=True)
 class DocumentOptions:
     """What to ask of a document, and how."""
@@ -29,6 +33,8 @@ class DocumentOptions:
     """Of each page."""
     stage: str = "page"
     """One of `STAGES`."""
+    ocr: str = "always"
+    """One of `OCR_WHEN`."""
 
     @property
     def reads_regions(self) -> bool:
@@ -42,6 +48,8 @@ class DocumentOptions:
             raise InvalidRequest(f"surface {self.surface!r} is unknown; choose one of {', '.join(SURFACES)}")
         if self.stage not in STAGES:
             raise InvalidRequest(f"stage {self.stage!r} is unknown; choose one of {', '.join(STAGES)}")
+        if self.ocr not in OCR_WHEN:
+            raise InvalidRequest(f"ocr {self.ocr!r} is unknown; choose one of {', '.join(OCR_WHEN)}")
         if self.caption.in_segments:
             raise InvalidRequest("a page has no segments: leave them out")
         if {"duplicates", "skip_marked"} & self.caption.given().keys():

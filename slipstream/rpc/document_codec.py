@@ -39,6 +39,7 @@ def document_options_message(
         pictures=request.pictures,
         caption=options_message(asked.caption),
         stage=asked.stage,
+        ocr=asked.ocr,
     )
     return gateway_pb2.ReadDocumentRequest(options=options)
 
@@ -52,8 +53,14 @@ def read_document_options(message: gateway_pb2.DocumentOptions) -> DocumentOptio
     """What is asked of the document that follows. Raises `InvalidRequest` for values that no gateway takes."""
     if message.caption.path or message.caption.request_id:
         raise InvalidRequest("path and request_id are the document's, not its caption options'")
-    caption, surface = read_options(message.caption), message.surface or DocumentOptions.surface
-    return DocumentOptions(read_request(message), surface, caption, message.stage or DocumentOptions.stage).check()
+    usual = DocumentOptions
+    return DocumentOptions(
+        read_request(message),
+        surface=message.surface or usual.surface,
+        caption=read_options(message.caption),
+        stage=message.stage or usual.stage,
+        ocr=message.ocr or usual.ocr,
+    ).check()
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -50,6 +51,7 @@ def request_messages(data: bytes, request: DocumentRequest) -> Iterator[reader_p
         pictures=request.pictures,
         no_text_layer=not request.text_layer,
         num_bytes=len(data),
+        no_ocr=not request.ocr,
     )
     yield reader_pb2.ReadRequest(start=start)
     for first in range(0, len(data), CHUNK_BYTES):
@@ -58,7 +60,7 @@ def request_messages(data: bytes, request: DocumentRequest) -> Iterator[reader_p
 
 def read_start(message: reader_pb2.ReadStart) -> DocumentRequest:
     """What is asked of the document that follows. Raises InvalidRequest for resolutions that are not served."""
-    request = read_request(message)
+    request = replace(read_request(message), ocr=not message.no_ocr)
     check_request(request)
     return request
 

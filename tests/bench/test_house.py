@@ -49,6 +49,7 @@ CAME_WITH = {
     "films: summaries, results by segment, their lines, rows for Parquet and its file; what a row of options says": 6,
     "what services say of themselves, apart from what they exchange": 1,
     "what lies between products on CUDA, apart from the layers that every step takes": 1,
+    "a gate before the OCR": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -78,6 +79,7 @@ CHECKS_CAME_WITH = {
     "several prompts about the segments of a film": 1,
     "the parts of the archive at scale apart from the film that is killed": 1,
     "three hosts, four queues": 2,
+    "documents from end to end": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

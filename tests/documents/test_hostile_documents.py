@@ -97,6 +97,11 @@ async def test_a_reader_that_ends_within_a_draft_costs_that_draft_alone(pool: Re
     assert "could not be read" in lost.warnings[0]
 
 
+async def test_a_reader_that_gets_too_little_of_a_core_is_given_more_time(pool: ReaderPool) -> None:
+    for when in ("draw", "draft"):
+        assert all(draft.regions for draft in await drafts(pool, f"{when} starve {2 * LIMITS.page_s}".encode()))
+
+
 async def test_a_document_of_such_pages_has_an_end(pool: ReaderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MAX_LOST_DRAFTS", 0)
     with pytest.raises(LimitExceeded, match="1 pages could not be read, page 2 the last of them"):

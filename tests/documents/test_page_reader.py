@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.documents.layout import Zone
-from slipstream.documents.messages import MAX_REGIONS, Box, Origin, RegionKind, TextLine
+from slipstream.documents.messages import MAX_REGIONS, NO_OCR, Box, Origin, RegionKind, TextLine
 from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, Picture, read_page, scaled
 
 PAGE: Picture = np.full((1000, 800, 3), 255, dtype=np.uint8)
@@ -110,3 +110,13 @@ def test_regions_move_with_the_picture_and_stay_on_it() -> None:
     half = scaled(region, 0.5, 0.5, 400, 500)
     assert half.box == Box(25, 100, 175, 170) and half.text == region.text
     assert scaled(region, 0.001, 0.001, 1, 1).box == Box(0, 0, 1, 1)
+
+
+def test_without_ocr_there_is_what_a_genuine_layer_says() -> None:
+    eyes = FakeEyes()
+    regions, warnings = read_page(PAGE, lines_of(SHOWN), eyes, ocr=False)
+    assert regions == read_page(PAGE, lines_of(SHOWN), eyes)[0] and not warnings
+    fake = lines_of(["quite another text", "with other words in it", "about nothing shown", "anywhere on the page"])
+    for layer in ([], fake):
+        assert read_page(PAGE, layer, eyes, ocr=False) == ([], [NO_OCR])
+    assert not eyes.num_full

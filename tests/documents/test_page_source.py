@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.captioning import page_source
+from slipstream.captioning import ocr_gate, page_source
+from slipstream.captioning.ocr_gate import OcrGate, OcrWatch
 from slipstream.captioning.page_source import MAX_TRIES, PageSource
-from slipstream.documents.messages import DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReaderInfo, ReadEvent
+from slipstream.documents.messages import (
+    NO_OCR,
+    DocumentFacts,
+    DocumentRequest,
+    PageDraft,
+    PagePicture,
+    ReaderInfo,
+    ReadEvent,
+)
 from slipstream.documents.pages import parse_pages
 from slipstream.errors import ReaderFault, ServiceUnavailable, ServiceUnreachable, SlipstreamError, UnreadableDocument
+from slipstream.messages import Caption, Speculation, Timings
 
 NUM_PAGES = 6
 LOSSES = (ServiceUnreachable("it is gone"), ReaderFault("it was silent"))
@@ -26,6 +36,10 @@ class FakeReader:
     calls: list[tuple[int, SlipstreamError]]
     is_back: bool = True
     asked: list[str] = field(default_factory=list)
+    by_ocr: list[bool] = field(default_factory=list)
+    """Of each call, whether pages are to be read by OCR."""
+    is_slow: bool = False
+    """The OCR never ends."""
 
     async def ask(self, timeout_s: float) -> ReaderInfo:
         if not self.is_back:
@@ -37,10 +51,13 @@ class FakeReader:
     ) -> AsyncGenerator[ReadEvent, None]:
         assert request.pictures
         self.asked.append(request.pages)
+        self.by_ocr.append(request.ocr)
         num_events, failure = self.calls.pop(0) if self.calls else (10**6, None)
         for index, event in enumerate(self.events(parse_pages(request.pages, NUM_PAGES, 100))):
             if failure is not None and index == num_events:
                 raise failure
+            if self.is_slow and request.ocr and isinstance(event, PageDraft):
+                await asyncio.Event().wait()
             yield event
 
     @staticmethod
@@ -49,8 +66,8 @@ class FakeReader:
         return [DocumentFacts(NUM_PAGES, pages), *(event for pair in told for event in pair)]
 
 
-def source_of(reader: FakeReader, pages: str = "", wait_s: float = 5.0) -> PageSource:
-    return PageSource(cast(Any, reader), b"x", DocumentRequest(pages), wait_s=wait_s, silence_s=1.0)
+def source_of(reader: FakeReader, pages: str = "", wait_s: float = 5.0, watch: OcrWatch | None = None) -> PageSource:
+    return PageSource(cast(Any, reader), b"x", DocumentRequest(pages), wait_s=wait_s, silence_s=1.0, watch=watch)
 
 
 async def collect(source: PageSource, into: list[ReadEvent]) -> list[ReadEvent]:
@@ -119,3 +136,35 @@ async def test_another_document_from_the_next_reader_is_a_lie(monkeypatch: pytes
     monkeypatch.setattr(FakeReader, "events", staticmethod(lambda pages: [DocumentFacts(NUM_PAGES + 1, pages)]))
     with pytest.raises(ServiceUnavailable, match="counts other pages"):
         await anext(events)
+
+
+PAGE = Caption("", 11, None, timings=Timings(total_s=0.01, generate_s=0.01), speculation=Speculation(plain_pass_s=1e-3))
+
+
+async def read_at_once(source: PageSource, watch: OcrWatch) -> list[ReadEvent]:
+    """By a target that has read each page as soon as it is there."""
+    events = []
+    async for event in source.events():
+        events.append(event)
+        if isinstance(event, PagePicture):
+            watch.on_begun()
+            watch.on_ended(PAGE)
+    return events
+
+
+async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ocr_gate, "FIRST_REST", 3)
+    reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
+    events = await read_at_once(source_of(reader, watch=watch), watch)
+    assert [event.page for event in events if isinstance(event, PagePicture)] == list(range(1, NUM_PAGES + 1))
+    drafts = [event for event in events if isinstance(event, PageDraft)]
+    assert [event.page for event in drafts] == list(range(1, NUM_PAGES + 1))
+    assert reader.asked == ["", "2-6", "5-6", "6"] and reader.by_ocr == [True, False, True, False]
+    assert [draft.warnings for draft in drafts] == [(NO_OCR,), (), (), (), (NO_OCR,), ()]
+
+
+async def test_who_is_asked_for_no_ocr_gives_none_up() -> None:
+    reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
+    source = PageSource(cast(Any, reader), b"x", DocumentRequest(ocr=False), wait_s=5.0, silence_s=1.0, watch=watch)
+    events = await read_at_once(source, watch)
+    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False] and watch.wants_ocr

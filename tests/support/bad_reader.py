@@ -74,6 +74,15 @@ class BadDocument:
     def hang(self) -> None:
         time.sleep(600)
 
+    def starve(self) -> None:
+        """Works on for so many seconds, but for most of them others have the core."""
+        until = time.monotonic() + float(self.argument)
+        while time.monotonic() < until:
+            busy_until = time.thread_time() + 0.005
+            while time.thread_time() < busy_until:
+                pass
+            time.sleep(0.03)
+
     def spin(self) -> None:
         while True:
             pass

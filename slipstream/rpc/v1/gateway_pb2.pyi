@@ -140,7 +140,7 @@ class ReadDocumentRequest(_message.Message):
     def __init__(self, options: _Optional[_Union[DocumentOptions, _Mapping]] = ..., document: _Optional[bytes] = ...) -> None: ...
 
 class DocumentOptions(_message.Message):
-    __slots__ = ("path", "request_id", "pages", "dpi", "ocr_dpi", "no_text_layer", "surface", "pictures", "caption", "stage")
+    __slots__ = ("path", "request_id", "pages", "dpi", "ocr_dpi", "no_text_layer", "surface", "pictures", "caption", "stage", "ocr")
     PATH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class DocumentOptions(_message.Message):
     PICTURES_FIELD_NUMBER: _ClassVar[int]
     CAPTION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    OCR_FIELD_NUMBER: _ClassVar[int]
     path: str
     request_id: str
     pages: str
@@ -161,7 +162,8 @@ class DocumentOptions(_message.Message):
     pictures: bool
     caption: CaptionOptions
     stage: str
-    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ..., stage: _Optional[str] = ...) -> None: ...
+    ocr: str
+    def __init__(self, path: _Optional[str] = ..., request_id: _Optional[str] = ..., pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., no_text_layer: _Optional[bool] = ..., surface: _Optional[str] = ..., pictures: _Optional[bool] = ..., caption: _Optional[_Union[CaptionOptions, _Mapping]] = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ...) -> None: ...
 
 class ReadDocumentEvent(_message.Message):
     __slots__ = ("facts", "page", "pixels", "caption", "draft")

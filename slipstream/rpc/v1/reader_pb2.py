@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/reader.proto\x12\x11slipstream.rpc.v1\"\x12\n\x10GetReaderRequest\"s\n\nReaderInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04\x12\x11\n\tmax_pages\x18\x03 \x01(\r\x12\x17\n\x0fmax_page_pixels\x18\x04 \x01(\x04\x12\x15\n\rmax_documents\x18\x05 \x01(\r\"W\n\x0bReadRequest\x12-\n\x05start\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.ReadStartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"t\n\tReadStart\x12\r\n\x05pages\x18\x01 \x01(\t\x12\x0b\n\x03\x64pi\x18\x02 \x01(\r\x12\x0f\n\x07ocr_dpi\x18\x03 \x01(\r\x12\x10\n\x08pictures\x18\x04 \x01(\x08\x12\x15\n\rno_text_layer\x18\x05 \x01(\x08\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\"\xbb\x01\n\tReadEvent\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.DocumentFactsH\x00\x12\x31\n\x07picture\x18\x02 \x01(\x0b\x32\x1e.slipstream.rpc.v1.PagePictureH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12-\n\x05\x64raft\x18\x04 \x01(\x0b\x32\x1c.slipstream.rpc.v1.PageDraftH\x00\x42\t\n\x07message\"5\n\rDocumentFacts\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x11\n\x05pages\x18\x02 \x03(\rB\x02\x10\x01\"Z\n\x0bPagePicture\x12\x0c\n\x04page\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x0b\n\x03\x64pi\x18\x04 \x01(\x01\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\"h\n\tPageDraft\x12\x0c\n\x04page\x18\x01 \x01(\r\x12*\n\x07regions\x18\x02 \x03(\x0b\x32\x19.slipstream.rpc.v1.Region\x12\x10\n\x08warnings\x18\x03 \x03(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"\xc6\x01\n\x06Region\x12\x0c\n\x04left\x18\x01 \x01(\r\x12\x0b\n\x03top\x18\x02 \x01(\r\x12\r\n\x05right\x18\x03 \x01(\r\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\r\x12+\n\x04kind\x18\x05 \x01(\x0e\x32\x1d.slipstream.rpc.v1.RegionKind\x12\r\n\x05order\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\r\n\x05score\x18\x08 \x01(\x01\x12)\n\x06origin\x18\t \x01(\x0e\x32\x19.slipstream.rpc.v1.Origin*\x84\x02\n\nRegionKind\x12\x1b\n\x17REGION_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10REGION_KIND_TEXT\x10\x01\x12\x17\n\x13REGION_KIND_HEADING\x10\x02\x12\x16\n\x12REGION_KIND_FIGURE\x10\x03\x12\x17\n\x13REGION_KIND_CAPTION\x10\x04\x12\x15\n\x11REGION_KIND_TABLE\x10\x05\x12\x16\n\x12REGION_KIND_HEADER\x10\x06\x12\x16\n\x12REGION_KIND_FOOTER\x10\x07\x12\x19\n\x15REGION_KIND_REFERENCE\x10\x08\x12\x17\n\x13REGION_KIND_FORMULA\x10\t*G\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x15\n\x11ORIGIN_TEXT_LAYER\x10\x01\x12\x0e\n\nORIGIN_OCR\x10\x02\x32\xa3\x01\n\x06Reader\x12O\n\tGetReader\x12#.slipstream.rpc.v1.GetReaderRequest\x1a\x1d.slipstream.rpc.v1.ReaderInfo\x12H\n\x04Read\x12\x1e.slipstream.rpc.v1.ReadRequest\x1a\x1c.slipstream.rpc.v1.ReadEvent(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/reader.proto\x12\x11slipstream.rpc.v1\"\x12\n\x10GetReaderRequest\"s\n\nReaderInfo\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x11\n\tmax_bytes\x18\x02 \x01(\x04\x12\x11\n\tmax_pages\x18\x03 \x01(\r\x12\x17\n\x0fmax_page_pixels\x18\x04 \x01(\x04\x12\x15\n\rmax_documents\x18\x05 \x01(\r\"W\n\x0bReadRequest\x12-\n\x05start\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.ReadStartH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\t\n\x07message\"\x84\x01\n\tReadStart\x12\r\n\x05pages\x18\x01 \x01(\t\x12\x0b\n\x03\x64pi\x18\x02 \x01(\r\x12\x0f\n\x07ocr_dpi\x18\x03 \x01(\r\x12\x10\n\x08pictures\x18\x04 \x01(\x08\x12\x15\n\rno_text_layer\x18\x05 \x01(\x08\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06no_ocr\x18\x07 \x01(\x08\"\xbb\x01\n\tReadEvent\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32 .slipstream.rpc.v1.DocumentFactsH\x00\x12\x31\n\x07picture\x18\x02 \x01(\x0b\x32\x1e.slipstream.rpc.v1.PagePictureH\x00\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12-\n\x05\x64raft\x18\x04 \x01(\x0b\x32\x1c.slipstream.rpc.v1.PageDraftH\x00\x42\t\n\x07message\"5\n\rDocumentFacts\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x11\n\x05pages\x18\x02 \x03(\rB\x02\x10\x01\"Z\n\x0bPagePicture\x12\x0c\n\x04page\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x0b\n\x03\x64pi\x18\x04 \x01(\x01\x12\x11\n\tnum_bytes\x18\x05 \x01(\x04\"h\n\tPageDraft\x12\x0c\n\x04page\x18\x01 \x01(\r\x12*\n\x07regions\x18\x02 \x03(\x0b\x32\x19.slipstream.rpc.v1.Region\x12\x10\n\x08warnings\x18\x03 \x03(\t\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\"\xc6\x01\n\x06Region\x12\x0c\n\x04left\x18\x01 \x01(\r\x12\x0b\n\x03top\x18\x02 \x01(\r\x12\r\n\x05right\x18\x03 \x01(\r\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\r\x12+\n\x04kind\x18\x05 \x01(\x0e\x32\x1d.slipstream.rpc.v1.RegionKind\x12\r\n\x05order\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\r\n\x05score\x18\x08 \x01(\x01\x12)\n\x06origin\x18\t \x01(\x0e\x32\x19.slipstream.rpc.v1.Origin*\x84\x02\n\nRegionKind\x12\x1b\n\x17REGION_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10REGION_KIND_TEXT\x10\x01\x12\x17\n\x13REGION_KIND_HEADING\x10\x02\x12\x16\n\x12REGION_KIND_FIGURE\x10\x03\x12\x17\n\x13REGION_KIND_CAPTION\x10\x04\x12\x15\n\x11REGION_KIND_TABLE\x10\x05\x12\x16\n\x12REGION_KIND_HEADER\x10\x06\x12\x16\n\x12REGION_KIND_FOOTER\x10\x07\x12\x19\n\x15REGION_KIND_REFERENCE\x10\x08\x12\x17\n\x13REGION_KIND_FORMULA\x10\t*G\n\x06Origin\x12\x16\n\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x15\n\x11ORIGIN_TEXT_LAYER\x10\x01\x12\x0e\n\nORIGIN_OCR\x10\x02\x32\xa3\x01\n\x06Reader\x12O\n\tGetReader\x12#.slipstream.rpc.v1.GetReaderRequest\x1a\x1d.slipstream.rpc.v1.ReaderInfo\x12H\n\x04Read\x12\x1e.slipstream.rpc.v1.ReadRequest\x1a\x1c.slipstream.rpc.v1.ReadEvent(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DOCUMENTFACTS'].fields_by_name['pages']._loaded_options = None
   _globals['_DOCUMENTFACTS'].fields_by_name['pages']._serialized_options = b'\020\001'
-  _globals['_REGIONKIND']._serialized_start=1042
-  _globals['_REGIONKIND']._serialized_end=1302
-  _globals['_ORIGIN']._serialized_start=1304
-  _globals['_ORIGIN']._serialized_end=1375
+  _globals['_REGIONKIND']._serialized_start=1059
+  _globals['_REGIONKIND']._serialized_end=1319
+  _globals['_ORIGIN']._serialized_start=1321
+  _globals['_ORIGIN']._serialized_end=1392
   _globals['_GETREADERREQUEST']._serialized_start=53
   _globals['_GETREADERREQUEST']._serialized_end=71
   _globals['_READERINFO']._serialized_start=73
   _globals['_READERINFO']._serialized_end=188
   _globals['_READREQUEST']._serialized_start=190
   _globals['_READREQUEST']._serialized_end=277
-  _globals['_READSTART']._serialized_start=279
-  _globals['_READSTART']._serialized_end=395
-  _globals['_READEVENT']._serialized_start=398
-  _globals['_READEVENT']._serialized_end=585
-  _globals['_DOCUMENTFACTS']._serialized_start=587
-  _globals['_DOCUMENTFACTS']._serialized_end=640
-  _globals['_PAGEPICTURE']._serialized_start=642
-  _globals['_PAGEPICTURE']._serialized_end=732
-  _globals['_PAGEDRAFT']._serialized_start=734
-  _globals['_PAGEDRAFT']._serialized_end=838
-  _globals['_REGION']._serialized_start=841
-  _globals['_REGION']._serialized_end=1039
-  _globals['_READER']._serialized_start=1378
-  _globals['_READER']._serialized_end=1541
+  _globals['_READSTART']._serialized_start=280
+  _globals['_READSTART']._serialized_end=412
+  _globals['_READEVENT']._serialized_start=415
+  _globals['_READEVENT']._serialized_end=602
+  _globals['_DOCUMENTFACTS']._serialized_start=604
+  _globals['_DOCUMENTFACTS']._serialized_end=657
+  _globals['_PAGEPICTURE']._serialized_start=659
+  _globals['_PAGEPICTURE']._serialized_end=749
+  _globals['_PAGEDRAFT']._serialized_start=751
+  _globals['_PAGEDRAFT']._serialized_end=855
+  _globals['_REGION']._serialized_start=858
+  _globals['_REGION']._serialized_end=1056
+  _globals['_READER']._serialized_start=1395
+  _globals['_READER']._serialized_end=1558
 # @@protoc_insertion_point(module_scope)

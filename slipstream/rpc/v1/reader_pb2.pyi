@@ -66,20 +66,22 @@ class ReadRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[ReadStart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ReadStart(_message.Message):
-    __slots__ = ("pages", "dpi", "ocr_dpi", "pictures", "no_text_layer", "num_bytes")
+    __slots__ = ("pages", "dpi", "ocr_dpi", "pictures", "no_text_layer", "num_bytes", "no_ocr")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DPI_FIELD_NUMBER: _ClassVar[int]
     OCR_DPI_FIELD_NUMBER: _ClassVar[int]
     PICTURES_FIELD_NUMBER: _ClassVar[int]
     NO_TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NO_OCR_FIELD_NUMBER: _ClassVar[int]
     pages: str
     dpi: int
     ocr_dpi: int
     pictures: bool
     no_text_layer: bool
     num_bytes: int
-    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., pictures: _Optional[bool] = ..., no_text_layer: _Optional[bool] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    no_ocr: bool
+    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., ocr_dpi: _Optional[int] = ..., pictures: _Optional[bool] = ..., no_text_layer: _Optional[bool] = ..., num_bytes: _Optional[int] = ..., no_ocr: _Optional[bool] = ...) -> None: ...
 
 class ReadEvent(_message.Message):
     __slots__ = ("facts", "picture", "data", "draft")
