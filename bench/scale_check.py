@@ -1,6 +1,7 @@
 """The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
 lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
-are at hand. `slurm`: two tasks of a real Slurm, one of them preempted.
+are at hand. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks of a real Slurm, one of them
+preempted.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import Any
 
 from bench.common import machine_facts, make_parser, run_to_end, say
 from bench.output import finish
+from bench.ray_check import run_ray
 from bench.slurm_check import run_slurm
 from slipstream.archive.queue import BatchSpec, JobSpec, QueuePolicy, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_queue import RedisQueue
@@ -169,6 +171,7 @@ def _closed(schema: Any) -> Any:
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "failover": run_failover,
     "manifests": run_manifests,
+    "ray": run_ray,
     "slurm": run_slurm,
 }
 

@@ -48,6 +48,7 @@ CAME_WITH = {
     "results that leave Redis: files, table, reader, folder; chunks; queue, compactor, feeder": 8,
     "films: summaries, results by segment, their lines, rows for Parquet and its file; what a row of options says": 6,
     "what services say of themselves, apart from what they exchange": 1,
+    "rows of Ray Data: the stage, and its parts": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -76,6 +77,7 @@ CHECKS_CAME_WITH = {
     "prompts that ride along: measured, and in simulated time": 2,
     "several prompts about the segments of a film": 1,
     "the parts of the archive at scale apart from the film that is killed": 1,
+    "rows of Ray Data on two raylets": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
