@@ -10,12 +10,11 @@ import asyncio
 import importlib.util
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +39,7 @@ ACTOR_PARTS, RAYLET_PARTS, DRIVER_PARTS = 2, 5, 8
 STORE_BYTES = 200 * 1024**2
 PATIENCE_S = 1200.0
 NOWHERE = "/nowhere/target"
+ACTOR = "MapBatches(CaptionRows)"
 
 # -- driver -----------------------------------------------------------------------------------------------------------
 
@@ -57,6 +57,15 @@ class Work:
     @property
     def parts(self) -> Path:
         return Path(self.folder) / "parts"
+
+    @property
+    def said(self) -> Path:
+        """What the latest driver prints."""
+        return Path(self.folder) / "driver.log"
+
+    @property
+    def rows(self) -> Path:
+        return Path(self.folder) / "rows.jsonl"
 
     @property
     def log(self) -> Path:
@@ -81,7 +90,7 @@ class _Counted:
 
 
 def drive(work: Work) -> None:
-    """A driver: prints a line of JSON for each row."""
+    """A driver: writes a line of JSON for each row at the end."""
     import ray.data
 
     ray.init(address=work.address, log_to_driver=False)
@@ -99,8 +108,7 @@ def drive(work: Work) -> None:
         num_cpus=0,
         resources={"captions": 1},
     )
-    for row in captions.iter_rows():
-        print(json.dumps(row), flush=True)
+    work.rows.write_text("".join(f"{json.dumps(row)}\n" for row in captions.iter_rows()))
 
 
 def _sources(folder: Path) -> list[Path]:
@@ -147,8 +155,7 @@ class _Cluster:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ["PYTHONPATH"] = str(ROOT)
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
         shared = {"object_store_memory": STORE_BYTES, "include_dashboard": False}
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **shared})
         self._raylets = [
@@ -170,23 +177,27 @@ class _Cluster:
 
 async def _strike(cluster: _Cluster, work: Work, plain: Mapping[str, str]) -> Mapping[str, Any]:
     first = await _driver(work)
-    await _until(lambda: _num_parts(work) >= ACTOR_PARTS, first)
+    await _parts_there(work, first, ACTOR_PARTS)
     say("two parts are there; an actor is killed")
     _kill_actor()
-    await _until(lambda: _num_parts(work) >= RAYLET_PARTS, first)
+    await _parts_there(work, first, RAYLET_PARTS)
     say("a raylet is killed")
     cluster.kill_raylet()
-    await _until(lambda: _num_parts(work) >= DRIVER_PARTS, first)
+    await _parts_there(work, first, DRIVER_PARTS)
     say("the driver is killed")
     first.kill()
     await first.wait()
-    await _until(lambda: not _actors())
+    async with asyncio.timeout(PATIENCE_S):
+        while _actors():  # noqa: ASYNC110 (Ray ends them)
+            await asyncio.sleep(0.1)
     there = {record.custom_id for record in _records(work)}
     begun = _begun(work)
     say(f"{len(there)} rows are in parts; another driver is started")
-    rows = [json.loads(line) for line in (await _output(await _driver(work)))[0].splitlines()]
-    refusal = await _output(await _driver(Work(work.address, work.folder, "")))
-    return _report(work, plain, rows, there, begun, refusal[1])
+    if errors := await _errors(await _driver(work), work):
+        raise RuntimeError(f"the second driver failed: {errors[-2000:]}")
+    rows = [json.loads(line) for line in work.rows.read_text().splitlines()]
+    refusal = await _errors(await _driver(replace(work, gateway="")), work)
+    return _report(work, plain, rows, there, begun, refusal)
 
 
 def _report(
@@ -204,9 +215,7 @@ def _report(
         "parts": _num_parts(work),
         "tables": len(list(work.parts.glob(f"*{TABLE}"))),
         "states": dict(by_state),
-        "identical": sum(
-            job.caption is not None and job.caption.text == plain[job.source] for job in jobs if job.source in plain
-        ),
+        "identical": sum(job.caption.text == plain[job.source] for job in jobs if job.caption),
         "in_parts_at_restart": len(there),
         "begun_by_first_driver": begun.total(),
         "begun_by_second_driver": last.total(),
@@ -215,9 +224,8 @@ def _report(
     }
     whole = report["rows"] == CLIPS + 2 and by_state == {"done": CLIPS, "failed": 1, "dead": 1}
     once = report["in_parts"] == CLIPS + 1 and not report["doubled"] and report["parts"] == report["tables"]
-    same = report["identical"] == CLIPS and {row["source"]: row["caption"] for row in rows if row["caption"]} == dict(
-        plain
-    )
+    answered = {row["source"]: row["caption"] for row in rows if row["caption"]}
+    same = report["identical"] == CLIPS and answered == plain
     told = report["second_did_what_was_missing"] and report["model_missing_is_told"]
     report["passed"] = bool(whole and once and same and told)
     return report
@@ -225,26 +233,24 @@ def _report(
 
 async def _driver(work: Work) -> asyncio.subprocess.Process:
     words = (sys.executable, "-m", "bench.ray_check", json.dumps([work.address, work.folder, work.gateway]))
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, cwd=ROOT)
+    with work.said.open("wb") as said:
+        return await asyncio.create_subprocess_exec(*words, stdout=said, stderr=said, cwd=ROOT)
 
 
-async def _output(driver: asyncio.subprocess.Process) -> tuple[str, str]:
-    out, errors = await asyncio.wait_for(driver.communicate(), PATIENCE_S)
-    return out.decode(), errors.decode()
+async def _errors(driver: asyncio.subprocess.Process, work: Work) -> str:
+    """What it printed, if it failed."""
+    await asyncio.wait_for(driver.wait(), PATIENCE_S)
+    return work.said.read_text() if driver.returncode else ""
 
 
 def _actors() -> list[psutil.Process]:
     """Processes of actors that caption. Ray names them after what they run."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if "MapBatches(CaptionRows)" in " ".join(process.info["cmdline"] or ()):
-            found.append(process)
-    return found
+    return [each for each in psutil.process_iter(["cmdline"]) if ACTOR in " ".join(each.info["cmdline"] or ())]
 
 
 def _kill_actor() -> None:
-    os.kill(_actors()[0].pid, signal.SIGKILL)
+    ours = {child.pid for child in psutil.Process().children(recursive=True)}
+    next(actor for actor in _actors() if actor.pid in ours).kill()
 
 
 def _num_parts(work: Work) -> int:
@@ -259,12 +265,12 @@ def _begun(work: Work) -> Counter[str]:
     return Counter(work.log.read_text().split())
 
 
-async def _until(is_so: Callable[[], bool], driver: asyncio.subprocess.Process | None = None) -> None:
-    """Raises `RuntimeError` with its errors when the driver ends before."""
+async def _parts_there(work: Work, driver: asyncio.subprocess.Process, num_parts: int) -> None:
+    """Returns when there are so many. Raises `RuntimeError` with what the driver printed when it ends before."""
     async with asyncio.timeout(PATIENCE_S):
-        while not is_so():
-            if driver is not None and driver.returncode is not None:
-                raise RuntimeError(f"the driver ended too soon: {(await _output(driver))[1][-2000:]}")
+        while _num_parts(work) < num_parts:
+            if driver.returncode is not None:
+                raise RuntimeError(f"the driver ended too soon: {work.said.read_text()[-2000:]}")
             await asyncio.sleep(0.1)
 
 

@@ -37,6 +37,8 @@ from slipstream.service_info import GatewayInfo
 
 PAUSES_S = (1.0, 5.0, 25.0)
 """Before each further attempt at a row whose gateway is full or away, unless it says itself how long."""
+ANSWERS = ("caption", "caption_state", "caption_error", "caption_id")
+"""The columns that rows get."""
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
@@ -53,7 +55,9 @@ class Columns:
     """Options of this row, a struct; what is null is not given."""
 
     def rows_of(self, table: Any) -> "list[Row]":
-        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks."""
+        """Of an Arrow table. Raises `InvalidConfig` for a column that it lacks, or has and must not have."""
+        if taken := [name for name in ANSWERS if name in table.column_names]:
+            raise InvalidConfig(f"the dataset has a column {taken[0]!r} already: drop or rename it")
         names = [name for name in (self.source, self.content, self.options) if name]
         if missing := [name for name in names if name not in table.column_names]:
             raise InvalidConfig(f"the dataset has no column {missing[0]!r}; it has {', '.join(table.column_names)}")
@@ -127,8 +131,8 @@ class CaptionRows:
         self._name = uuid.uuid4().hex
 
     def __call__(self, table: Any) -> Any:
-        """The Arrow table with the columns `caption`, `caption_state`, `caption_error` and `caption_id`. Raises
-        `InvalidConfig` for a table without the columns, `DamagedRecord`, and what the store of parts does."""
+        """The Arrow table with `ANSWERS`. Raises `InvalidConfig` for columns that do not fit, `DamagedRecord`, and what
+        the store of parts does."""
         rows = self._stage.columns.rows_of(table)
         ids = [row.id_with(self._stage.options) for row in rows]
         found = self._kept(ids)
@@ -230,18 +234,12 @@ def _digest(video: Video) -> tuple[str, int]:
 
 def _with_captions(table: Any, records: Sequence[JobRecord]) -> Any:
     jobs = [job_of(record) for record in records]
-    columns = {
-        "caption": [job.caption.text if job.caption else None for job in jobs],
-        "caption_state": [str(job.state) for job in jobs],
-        "caption_error": [job.error or None for job in jobs],
-        "caption_id": [job.job_id for job in jobs],
-    }
+    texts = [job.caption.text if job.caption else None for job in jobs]
+    values = texts, [str(job.state) for job in jobs], [job.error or None for job in jobs], [job.job_id for job in jobs]
     import pyarrow
 
-    for name, values in columns.items():
-        if name in table.column_names:
-            raise InvalidConfig(f"the dataset has a column {name!r} already: drop or rename it")
-        table = table.append_column(name, pyarrow.array(values, pyarrow.string()))
+    for name, column in zip(ANSWERS, values, strict=True):
+        table = table.append_column(name, pyarrow.array(column, pyarrow.string()))
     return table
 
 

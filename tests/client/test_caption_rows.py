@@ -167,7 +167,7 @@ def test_a_gateway_that_is_away_is_asked_again(
     assert [job.source for job in kept(tmp_path)] == ["a"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     num_rows=st.integers(1, 7),
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5),
