@@ -1,7 +1,8 @@
 """The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
 lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
-are at hand. `slurm`: two tasks of a real Slurm, one of them preempted. `hosts` and `soak`: three hosts, network
-namespaces of this machine, switched off, cut off and failed over. `queues`: four gateways on four queues, beside one.
+are at hand. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks of a real Slurm, one of them
+preempted. `hosts` and `soak`: three hosts, network namespaces of this machine, switched off, cut off and failed over.
+`queues`: four gateways on four queues, beside one.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from bench.common import machine_facts, make_parser, run_to_end, say
 from bench.host_check import run_hosts, run_soak
 from bench.output import finish
 from bench.queue_rates import run_queues
+from bench.ray_check import run_ray
 from bench.slurm_check import run_slurm
 from slipstream.archive.queue import BatchSpec, JobSpec, QueuePolicy, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_queue import RedisQueue
@@ -172,6 +174,7 @@ def _closed(schema: Any) -> Any:
 PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]] = {
     "failover": run_failover,
     "manifests": run_manifests,
+    "ray": run_ray,
     "slurm": run_slurm,
     "hosts": run_hosts,
     "soak": run_soak,

@@ -1,6 +1,8 @@
 """The folder of objects that results leave for: `s3://bucket/prefix`, `file:///folder` and their like. What is written
 there is written once and never changed or removed by us: it is its owner's."""
 
+from collections.abc import AsyncIterator
+
 from slipstream.errors import InvalidConfig, InvalidRequest, PermissionDenied, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
@@ -18,12 +20,14 @@ class ResultDiffers(SlipstreamError):
 class ResultsFolder:
     """One folder of objects."""
 
-    def __init__(self, url: str) -> None:
-        """Raises `InvalidConfig` for what is no address of a folder, or without the extra `objects`."""
+    def __init__(self, url: str, option: str = "--results-to") -> None:
+        """`option` is what its user calls it. Raises `InvalidConfig` for what is no address of a folder, or without the
+        extra `objects`."""
         try:
             self._url = ObjectUrl.parse(url)
         except InvalidRequest as error:
-            raise InvalidConfig(f"--results-to: {error}") from None
+            raise InvalidConfig(f"{option}: {error}") from None
+        self._option = option
         self._store = ObjectStores().of(self._url)
         self._facts: dict[str, ObjectFacts] = {}
         """Of objects that were read; none of them changes."""
@@ -34,18 +38,23 @@ class ResultsFolder:
         try:
             there = await self.put(MARKER, MARKER_CONTENT)
         except PermissionDenied as error:
-            raise InvalidConfig(f"--results-to: {error}") from None
+            raise InvalidConfig(f"{self._option}: {error}") from None
         except SlipstreamError as error:
             get_logger().warning("results.away", error=str(error))
             return
         if there is not None:
             raise InvalidConfig(
-                f"--results-to: {self.address(MARKER)} is of another program or release; give another folder"
+                f"{self._option}: {self.address(MARKER)} is of another program or release; give another folder"
             )
 
     def address(self, name: str) -> str:
         """Of an object, for messages."""
         return str(self._url.below(name))
+
+    async def names(self) -> AsyncIterator[str]:
+        """Of all objects in the folder."""
+        async for facts in self._store.listed(self._url):
+            yield facts.url.key.removeprefix(self._url.key).lstrip("/")
 
     async def put(self, name: str, data: bytes) -> bytes | None:
         """Writes an object, whole, if there is none of this name (a conditional PUT). Answers what is there already, if

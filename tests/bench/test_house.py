@@ -50,6 +50,7 @@ CAME_WITH = {
     "what services say of themselves, apart from what they exchange": 1,
     "what lies between products on CUDA, apart from the layers that every step takes": 1,
     "a gate before the OCR": 1,
+    "rows of Ray Data: the stage, and its parts": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
@@ -80,6 +81,7 @@ CHECKS_CAME_WITH = {
     "the parts of the archive at scale apart from the film that is killed": 1,
     "three hosts, four queues": 2,
     "documents from end to end": 1,
+    "rows of Ray Data on two raylets": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
