@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from slipstream.errors import LimitExceeded, Overloaded
+from slipstream.service_info import ServiceLoad
 
 MIB = 1024 * 1024
 
@@ -120,6 +121,11 @@ class Admission:
     @property
     def num_queued(self) -> int:
         return len(self._queue)
+
+    @property
+    def load(self) -> ServiceLoad:
+        """For those who choose among several services."""
+        return ServiceLoad(self.num_admitted, self._max_sessions, self.num_queued, self.used_bytes, self.budget_bytes)
 
     def reserve(self, num_bytes: int) -> "Reservation":
         """A place: admitted at once when there is room and nobody waits, else the last in the queue.

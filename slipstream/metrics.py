@@ -7,7 +7,7 @@ read what is captioned, and the number of series stays small.
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import (
@@ -20,13 +20,14 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from slipstream import __version__
 from slipstream.errors import FaultKind, InvalidConfig, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import Caption, CaptionEvent, CommittedText
+from slipstream.service_info import PeerInfo
 from slipstream.speculation.caption_book import CaptionBook, Start
 from slipstream.speculation.methods import METHODS
 
@@ -222,6 +223,28 @@ class GatewayMetrics:
         self._jobs.labels(outcome if was_held else "lost").inc()
         if not was_held and outcome not in ("retried", "crashed"):
             self._stale.inc()
+
+
+class PeerFigures(Collector):
+    """Each of several targets and drafts of a gateway, by its number: an address is no label."""
+
+    def __init__(self, infos: Callable[[], Iterable[PeerInfo]]) -> None:
+        self._infos = infos
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        labels = ["role", "number"]
+        is_up = GaugeMetricFamily("slipstream_peer_up", "1 while captions may be sent there", labels=labels)
+        sessions = GaugeMetricFamily("slipstream_peer_sessions", "Sessions it serves, as it said last", labels=labels)
+        free = GaugeMetricFamily("slipstream_peer_kv_free_bytes", "Keys and values it has room for", labels=labels)
+        placed = CounterMetricFamily("slipstream_peer_placed", "Captions that were sent there", labels=labels)
+        for peer in self._infos():
+            named = [peer.role, str(peer.number)]
+            is_up.add_metric(named, not peer.left_out)
+            sessions.add_metric(named, peer.load.sessions)
+            free.add_metric(named, peer.load.kv_budget_bytes - peer.load.kv_bytes)
+            placed.add_metric(named, peer.placed)
+        yield from (is_up, sessions, free, placed)
 
 
 class Ceiling(Protocol):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from slipstream.errors import ModelNotUsable, VersionMismatch
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.sampling.params import NO_DEFAULTS, SamplingDefaults
 
@@ -41,6 +42,32 @@ class ModelInfo:
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION
+
+
+@dataclass(frozen=True)
+class ServiceLoad:
+    """How full a model service was when it was asked. All 0: one of a release that does not say."""
+
+    sessions: int = 0
+    max_sessions: int = 0
+    queued: int = 0
+    kv_bytes: int = 0
+    """Promised to sessions."""
+    kv_budget_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PeerInfo:
+    """One of several targets or drafts of a gateway."""
+
+    role: str = ""
+    number: int = 0
+    """From 1, as the option names them."""
+    left_out: str = ""
+    """Why it takes nothing now; empty: it does."""
+    load: ServiceLoad = ServiceLoad()
+    placed: int = 0
+    """Captions that this gateway has sent there."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +123,39 @@ class GatewayInfo:
     gates_closed: int = 0
     """Kinds of captions that begin with a draft, and those that have none for now."""
     archive: ArchiveInfo | None = None
+    peers: tuple[PeerInfo, ...] = ()
+    """Among which captions are placed; none where there is one target and one draft."""
+
+
+# -- which work together ----------------------------------------------------------------------------------------------
+
+
+def check_protocol(role: str, model: ModelInfo, other_role: str, other: ModelInfo) -> None:
+    """Raises `VersionMismatch` when one service is too old for the other; says which, and what each speaks."""
+    for old, old_role, new, new_role in ((model, role, other, other_role), (other, other_role, model, role)):
+        speaks = old.protocol_version or 1
+        if speaks < new.least_protocol_version:
+            raise VersionMismatch(
+                f"the {old_role} speaks protocol version {speaks}, and the {new_role} needs at least version "
+                f"{new.least_protocol_version}: upgrade the {old_role}"
+            )
+
+
+def check_pair(target: ModelInfo, draft: ModelInfo) -> None:
+    """Raises `ModelNotUsable` or `VersionMismatch` when the two do not fit each other."""
+    check_protocol("draft", draft, "target", target)
+    if target.tokenizer_digest != draft.tokenizer_digest:
+        raise ModelNotUsable(
+            f"target {target.model_id!r} and draft {draft.model_id!r} have different tokenizers; "
+            "take a draft of the same family, or ask for method 'autoregressive'"
+        )
+    if target.tokens_per_frame != draft.tokens_per_frame:
+        raise ModelNotUsable(
+            f"the target makes {target.tokens_per_frame} tokens of a frame and the draft {draft.tokens_per_frame}; "
+            "guidance needs them equal"
+        )
+    if target.frame_size.is_known and draft.frame_size.is_known and target.frame_size != draft.frame_size:
+        raise ModelNotUsable(
+            f"target {target.model_id!r} and draft {draft.model_id!r} want frames of different sizes; give both the"
+            " same settings of the video processor"
+        )

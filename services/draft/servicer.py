@@ -146,7 +146,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return model_info_message(self.engine.model.info)
+        return model_info_message(self.engine.model.info, self.engine.admission.load)
 
     async def Session(
         self, requests: AsyncIterator[draft_pb2.DraftRequest], context: grpc.aio.ServicerContext

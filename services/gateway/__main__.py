@@ -15,8 +15,9 @@ from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.media import Media
 from slipstream.errors import InvalidConfig, ServiceUnavailable, VersionMismatch
 from slipstream.logs import get_logger
-from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, watch_frames
+from slipstream.metrics import PROCESS, REGISTRY, GatewayMetrics, PeerFigures, watch_frames
 from slipstream.rpc.peers import Peers
+from slipstream.rpc.pools import Pool, peer_infos
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.server import HealthWatch, Lifecycle, run_service
 from slipstream.rpc.tracing import tracing_here
@@ -66,7 +67,10 @@ async def serve(
         draft_away_s=config.draft_away_s,
         on_draft_fault=metrics.draft_faulted,
     )
+    REGISTRY.register(PeerFigures(lambda: peer_infos((peers.target, peers.draft))))
     await peers.target.wait(config.start_timeout_s)
+    if isinstance(peers.target, Pool):
+        await peers.target.check()
     if peers.draft is not None:
         try:
             await peers.find_draft()

@@ -19,6 +19,7 @@ from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
 from slipstream.rpc.document_codec import document_event_messages, read_document_options
 from slipstream.rpc.film_codec import film_event
+from slipstream.rpc.pools import peer_infos
 from slipstream.rpc.security import current_owner
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.service_info import ArchiveInfo, GatewayInfo
@@ -68,6 +69,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             gates_open=self._captioner.num_gates[0],
             gates_closed=self._captioner.num_gates[1],
             archive=self._archive_info(),
+            peers=peer_infos((peers.target, peers.draft)),
         )
         return gateway_info_message(info)
 

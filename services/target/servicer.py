@@ -38,7 +38,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     async def GetModel(
         self, request: common_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> common_pb2.ModelInfo:
-        return model_info_message(self.engine.model.info)
+        return model_info_message(self.engine.model.info, self.engine.admission.load)
 
     async def Session(
         self, requests: AsyncIterator[target_pb2.TargetRequest], context: grpc.aio.ServicerContext

@@ -142,10 +142,11 @@ class CaptionRun:
         """One session at the target, to the end of the text. Raises the session's failure."""
         start = target_start(self._plan, self._key, self._video, self._tokens_per_frame)
         self._replay = Replay(tuple(self._pipeline.committed)) if self._pipeline.committed else None
-        call = self._call = self._peers.target.open(start, self._video, timeout_s=self._timeout_s)
+        target = await self._peers.target.choose(self._video)
+        call = self._call = target.open(start, self._video, timeout_s=self._timeout_s)
         self._seek_draft()
         if self._late_hints is not None:
-            self._hinting = asyncio.create_task(self._late_hints.deliver(self._peers.target, call, start))
+            self._hinting = asyncio.create_task(self._late_hints.deliver(target, call, start))
         try:
             async for event in call.events():
                 self._on_target_event(event)

@@ -8,6 +8,7 @@ from slipstream.archive.queue import QueuePolicy
 from slipstream.config import between, one_of, option
 from slipstream.errors import InvalidConfig
 from slipstream.logs import LEVELS
+from slipstream.rpc.pools import split_addresses
 from slipstream.rpc.security import TokenOptions
 from slipstream.rpc.tls import WireOptions
 from slipstream.video.formats import DEFAULT_TIER, TIERS
@@ -249,13 +250,30 @@ class ArchiveOptions:
 # What a gateway can be told at start.
 
 
+def _check_addresses(told: str) -> str | None:
+    addresses = split_addresses(told)
+    if not all(addresses):
+        return "names an empty address"
+    twice = next((address for address in addresses if addresses.count(address) > 1), None)
+    return f"names {twice!r} twice" if twice else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig(MediaOptions, DocumentServing, ArchiveOptions, WireOptions, TokenOptions):
     """Options of the gateway service."""
 
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
-    target: str = option("address of the target service")
-    draft: str = option("address of the draft service; empty for plain decoding only", default="")
+    target: str = option(
+        "address of the target service; several, separated by ',', or a name that leads to several: captions go to the"
+        " one with the most free memory",
+        check=_check_addresses,
+    )
+    draft: str = option(
+        "address of the draft service, or several, of which captions go to the one with the least work; empty for"
+        " plain decoding only",
+        default="",
+        check=lambda told: _check_addresses(told) if told else None,
+    )
     max_captions: int = option("captions in work at once; more are refused", default=16, check=between(1, 4096))
     owner_share: float = option(
         "share of captions, uploads, calls and watchers that one owner, or one address without an owner, may have;"

@@ -13,7 +13,7 @@ import numpy as np
 from slipstream.errors import DraftFault, FaultKind, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.messages import KeptTokens
-from slipstream.rpc.peers import DraftCall, Peers
+from slipstream.rpc.peers import DraftCall, Peers, RemoteDraft
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import MAX_KEPT_BYTES, DraftReady, DraftStart, DraftTokens
 from slipstream.speculation.protocol import JoinPoint, LineAction
@@ -174,30 +174,24 @@ class DraftLink:
         """Draft after draft, until cancelled. Whatever goes wrong here costs speed only."""
         back_off_s = FIRST_BACK_OFF_S
         while True:
-            reason = await self._find()
-            if reason is None:
-                reason = await self._take_part()
+            try:
+                draft = await self._peers.choose_draft()
+            except SlipstreamError as error:
+                reason = plain_words(error)
+                if back_off_s == FIRST_BACK_OFF_S:
+                    self._listener.draft_missing(reason)
+            else:
+                reason = await self._take_part(draft)
                 self._listener.draft_lost(reason)
-            elif back_off_s == FIRST_BACK_OFF_S:
-                self._listener.draft_missing(reason)
             get_logger().warning("draft.lost", reason=reason, retry_s=back_off_s)
             await asyncio.sleep(back_off_s)
             back_off_s = min(2 * back_off_s, MAX_BACK_OFF_S)
 
-    async def _find(self) -> str | None:
-        """Why there is no draft that fits the target now, or None."""
-        try:
-            await self._peers.find_draft()
-        except SlipstreamError as error:
-            return plain_words(error)
-        return None
-
-    async def _take_part(self) -> str:
+    async def _take_part(self, draft: RemoteDraft) -> str:
         """Writes with the draft until it is lost; returns why."""
-        assert self._peers.draft is not None
         start = await self._make_start()
         join = self._listener.draft_joining()
-        call = self._call = self._peers.draft.open(start, join, self._video, timeout_s=self._timeout_s)
+        call = self._call = draft.open(start, join, self._video, timeout_s=self._timeout_s)
         try:
             async for event in call.events(self._silence_s, lambda: self._listener.draft_owes):
                 if isinstance(event, DraftReady):
@@ -206,7 +200,7 @@ class DraftLink:
                     self._listener.draft_wrote(event)
             raise DraftFault("the draft ended the session", FaultKind.ENDED)
         except DraftFault as fault:
-            self._peers.draft_faulted(fault)
+            draft.faulted(fault)
             return plain_words(fault)
         except SlipstreamError as error:
             return plain_words(error)

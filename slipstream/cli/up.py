@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.budget import MIB
 from slipstream.cli.common import (
     MODELS_PANEL,
     ConnectionOptions,
@@ -26,7 +27,7 @@ from slipstream.cli.views import printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.documents.pool import check_packages
 from slipstream.errors import InvalidConfig
-from slipstream.service_info import GatewayInfo, Placement
+from slipstream.service_info import GatewayInfo, PeerInfo, Placement
 from slipstream.stack.local import (
     DRAIN_S,
     GATEWAY_GRACE_S,
@@ -223,6 +224,16 @@ def placement_words(placements: Sequence[Placement]) -> str:
     return f"Best for a queue: no draft, a target on every device. A draft still makes one caption faster. {note}"
 
 
+def _peer_words(peer: PeerInfo) -> str:
+    """What one of several holds and takes."""
+    if peer.left_out:
+        return f"left out: {peer.left_out}"
+    load = peer.load
+    free_mib = (load.kv_budget_bytes - load.kv_bytes) // MIB
+    serves = f"serves {load.sessions} of at most {load.max_sessions} captions, {load.queued} wait"
+    return f"{serves}; {free_mib:,} MiB of keys and values are free; took {peer.placed} from this gateway"
+
+
 def _table(info: GatewayInfo) -> Table:
     table = Table(show_header=False)
     rows = {
@@ -238,6 +249,7 @@ def _table(info: GatewayInfo) -> Table:
         "paths below its roots": "yes" if info.accepts_paths else "no: videos are uploaded",
         "documents": "yes" if info.reads_documents else "no: it has no reader",
     }
+    rows |= {f"{peer.role} {peer.number}": _peer_words(peer) for peer in info.peers}
     for name, value in rows.items():
         table.add_row(name, Text(printable(str(value))))
     return table

@@ -27,7 +27,7 @@ from slipstream.messages import (
 from slipstream.options import OPTIONS, OPTIONS_BY_NAME, CaptionOptions
 from slipstream.rpc.v1 import common_pb2, gateway_pb2, target_pb2
 from slipstream.sampling.params import Proposal, SamplingParams
-from slipstream.service_info import GatewayInfo, ModelInfo
+from slipstream.service_info import GatewayInfo, ModelInfo, ServiceLoad
 from slipstream.speculation.protocol import FinishReason
 
 # -- by field names ---------------------------------------------------------------------------------------------------
@@ -226,14 +226,21 @@ def read_gateway_info(message: gateway_pb2.GatewayInfo) -> GatewayInfo:
     return from_message(message, GatewayInfo)
 
 
-def model_info_message(info: ModelInfo) -> common_pb2.ModelInfo:
-    """What a model service serves, for the wire."""
-    return to_message(info, common_pb2.ModelInfo)
+def model_info_message(info: ModelInfo, load: ServiceLoad | None = None) -> common_pb2.ModelInfo:
+    """What a model service serves, for the wire, and how full it is."""
+    return to_message(
+        info, common_pb2.ModelInfo, load=None if load is None else to_message(load, common_pb2.ServiceLoad)
+    )
 
 
 def read_model_info(message: common_pb2.ModelInfo) -> ModelInfo:
     """What a model service serves."""
     return from_message(message, ModelInfo)
+
+
+def read_load(message: common_pb2.ModelInfo) -> ServiceLoad:
+    """How full a model service is."""
+    return from_message(message.load, ServiceLoad)
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

@@ -9,46 +9,28 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from slipstream.errors import (
-    DraftFault,
-    FaultKind,
-    ModelNotUsable,
-    ServiceUnavailable,
-    SlipstreamError,
-    VersionMismatch,
-)
+from slipstream.errors import DraftFault, FaultKind, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger, heard
 from slipstream.rpc import session_codec
 from slipstream.rpc.calls import as_slipstream_error, is_too_large, open_channel, request_metadata
-from slipstream.rpc.codec import read_model_info
+from slipstream.rpc.codec import read_load, read_model_info
 from slipstream.rpc.grpc_options import (
     ADVERTISED_KEY,
     MAX_DRAFT_MESSAGE_BYTES,
     QUEUED_KEY,
 )
+from slipstream.rpc.pools import ASK_TIMEOUT_S, one_or_pool, until_answered
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
-from slipstream.service_info import ModelInfo
+from slipstream.service_info import ModelInfo, ServiceLoad, check_pair, check_protocol
 from slipstream.session_messages import DraftEvent, DraftStart, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.speculation.lines import Standing
+from slipstream.speculation.placement import choose_draft, choose_target
 from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction
 
-ASK_TIMEOUT_S = 2.0
-RETRY_S = 0.2
 SESSION = "/slipstream.rpc.v1.Draft/Session"
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
-
-
-def check_protocol(role: str, model: ModelInfo, other_role: str, other: ModelInfo) -> None:
-    """Raises `VersionMismatch` when one service is too old for the other; says which, and what each speaks."""
-    for old, old_role, new, new_role in ((model, role, other, other_role), (other, other_role, model, role)):
-        speaks = old.protocol_version or 1
-        if speaks < new.least_protocol_version:
-            raise VersionMismatch(
-                f"the {old_role} speaks protocol version {speaks}, and the {new_role} needs at least version "
-                f"{new.least_protocol_version}: upgrade the {old_role}"
-            )
 
 
 class RemoteModel:
@@ -58,6 +40,7 @@ class RemoteModel:
         self.role = role
         self.address = address
         self.model: ModelInfo | None = None
+        self.load = ServiceLoad()
         self._channel = channel
         self._stub = stub_type(channel)
 
@@ -73,24 +56,16 @@ class RemoteModel:
             raise as_slipstream_error(error, self.role) from None
         model = read_model_info(message)
         check_protocol(self.role, model, "gateway", ModelInfo())
-        self.model = model
+        self.model, self.load = model, read_load(message)
         return self.model
 
     async def wait(self, timeout_s: float) -> ModelInfo:
         """Asks until it answers. Raises `ServiceUnavailable` after `timeout_s`."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while True:
-            try:
-                return await self.ask()
-            except ServiceUnavailable:
-                if asyncio.get_running_loop().time() > deadline:
-                    message = f"the {self.role} at {self.address} did not answer within {timeout_s:g} s"
-                    raise ServiceUnavailable(message) from None
-                await asyncio.sleep(RETRY_S)
+        return await until_answered(self.ask, f"the {self.role} at {self.address}", timeout_s)
 
-    async def close(self) -> None:
-        """Closes the channel."""
-        await self._channel.close()
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Closes the channel; its calls have `grace_s` to end."""
+        await self._channel.close(grace_s or None)
 
 
 class RemoteTarget(RemoteModel):
@@ -99,6 +74,10 @@ class RemoteTarget(RemoteModel):
     def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
         super().__init__("target", address, target_pb2_grpc.TargetStub, open_channel(address, security))
         self._security = security
+
+    async def choose(self, video: session_codec.HasFrames) -> "RemoteTarget":
+        """The one that takes the next caption: where there is one, it is that, and need not be asked."""
+        return self
 
     @contextlib.asynccontextmanager
     async def at(self, address: str) -> AsyncIterator["RemoteTarget"]:
@@ -136,12 +115,50 @@ class RemoteTarget(RemoteModel):
 
 
 class RemoteDraft(RemoteModel):
-    """The draft service at an address."""
+    """The draft service at an address.
 
-    def __init__(self, address: str, security: PeerSecurity | None = None) -> None:
+    `fits` raises for a model that cannot draft here. One that broke the protocol three times is left alone for
+    `away_s`; `on_fault` is told the kind of every fault.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        security: PeerSecurity | None = None,
+        *,
+        fits: Callable[[ModelInfo], None] = lambda model: None,
+        away_s: float = 60.0,
+        on_fault: Callable[[FaultKind], None] = lambda kind: None,
+    ) -> None:
         channel = open_channel(address, security, max_receive_bytes=MAX_DRAFT_MESSAGE_BYTES)
         super().__init__("draft", address, draft_pb2_grpc.DraftStub, channel)
         self._session = channel.stream_stream(SESSION, draft_pb2.DraftRequest.SerializeToString, _event_or_none)
+        self._fits = fits
+        self._standing = Standing(away_s, time.monotonic)
+        self._on_fault = on_fault
+
+    async def ask(self, timeout_s: float = ASK_TIMEOUT_S, *, wait_for_ready: bool = False) -> ModelInfo:
+        """As of any model. Raises `ServiceUnavailable` also while it is left alone, and what `fits` raises."""
+        if left_s := self._standing.left_s:
+            raise ServiceUnavailable(f"the draft broke the protocol too often; it is left alone for {left_s:.0f} s")
+        model = await super().ask(timeout_s, wait_for_ready=wait_for_ready)
+        self._fits(model)
+        return model
+
+    async def choose(self) -> "RemoteDraft":
+        """The one that takes part in the next caption: where there is one, it is that, if it answers; see `ask`."""
+        await self.ask()
+        return self
+
+    def faulted(self, fault: DraftFault) -> None:
+        """It broke the protocol, or was silent, which is not held against it."""
+        self._on_fault(fault.kind)
+        if fault.kind is FaultKind.SILENT:
+            return
+        was_away = self._standing.left_s > 0
+        self._standing.fault()
+        if not was_away and (left_s := self._standing.left_s):
+            get_logger().error("draft.left_alone", seconds=left_s, kind=fault.kind, reason=str(fault))
 
     def open(
         self, start: DraftStart, join: JoinPoint, video: session_codec.HasFrames, *, timeout_s: float
@@ -283,7 +300,8 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
 
 
 class Peers:
-    """Target and draft. The draft may be absent, unreachable or replaced at any time; the target may not.
+    """Targets and drafts of a gateway, one or several of each. Drafts may be absent, unreachable or replaced at any
+    time; a target must be there.
 
     A draft that broke the protocol three times is left alone for `draft_away_s`, by all captions. `on_draft_fault` is
     told the kind of every fault.
@@ -298,58 +316,52 @@ class Peers:
         draft_away_s: float = 60.0,
         on_draft_fault: Callable[[FaultKind], None] = lambda kind: None,
     ) -> None:
-        self.target = RemoteTarget(target, security)
-        self.draft = RemoteDraft(draft, security) if draft else None
-        self._standing = Standing(draft_away_s, time.monotonic)
-        self._on_draft_fault = on_draft_fault
+        def connect_target(address: str, name: str) -> RemoteTarget:
+            return RemoteTarget(address, _expecting(security, name))
+
+        def connect_draft(address: str, name: str) -> RemoteDraft:
+            named = _expecting(security, name)
+            return RemoteDraft(address, named, fits=self.check_draft, away_s=draft_away_s, on_fault=on_draft_fault)
+
+        self.target = one_or_pool("target", target, connect_target, choose_target)
+        self.draft = one_or_pool("draft", draft, connect_draft, choose_draft) if draft else None
 
     async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Raises `ServiceUnavailable` when no draft answers or this one is left alone, and `ModelNotUsable` or
         `VersionMismatch` when it does not fit the target."""
         assert self.draft is not None
-        try:
-            if left_s := self._standing.left_s:
-                raise ServiceUnavailable(f"the draft broke the protocol too often; it is left alone for {left_s:.0f} s")
+        with self._noting_absence():
             await self.draft.ask(timeout_s)
-            self.check_pair()
+
+    async def choose_draft(self) -> RemoteDraft:
+        """The one that takes part in the next caption. Raises what `find_draft` does."""
+        assert self.draft is not None
+        with self._noting_absence():
+            return await self.draft.choose()
+
+    @contextlib.contextmanager
+    def _noting_absence(self) -> Iterator[None]:
+        try:
+            yield
         except SlipstreamError:
+            assert self.draft is not None
             self.draft.model = None
             raise
 
-    def draft_faulted(self, fault: DraftFault) -> None:
-        """The draft broke the protocol, or was silent, which is not held against it."""
-        self._on_draft_fault(fault.kind)
-        if fault.kind is FaultKind.SILENT:
-            return
-        was_away = self._standing.left_s > 0
-        self._standing.fault()
-        if not was_away and (left_s := self._standing.left_s):
-            get_logger().error("draft.left_alone", seconds=left_s, kind=fault.kind, reason=str(fault))
-
-    def check_pair(self) -> None:
-        """Raises `ModelNotUsable` or `VersionMismatch` when the two that answered last do not fit each other."""
-        target, draft = self.target.model, self.draft.model if self.draft else None
-        if target is None or draft is None:
-            return
-        check_protocol("draft", draft, "target", target)
-        if target.tokenizer_digest != draft.tokenizer_digest:
-            raise ModelNotUsable(
-                f"target {target.model_id!r} and draft {draft.model_id!r} have different tokenizers; "
-                "take a draft of the same family, or ask for method 'autoregressive'"
-            )
-        if target.tokens_per_frame != draft.tokens_per_frame:
-            raise ModelNotUsable(
-                f"the target makes {target.tokens_per_frame} tokens of a frame and the draft {draft.tokens_per_frame}; "
-                "guidance needs them equal"
-            )
-        if target.frame_size.is_known and draft.frame_size.is_known and target.frame_size != draft.frame_size:
-            raise ModelNotUsable(
-                f"target {target.model_id!r} and draft {draft.model_id!r} want frames of different sizes; give both the"
-                " same settings of the video processor"
-            )
+    def check_draft(self, draft: ModelInfo) -> None:
+        """Raises `ModelNotUsable` or `VersionMismatch` for one that does not fit the target that answered last."""
+        if self.target.model is not None:
+            check_pair(self.target.model, draft)
 
     async def close(self) -> None:
-        """Closes both channels."""
+        """Closes all channels."""
         for peer in (self.target, self.draft):
             if peer is not None:
                 await peer.close()
+
+
+def _expecting(security: PeerSecurity | None, name: str) -> PeerSecurity | None:
+    """The certificate of an address that a name led to has that name, unless it was said otherwise."""
+    if security is None or not name or security.server_name:
+        return security
+    return security._replace(server_name=name)

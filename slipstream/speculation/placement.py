@@ -1,15 +1,96 @@
-"""How many targets one draft should serve, and whether any should: measured costs in, captions an hour a device out.
+"""Placement: which of several targets and drafts takes the next caption, and how many targets a draft should serve.
 
-A device that has a target decodes; one that has the draft decodes nothing by itself. So a draft for n targets must make
-each of them more than (n + 1) / n times as fast, prefills included, before n + 1 plain targets are not the better use
-of the same devices. Pure: no clock, no I/O.
+Pure: no clock, no I/O; randomness is handed in.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
-from slipstream.service_info import Placement
+from slipstream.service_info import Placement, ServiceLoad
 from slipstream.speculation.pacing import CostModel, DecayedMean, foreseen_speedup
+
+# -- which one takes the next caption ---------------------------------------------------------------------------------
+
+# Figures are asked for just before the choice, of two that are drawn at random (Mitzenmacher, "The power of two choices
+# in randomized load balancing", 2001): gateways that see the same figures at the same moment draw different pairs, and
+# so do not all send to the one that was best. What a gateway has itself sent since counts in addition.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A service that answers, as one gateway sees it."""
+
+    load: ServiceLoad
+    placed: int = 0
+    """Captions that this gateway has just sent there, which `load` may not have yet."""
+    holds_prefill: bool = False
+    """It has captioned this video before."""
+
+
+def with_room(candidates: Sequence[Candidate]) -> list[int]:
+    """Indices of those where a caption need not wait, as far as is known."""
+    caption_bytes = _bytes_of_a_caption(candidates)
+    return [index for index, one in enumerate(candidates) if _has_room(one, caption_bytes)]
+
+
+def choose_target(candidates: Sequence[Candidate], random: Random) -> int:
+    """Index of the one with the most free memory, counted in captions that still fit; chance decides between equals.
+
+    One that holds the video's prefill comes first while it has room: most of a caption's time is the prefill, which is
+    then not run, and a session more makes packed passes little slower. Where nobody has room, the shortest queue wins.
+    """
+    caption_bytes = _bytes_of_a_caption(candidates)
+
+    def rank(one: Candidate) -> tuple[int, ...]:
+        has_room = _has_room(one, caption_bytes)
+        waiting = 0 if has_room else one.load.queued + one.placed
+        return has_room, has_room and one.holds_prefill, -waiting, _free_bytes(one, caption_bytes) // caption_bytes
+
+    return _best([rank(one) for one in candidates], random)
+
+
+def choose_draft(candidates: Sequence[Candidate], random: Random) -> int:
+    """Index of the one with the least work, of those that have room: all lines of a draft take turns in its passes."""
+    caption_bytes = _bytes_of_a_caption(candidates)
+
+    def rank(one: Candidate) -> tuple[int, ...]:
+        return _has_room(one, caption_bytes), -(one.load.sessions + one.load.queued + one.placed)
+
+    return _best([rank(one) for one in candidates], random)
+
+
+def _bytes_of_a_caption(candidates: Sequence[Candidate]) -> int:
+    """What one takes, by those that are served now; before there are any, a place's share of the least budget."""
+    loads = [one.load for one in candidates if one.load.max_sessions]
+    if sessions := sum(load.sessions for load in loads):
+        return max(1, sum(load.kv_bytes for load in loads) // sessions)
+    return max(1, min((load.kv_budget_bytes // load.max_sessions for load in loads), default=1))
+
+
+def _free_bytes(one: Candidate, caption_bytes: int) -> int:
+    return one.load.kv_budget_bytes - one.load.kv_bytes - (one.load.queued + one.placed) * caption_bytes
+
+
+def _has_room(one: Candidate, caption_bytes: int) -> bool:
+    """Of one that does not say, it is supposed; but as its memory counts as none, the others come first."""
+    load = one.load
+    if not load.max_sessions:
+        return True
+    has_place = not load.queued and load.sessions + one.placed < load.max_sessions
+    return has_place and _free_bytes(one, caption_bytes) >= caption_bytes
+
+
+def _best(ranks: Sequence[tuple[int, ...]], random: Random) -> int:
+    best = max(ranks)
+    return random.choice([index for index, rank in enumerate(ranks) if rank == best])
+
+
+# -- how many targets a draft should have -----------------------------------------------------------------------------
+
+# Measured costs in, captions an hour a device out. A device that has a target decodes; one that has the draft decodes
+# nothing by itself. So a draft for n targets must make each of them more than (n + 1) / n times as fast, prefills
+# included, before n + 1 plain targets are not the better use of the same devices.
 
 TARGETS_A_DRAFT = (1, 2, 4)
 """What is looked at."""

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from slipstream.errors import VersionMismatch
 from slipstream.rpc.codec import model_info_message, read_model_info
-from slipstream.rpc.peers import check_protocol
 from slipstream.rpc.v1 import archive_pb2, common_pb2, draft_pb2, gateway_pb2, target_pb2
-from slipstream.service_info import LEAST_PROTOCOL_VERSION, PROTOCOL_VERSION, ModelInfo
+from slipstream.service_info import LEAST_PROTOCOL_VERSION, PROTOCOL_VERSION, ModelInfo, check_protocol
 
 FILES = FileDescriptorSet.FromString((Path(__file__).parent / "data" / "protos_0_2_0.binpb").read_bytes()).file
 NOW = {file.DESCRIPTOR.name: file.DESCRIPTOR for file in (archive_pb2, common_pb2, draft_pb2, gateway_pb2, target_pb2)}

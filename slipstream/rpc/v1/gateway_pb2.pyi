@@ -434,7 +434,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive", "peers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +450,7 @@ class GatewayInfo(_message.Message):
     GATES_OPEN_FIELD_NUMBER: _ClassVar[int]
     GATES_CLOSED_FIELD_NUMBER: _ClassVar[int]
     ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -465,7 +466,22 @@ class GatewayInfo(_message.Message):
     gates_open: int
     gates_closed: int
     archive: ArchiveInfo
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerInfo]
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
+
+class PeerInfo(_message.Message):
+    __slots__ = ("role", "number", "left_out", "load", "placed")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    number: int
+    left_out: str
+    load: _common_pb2.ServiceLoad
+    placed: int
+    def __init__(self, role: _Optional[str] = ..., number: _Optional[int] = ..., left_out: _Optional[str] = ..., load: _Optional[_Union[_common_pb2.ServiceLoad, _Mapping]] = ..., placed: _Optional[int] = ...) -> None: ...
 
 class ArchiveInfo(_message.Message):
     __slots__ = ("takes_writes", "worker", "jobs", "max_jobs", "lease_age_s", "lease_s")

@@ -1,0 +1,198 @@
+"""Several services behind one option, without a wire: who is asked, who is left out, and what a name leads to."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slipstream.errors import ModelNotUsable, ServiceUnavailable
+from slipstream.rpc import pools
+from slipstream.rpc.pools import Pool, addresses_behind, is_name, one_or_pool, sketch_of, split_addresses
+from slipstream.service_info import ModelInfo, ServiceLoad
+from slipstream.speculation.placement import choose_target
+
+MODEL = ModelInfo(model_id="m", revision="r", dtype="float32")
+IDLE = ServiceLoad(max_sessions=4, kv_budget_bytes=4000)
+
+
+@dataclass
+class Fake:
+    """A service, in this process."""
+
+    address: str
+    name: str = ""
+    model: ModelInfo = MODEL
+    load: ServiceLoad = IDLE
+    is_there: bool = True
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: int = 0
+    closed_after_s: float | None = None
+
+    async def ask(self) -> ModelInfo:
+        self.asked += 1
+        await self.answers.wait()
+        if not self.is_there:
+            raise ServiceUnavailable(f"{self.address} is away")
+        return self.model
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        self.closed_after_s = grace_s
+
+
+@dataclass
+class Frames:
+    frames: Any
+
+
+def video(seed: int) -> Frames:
+    return Frames(np.random.default_rng(seed).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8))
+
+
+@asynccontextmanager
+async def pool_of(*told: str) -> AsyncIterator[tuple[Pool[Fake], dict[str, Fake]]]:
+    fakes: dict[str, Fake] = {}
+
+    def connect(address: str, name: str) -> Fake:
+        fakes[address] = Fake(address, name)
+        fakes[address].answers.set()
+        return fakes[address]
+
+    pool = Pool("target", told, connect, choose_target, Random(3))
+    try:
+        yield pool, fakes
+    finally:
+        await pool.close()
+
+
+async def placed(pool: Pool[Fake], times: int) -> set[str]:
+    return {(await pool.choose()).address for _ in range(times)}
+
+
+async def test_captions_go_where_there_is_room_and_nowhere_else() -> None:
+    async with pool_of("unix:a", "unix:b", "unix:c") as (pool, fakes):
+        fakes["unix:a"].load = replace(IDLE, sessions=1, kv_bytes=3900)
+        fakes["unix:b"].load = replace(IDLE, sessions=4, kv_bytes=400)
+        assert await placed(pool, 3) == {"unix:c"}
+        assert [info.placed for info in pool.infos()] == [0, 0, 3]
+
+
+async def test_one_that_is_away_is_left_out_until_it_answers_again() -> None:
+    async with pool_of("unix:a", "unix:b") as (pool, fakes):
+        fakes["unix:a"].is_there = False
+        assert await pool.ask() == MODEL
+        assert await placed(pool, 3) == {"unix:b"}
+        assert [bool(info.left_out) for info in pool.infos()] == [True, False]
+        fakes["unix:b"].is_there = False
+        with pytest.raises(ServiceUnavailable, match="is away"):
+            await pool.choose()
+        with pytest.raises(ServiceUnavailable, match="is away"):
+            await pool.ask()
+        assert pool.model == MODEL, "and what was served last is still known"
+        fakes["unix:a"].is_there = True
+        assert await placed(pool, 3) == {"unix:a"}
+
+
+async def test_one_that_is_frozen_delays_a_choice_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "PROBE_S", 0.01)
+    async with pool_of("unix:a", "unix:b") as (pool, fakes):
+        fakes["unix:a"].answers.clear()
+        assert await pool.ask() == MODEL
+        assert await placed(pool, 4) == {"unix:b"}
+        assert fakes["unix:a"].asked == 1, "who is being asked is not asked again"
+
+
+async def test_another_model_is_refused_and_never_taken() -> None:
+    async with pool_of("unix:a", "unix:b") as (pool, fakes):
+        await pool.ask()
+        fakes["unix:b"].model = replace(MODEL, model_id="other", revision="x")
+        with pytest.raises(ModelNotUsable, match=r"target 2 serves 'other' .* another model than target 1, 'm'"):
+            await pool.check()
+        assert await placed(pool, 4) == {"unix:a"}
+        fakes["unix:b"].model = replace(MODEL, dtype="bfloat16")
+        with pytest.raises(ModelNotUsable, match="bfloat16"):
+            await pool.check()
+        fakes["unix:a"].is_there = False
+        await pool.wait(5)
+        assert await placed(pool, 2) == {"unix:b"}, "a new model takes over when nobody has the old one"
+        assert pool.model is not None and pool.model.dtype == "bfloat16"
+
+
+async def test_a_video_goes_where_it_was_captioned_before_while_there_is_room() -> None:
+    async with pool_of("unix:a", "unix:b", "unix:c") as (pool, fakes):
+        first = await pool.choose(video(1))
+        assert {(await pool.choose(video(1))).address for _ in range(2)} == {first.address}
+        fakes[first.address].load = replace(IDLE, sessions=4)
+        assert (await pool.choose(video(1))).address != first.address
+    assert sketch_of(Frames(np.empty((0, 1, 1, 3)))) is None
+    assert sketch_of(video(1)) != sketch_of(video(2))
+
+
+async def test_many_at_once_are_spread_before_any_figure_shows_them() -> None:
+    async with pool_of("unix:a", "unix:b") as (pool, _):
+        chosen = await asyncio.gather(*(pool.choose() for _ in range(6)))
+        addresses = [each.address for each in chosen]
+        assert addresses.count("unix:a") == addresses.count("unix:b") == 3
+
+
+def test_addresses() -> None:
+    assert split_addresses("a:1, b:2") == ("a:1", "b:2")
+    assert split_addresses("ipv4:10.0.0.1:5,10.0.0.2:5") == ("10.0.0.1:5", "10.0.0.2:5")
+    assert split_addresses("unix:/x") == ("unix:/x",)
+    assert [is_name(each) for each in ("target:1", "10.0.0.1:1", "[::1]:1", "unix:/x", "dns:///t:1")] == [
+        True, False, False, False, False,
+    ]  # fmt: skip
+    assert isinstance(one_or_pool("target", "10.0.0.1:1", Fake, choose_target), Fake)
+    assert isinstance(one_or_pool("target", "somewhere:1", Fake, choose_target), Pool)
+
+
+class Names:
+    """Stands in for the resolver."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
+        self.hosts = hosts
+        self.asked = asyncio.Event()
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self.look_up)
+
+    async def look_up(self, host: str, port: int, **_: object) -> list[tuple[Any, ...]]:
+        self.asked.set()
+        if not self.hosts:
+            raise socket.gaierror("no such name")
+        kinds = [socket.AF_INET6 if ":" in each else socket.AF_INET for each in self.hosts]
+        return [(kind, 1, 6, "", (each, port)) for kind, each in zip(kinds, self.hosts, strict=True)]
+
+
+async def test_what_a_name_leads_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(monkeypatch, "10.0.0.2", "10.0.0.1", "10.0.0.1", "fe::1")
+    assert await addresses_behind("t:5") == ("10.0.0.1:5", "10.0.0.2:5")
+    names.hosts = ("10.0.0.1", "fe::1")
+    assert await addresses_behind("t:5") == ("t:5",), "one machine of two families"
+    names.hosts = ("fe::1", "fe::2")
+    assert await addresses_behind("t:5") == ("[fe::1]:5", "[fe::2]:5")
+
+
+async def test_a_name_that_leads_elsewhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "LOOKUP_S", 0.0)
+    names = Names(monkeypatch, "10.0.0.1", "10.0.0.2")
+    async with pool_of("t:5") as (pool, fakes):
+
+        async def members_are(*expected: str) -> None:
+            while [member.address for member in pool.members] != list(expected):
+                await pool.ask()
+
+        await asyncio.wait_for(members_are("10.0.0.1:5", "10.0.0.2:5"), 30)
+        assert fakes["10.0.0.1:5"].name == "t", "whose certificate says so"
+        assert fakes["t:5"].closed_after_s == pools.LEAVE_S, "sessions end where they are"
+        names.hosts = ()
+        names.asked.clear()
+        await pool.ask()
+        await names.asked.wait()
+        assert await placed(pool, 2) <= {"10.0.0.1:5", "10.0.0.2:5"}
+        names.hosts = ("10.0.0.2", "10.0.0.3")
+        await asyncio.wait_for(members_are("10.0.0.2:5", "10.0.0.3:5"), 30)
+        assert [info.number for info in pool.infos()] == [3, 4]
