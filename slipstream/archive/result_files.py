@@ -19,7 +19,7 @@ from slipstream.archive.queue import DamagedRecord, JobRecord, JobState
 
 BLOCK_BYTES = 1 << 20
 """Of lines, before compression. A job that has more is a block of its own."""
-COMPRESS_LEVEL = 6
+COMPRESS_LEVEL = 1
 LINES, TABLE = ".jsonl.gz", ".parquet"
 DIGEST_CHARS = 16
 _GZIP_MEMBER = 31
