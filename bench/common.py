@@ -203,7 +203,7 @@ def say(line: str) -> None:
 
 
 def cpu_s(pid: int, *, with_children: bool = False) -> float:
-    """Seconds that all threads of a process have run, in user code and in the kernel; if asked, also ended children's."""
+    """Seconds that all threads of a process have run, in user code and in the kernel, and if asked ended children."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
