@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ import numpy as np
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.common import say
+from bench.common import cpu_s, say
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.messages import ModelReceipt, Receipt
@@ -121,6 +121,8 @@ class _Run:
     chance: random.Random
     roles: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
     deaths: Counter[str] = field(default_factory=Counter)
+    spent_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Processor seconds by role, starts included."""
     in_file: int = 0
     """Deaths of the compactor while a file was planned or its jobs were being freed."""
     peak_bytes: int = 0
@@ -141,6 +143,7 @@ class _Run:
 
     async def kill(self, name: str) -> None:
         """And starts it again."""
+        self.measure(name)
         if name == "redis":
             await self.server.kill()
             await asyncio.sleep(RESTART_S)
@@ -151,6 +154,12 @@ class _Run:
             await asyncio.sleep(RESTART_S)
             await self.start(name)
         self.deaths[name] += 1
+
+    def measure(self, name: str) -> None:
+        """Adds what the process has spent, which is about to end."""
+        pid = self.server.pid if name == "redis" else self.roles[name].pid
+        with contextlib.suppress(OSError):
+            self.spent_s[name.partition("-")[0]] += cpu_s(pid, with_children=True)
 
 
 async def run_spill(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,6 +183,8 @@ async def _roles(run: _Run) -> AsyncIterator[None]:
             await run.start(name)
         yield
     finally:
+        for name in ("redis", *run.roles):
+            run.measure(name)
         for process in run.roles.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -183,7 +194,7 @@ async def _roles(run: _Run) -> AsyncIterator[None]:
 async def _drain(run: _Run) -> None:
     """From the first item handed in until all results are in files."""
     run.begin_bytes = await _memory(run)
-    queue, began = run.given.queue(), time.monotonic()
+    queue, began, began_cpu_s = run.given.queue(), time.monotonic(), time.process_time()
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
         watching = group.create_task(_watch_memory(run))
         killing = group.create_task(_kill_now_and_then(run, queue))
@@ -200,6 +211,7 @@ async def _drain(run: _Run) -> None:
         run.is_over = True
         await watching
     run.end_bytes = await _memory(run)
+    run.spent_s["hand_in"] = time.process_time() - began_cpu_s
     await queue.close()
 
 
@@ -301,6 +313,7 @@ def _report(run: _Run, results: Path) -> dict[str, Any]:
         "done_s": round(run.done_s, 1),
         "jobs_per_s": round(total / run.done_s, 1),
         "reaches_rate_asked": total / run.done_s >= RATE_ASKED,
+        "processor_us_a_job": {name: round(1e6 * spent_s / total) for name, spent_s in sorted(run.spent_s.items())},
         "redis_peak_mb": round(peak_mb, 1),
         "redis_peak_resident_mb": round(run.peak_resident / 1e6, 1),
         "redis_bytes_left_a_job": round((run.end_bytes - run.begin_bytes) / total, 1),

@@ -202,10 +202,10 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def cpu_s(pid: int) -> float:
-    """Seconds that all threads of a process have run, in user code and in the kernel."""
+def cpu_s(pid: int, *, with_children: bool = False) -> float:
+    """Seconds that all threads of a process have run, in user code and in the kernel, and if asked ended children."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_bytes(pid: int) -> int:

@@ -10,10 +10,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
+from slipstream.archive.group_commit import GroupCommit
 from slipstream.archive.parts import PartRecord, PartsState, PutAnswer
 from slipstream.archive.queue import (
     ONLY_DEAD,
@@ -174,6 +176,7 @@ class RedisQueue:
         times_ms = round(told.lease_s * 1000), round(told.retention_s * 1000)
         self._header = times_ms[0], told.max_attempts, told.max_crashes, told.max_backlog, times_ms[1], told.queue_bytes
         self._takes: dict[str, int] = {}
+        self._commits = GroupCommit[Sequence[str | int], int](self._finish)
 
     async def open_batch(self, batch: BatchSpec) -> None:
         metadata = json.dumps(dict(batch.metadata))
@@ -237,13 +240,16 @@ class RedisQueue:
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         assert outcome.state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED), "a run ends in one of these"
         content = sha256(outcome.content_key) if outcome.content_key else ""
-        answer = await self._run(
-            *("finish", *_token(lease), outcome.state, outcome.result, sha256(outcome.result)),
-            *(outcome.error, outcome.error_code, content, *_pairs(outcome.tallies)),
-        )
+        said = outcome.state, outcome.result, sha256(outcome.result), outcome.error, outcome.error_code, content
+        asked: list[str | int] = [*_token(lease), *said, len(outcome.tallies), *_pairs(outcome.tallies)]
+        answer = await self._commits.call(asked, len(outcome.result))
         if answer == 2:
             raise DamagedRecord(f"parts of the job {lease.job_id} are missing in the store; it cannot be done yet")
         return bool(answer)
+
+    async def _finish(self, commits: Sequence[Sequence[str | int]]) -> Sequence[int]:
+        answers: list[int] = await self._run("finish", *chain.from_iterable(commits))
+        return answers
 
     async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
         if total > self.policy.parts.max_parts:
@@ -330,6 +336,7 @@ class RedisQueue:
         await self._run("ping")
 
     async def close(self) -> None:
+        await self._commits.close()
         await self._store.close()
 
     async def _run(self, script: str, *args: str | int | bytes) -> Any:

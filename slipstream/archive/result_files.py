@@ -11,7 +11,7 @@ import json
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from slipstream.archive.parts import PartRecord
@@ -19,7 +19,7 @@ from slipstream.archive.queue import DamagedRecord, JobRecord, JobState
 
 BLOCK_BYTES = 1 << 20
 """Of lines, before compression. A job that has more is a block of its own."""
-COMPRESS_LEVEL = 6
+COMPRESS_LEVEL = 1
 LINES, TABLE = ".jsonl.gz", ".parquet"
 DIGEST_CHARS = 16
 _GZIP_MEMBER = 31
@@ -166,7 +166,7 @@ _FIELDS = [field.name for field in fields(JobRecord)]
 
 
 def _line_of(job: FinishedJob, said: Mapping[str, Any]) -> bytes:
-    content = dict(said) | {"position": job.position, "record": asdict(job.record)}
+    content = dict(said) | {"position": job.position, "record": vars(job.record)}
     if job.parts:
         content["parts"] = [[part.number, base64.b64encode(part.data).decode(), part.damage] for part in job.parts]
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slipstream.archive.results_folder import ResultsFolder
 from slipstream.budget import MIB
 from slipstream.cli.common import (
     MODELS_PANEL,
@@ -86,6 +87,23 @@ def queue_options(
             rich_help_panel=ARCHIVE_PANEL,
         ),
     ] = None,
+    results_to: Annotated[
+        str,
+        typer.Option(
+            help="Folder of objects that results leave the queue for: s3://BUCKET/PREFIX, gs://, az://, file:///FOLDER.",
+            show_default="they stay in Redis",
+            rich_help_panel=ARCHIVE_PANEL,
+        ),
+    ] = "",
+    queue_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1024**2,
+            help="Bytes that jobs may take in Redis, with --results-to; later ones wait outside.",
+            show_default="the gateway's",
+            rich_help_panel=ARCHIVE_PANEL,
+        ),
+    ] = None,
 ) -> dict[str, Any]:
     """What `StackOptions` has of the archive and its queue."""
     return {
@@ -93,7 +111,20 @@ def queue_options(
         "redis": redis,
         "archive_slots": archive_slots if archive else None,
         "data": data or data_folder(os.environ),
+        "extra_flags": {"gateway": _result_flags(archive, results_to, queue_bytes)},
     }
+
+
+def _result_flags(archive: bool, results_to: str, queue_bytes: int | None) -> Sequence[str]:
+    """The gateway's. Raises `InvalidConfig` for a folder that cannot be one."""
+    if not results_to:
+        if queue_bytes is not None:
+            raise InvalidConfig("--queue-bytes needs --results-to, the folder that what has no room in Redis goes to")
+        return ()
+    if not archive:
+        raise InvalidConfig("--results-to is of the archive: leave --no-archive out")
+    ResultsFolder(results_to)
+    return "--results-to", results_to, *(() if queue_bytes is None else ("--queue-bytes", str(queue_bytes)))
 
 
 @bundled(stack_options=model_options, http_port=http_options, queue=queue_options)

@@ -52,6 +52,7 @@ CAME_WITH = {
     "a gate before the OCR": 1,
     "rows of Ray Data: the stage, and its parts": 2,
     "several targets and drafts of a gateway, and which takes a caption": 1,
+    "results that are committed together": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}

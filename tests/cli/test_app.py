@@ -50,6 +50,9 @@ def test_usage_errors_are_one_line(arguments: list[str], capsys: pytest.CaptureF
         (["--target", "/nowhere"], "no checkpoint at /nowhere"),
         (["--pin", "--threads", "3"], "--pin needs --threads 1"),
         (["--formats", "old"], "unknown --formats 'old'; known: modern, archive, all"),
+        (["--results-to", "s3://"], "--results-to: 's3://' names no bucket"),
+        (["--results-to", "s3://b", "--no-archive"], "--results-to is of the archive"),
+        (["--queue-bytes", "2000000"], "--queue-bytes needs --results-to"),
     ],
 )
 def test_up_with_bad_options(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,12 +126,13 @@ end
 
 local function keep_until_expiry(batch) redis.call('ZADD', P .. 'expiry', now + RETENTION, batch) end
 
--- What a job takes here, about; its parts are counted by themselves.
+-- What a job takes here, about, and what of that is its result; its parts are counted by themselves.
 local function job_bytes(id)
-  return 500 + redis.call('HSTRLEN', job_key(id), 'payload') + redis.call('HSTRLEN', job_key(id), 'result')
+  local result = redis.call('HSTRLEN', job_key(id), 'result')
+  return 500 + redis.call('HSTRLEN', job_key(id), 'payload') + result, result
 end
 
-local function bytes_with_parts(id) return job_bytes(id) + tonumber(redis.call('HGET', meta_key(id), 'bytes') or 0) end
+local function parts_bytes(id) return tonumber(redis.call('HGET', meta_key(id), 'bytes') or 0) end
 
 -- Of all jobs but those that failed, which stay until somebody retries them.
 local function held_bytes()
@@ -144,24 +145,25 @@ local function is_faulty(state) return state == 'failed' or state == 'dead' end
 -- A job that is yet to be done counts with a result of usual size: when all of them are done there must be room for that.
 local RESULT_BYTES = 4000
 
-local function weight(id, state)
+local function weight(state, bytes, result)
   if not state or is_faulty(state) then return 0 end
-  return job_bytes(id) + (is_live(state) and RESULT_BYTES - redis.call('HSTRLEN', job_key(id), 'result') or 0)
-end
-
-local function weigh(id, from, to)
-  if from and is_live(from) and is_live(to) then return end
-  local by = weight(id, to) - weight(id, from)
-  if by ~= 0 then redis.call('HINCRBY', P .. 'totals', 'bytes', by) end
+  return bytes + (is_live(state) and RESULT_BYTES - result or 0)
 end
 
 -- A job that is over for good is to be written into a result file.
-local function put_aside(id, batch)
+local function put_aside(id, batch, bytes)
   local at = redis.call('HGET', job_key(id), 'at')
   if not at then return end
   redis.call('RPUSH', ended_key(batch), at .. ' ' .. id)
-  redis.call('HINCRBY', batch_key(batch), 'ended_bytes', bytes_with_parts(id))
+  redis.call('HINCRBY', batch_key(batch), 'ended_bytes', bytes + parts_bytes(id))
   redis.call('ZADD', P .. 'ended', 'NX', now, batch)
+end
+
+local function weigh(id, batch, from, to)
+  local bytes, result = job_bytes(id)
+  local by = weight(to, bytes, result) - weight(from, bytes, result)
+  if by ~= 0 then redis.call('HINCRBY', P .. 'totals', 'bytes', by) end
+  if to == 'done' or to == 'cancelled' then put_aside(id, batch, bytes) end
 end
 
 -- The one place where a job's state changes. `from` is false for a new job.
@@ -169,9 +171,10 @@ local function move(id, batch, from, to)
   if from then count(batch, from, -1) end
   count(batch, to, 1)
   redis.call('HSET', job_key(id), 'state', to)
+  if from and is_live(from) and is_live(to) then return end
   if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
   if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
-  if BUDGET > 0 then weigh(id, from, to) end
+  if BUDGET > 0 then weigh(id, batch, from, to) end
   if is_live(to) then
     redis.call('HDEL', job_key(id), 'ended')
     redis.call('HDEL', batch_key(batch), 'ended')
@@ -179,7 +182,6 @@ local function move(id, batch, from, to)
     return
   end
   redis.call('HSET', job_key(id), 'ended', now)
-  if BUDGET > 0 and (to == 'done' or to == 'cancelled') then put_aside(id, batch) end
   if num_live(batch) == 0 then
     redis.call('HSET', batch_key(batch), 'ended', now)
     keep_until_expiry(batch)

@@ -6,10 +6,17 @@ local out, taken, expired = {}, {}, {}
 local TURNS = { 'high', 'normal', 'high', 'high', 'normal', 'high', 'low', 'high', 'normal', 'high' }
 local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
 
+local shared = {}
+
+local function shared_by(batch)
+  shared[batch] = shared[batch] or redis.call('HMGET', batch_key(batch), 'options', 'options_sha256', 'owner')
+  return shared[batch]
+end
+
 local function show(id, batch, entry)
   local h = redis.call('HMGET', job_key(id), 'custom', 'epoch', 'payload', 'payload_sha256', 'attempts', 'crashes',
     'trace')
-  local b = redis.call('HMGET', batch_key(batch), 'options', 'options_sha256', 'owner')
+  local b = shared_by(batch)
   taken[#taken + 1] = id .. ' ' .. h[2]
   out[#out + 1] = { id, batch, h[1] or '', h[2], h[3] or '', h[4] or '', b[1] or '', b[2] or '', h[5], h[6],
     entry, b[3] or '', h[7] or '' }
