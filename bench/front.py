@@ -1,5 +1,6 @@
 """The HTTP front before a real stack of the pocket models: OpenAI's client, random requests from the OpenAPI document,
-what streaming costs beside gRPC, a batch under which front and gateway are killed, and the page in a browser."""
+what streaming costs beside gRPC, a batch under which front and gateway are killed, and the page in a browser, at last
+under a long stream of events."""
 
 import asyncio
 import importlib.util
@@ -21,22 +22,25 @@ from typing import Any
 import openai
 
 from bench.common import PROMPT, held_out_clips, machine_facts, make_parser, run_to_end, say
-from bench.front_clients import load_tools, openai_tests, ran
+from bench.front_clients import openai_tests, other_clients, ran
 from bench.front_hostile import hostile
 from bench.front_page import page_part
+from bench.front_stream import stream_part
 from bench.output import finish
 from slipstream.client.async_captioner import connect_async
 from slipstream.messages import CommittedText
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.front import CHAT, asked, batch_line, client_of, data_url
 
-PARTS = ("openai", "clients", "hostile", "schemathesis", "overhead", "kills", "page")
+PARTS = ("openai", "clients", "hostile", "schemathesis", "overhead", "kills", "page", "stream")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 COUNTED = re.compile(r"(\d+) generated, (\d+) passed")
 EXAMPLES, MOST_RUNS = 250, 10
 """Of each operation in one run of schemathesis, which makes as many where the schema has so many; and runs."""
 NUM_FRAMES, NUM_TOKENS = 16, 160
 NUM_STREAMS = 64
+LEAST_RATE, MOST_LATER_MS = 0.97, 50.0
+"""What HTTP may cost beside gRPC: of tokens a second, and until the first text."""
 MODEL = "pocket/target"
 WAIT_S = 1800.0
 
@@ -132,15 +136,17 @@ async def _overhead(stack: Stack, rounds: int) -> dict[str, Any]:
         many = await asyncio.gather(*(_over_http(client, clip) for _ in range(NUM_STREAMS)), return_exceptions=True)
     texts = {heard.text for pair in pairs for heard in pair}
     whole = [heard for heard in many if isinstance(heard, Heard) and heard.text in texts]
-    refused = sum(isinstance(error, openai.RateLimitError) for error in many)
+    rate_ratio = median(http.rate / grpc.rate for grpc, http in pairs)
+    later_ms = 1000 * median(http.first_s - grpc.first_s for grpc, http in pairs)
+    is_cheap = rate_ratio >= LEAST_RATE and later_ms <= MOST_LATER_MS
     return {
-        "passed": len(texts) == 1 and len(whole) + refused == NUM_STREAMS and bool(whole),
+        "passed": is_cheap and len(texts) == 1 and len(whole) == NUM_STREAMS,
         "rounds": rounds,
-        "rate_ratio": round(median(http.rate / grpc.rate for grpc, http in pairs), 4),
+        "rate_ratio": round(rate_ratio, 4),
         "grpc_tokens_s": round(median(grpc.rate for grpc, _ in pairs), 1),
         "http_tokens_s": round(median(http.rate for _, http in pairs), 1),
-        "later_first_text_ms": round(1000 * median(http.first_s - grpc.first_s for grpc, http in pairs), 1),
-        "streams": {"asked": NUM_STREAMS, "whole": len(whole), "refused": refused},
+        "later_first_text_ms": round(later_ms, 1),
+        "streams": {"asked": NUM_STREAMS, "whole": len(whole)},
     }
 
 
@@ -197,7 +203,7 @@ async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: 
     with tempfile.TemporaryDirectory(prefix="slipstream-front-") as folder:
         async with _stack(Path(folder)) as stack:
             if "clients" in parts:
-                found["clients"] = await load_tools(stack.http_address, MODEL, Path(folder))
+                found["clients"] = await other_clients(stack.http_address, MODEL, Path(folder))
             if "hostile" in parts:
                 found["hostile"] = await hostile(stack)
             if "overhead" in parts:
@@ -207,7 +213,9 @@ async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: 
             if "kills" in parts:
                 found["kills"] = await _kills(stack, lines, kills)
             if "page" in parts:
-                found["page"] = await page_part(stack, Path(folder), minutes)
+                found["page"] = await page_part(stack, Path(folder))
+        if "stream" in parts:
+            found["stream"] = await stream_part(Path(folder), minutes)
     return found
 
 
@@ -221,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=(20, "captions over each door"),
         lines=(200, "of the batch"),
         kills=(10, "of the front, and of the gateway"),
-        minutes=(1.0, "of the page's longest stream, at 10,000 events a minute"),
+        minutes=(10.0, "of the page's long stream, at 10,000 events a minute"),
     )
     given = parser.parse_args(argv)
     found = run_to_end(run(given.parts, given.cases, given.rounds, given.lines, given.kills, given.minutes))

@@ -48,6 +48,7 @@ CAME_WITH = {
     "results that leave Redis: files, table, reader, folder; chunks; queue, compactor, feeder": 8,
     "films: summaries, results by segment, their lines, rows for Parquet and its file; what a row of options says": 6,
     "what services say of themselves, apart from what they exchange": 1,
+    "what is usual in a batch, as the page asks for it": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
