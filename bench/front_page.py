@@ -157,11 +157,13 @@ async def try_it(browser: "Browser", stack: Stack) -> dict[str, Any]:
 
 
 async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
-    """Overview, batch and item by keyboard: progress, errors by message, retry, export, sentences that jump; dark."""
+    """Overview, batch and item by keyboard: progress, errors by message, marks, retry, export, sentences and segments
+    that jump; dark."""
     videos = stack.options.video_roots[0]
     items = [BatchItem(f"clip {n}", str(videos / f"{n % 4}.mp4"), {"num_frames": 8 + n}) for n in range(4)]
     items += [BatchItem(f"none {n}", str(videos / "none.mp4")) for n in range(2)] + [
-        BatchItem(HOSTILE, str(videos / "0.mp4"), {"num_frames": 4})
+        BatchItem(HOSTILE, str(videos / "0.mp4"), {"num_frames": 4}),
+        BatchItem("film", str(videos / "0.mp4"), {"num_frames": 4, "segments": "fixed:1s"}),
     ]
     async with GatewayAddress(stack.gateway_address).open() as connection:
         await ArchiveClient(connection).submit(BatchOptions("films", {"max_new_tokens": 40}), items)
@@ -175,6 +177,7 @@ async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
         await page.keyboard.press("Enter")
         await page.wait_for_selector("text=completed")
         errors = await page.locator("table[aria-label=Errors] tbody tr").count()
+        marked = await page.locator("table[aria-label=Items] td:text-is('cut')").count()
         await shoot(page, "batch")
         found += await violations(page) or []
         async with page.expect_download() as exported:
@@ -191,10 +194,19 @@ async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
         await page.locator(".cues button").nth(1).press("Enter")
         jumped = await page.evaluate("() => document.querySelector('video').currentTime > 0")
         await page.wait_for_selector(".cues button[aria-current]")
+        await page.wait_for_selector(".cards dd:text-is('cut')")
         await shoot(page, "item")
         found += await violations(page) or []
+        await page.get_by_role("link", name="Back to the batch").press("Enter")
+        await page.get_by_role("link", name="film").press("Enter")
+        segments = page.locator(".cues button", has=page.locator(".mark:text-is('cut')"))
+        await segments.nth(1).wait_for()
+        await shoot(page, "film")
+        found += await violations(page) or []
         hacked = await page.evaluate("() => window.hacked")
-    is_right = errors == 1 and len(lines) == len(items) and bool(jumped) and hacked is None and not complaints
+    is_right = (
+        errors == 1 and marked == 5 and len(lines) == len(items) and bool(jumped) and hacked is None and not complaints
+    )
     names = {json.loads(line)["custom_id"] for line in lines}
     is_whole = names == {item.custom_id for item in items}
     return {"passed": is_right and is_whole, "axe": found if AXE.is_file() else None, "complaints": complaints}
