@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from bench.common import say
 from bench.front_page import chromium, opened, why_not
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Trace
@@ -212,9 +211,7 @@ async def stream_part(folder: Path, minutes: float) -> dict[str, Any]:
     facts |= {"longest_task_cpu_ms": [round(one, 1) for one in longest_ms], "machine_is_idle": is_idle}
     facts |= {"page": seen.told(), "empty_page": at_rest.told()}
     is_right = is_text and is_smooth and grown <= MOST_GROWN_MB and not complaints
-    found = {"passed": is_right, "markup_is_text": is_text, "smooth": is_smooth} | facts
-    say(f"stream: {found}")
-    return found
+    return {"passed": is_right, "markup_is_text": is_text, "smooth": is_smooth} | facts
 
 
 async def _half(browser: "Browser", page: "Page", seconds: float, end: Awaitable[Any]) -> None:

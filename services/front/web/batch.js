@@ -17,6 +17,7 @@ export function batch(main, id) {
 class BatchView {
   #pages = [""];
   #next = null;
+  #seen = { version: "" };
   #leaving = new AbortController();
 
   constructor(id) {
@@ -50,10 +51,16 @@ class BatchView {
     return poll(EVERY_S, (signal) => this.#ask(signal), (found) => this.#show(found), complain);
   }
 
+  /** Of a batch that is over, jobs and errors are asked for once. */
   async #ask(signal) {
     const page = encodeURIComponent(this.#pages.at(-1));
-    const [found, jobs, errors] = await Promise.all([get(this.path, { signal }), get(`${this.path}/jobs?page=${page}`, { signal }), get(`${this.path}/errors`, { signal })]);
-    return { found, jobs, errors };
+    const found = await get(this.path, { signal });
+    const version = `${page} ${JSON.stringify(found)}`;
+    if (!found.is_ended || version !== this.#seen.version) {
+      const [jobs, errors] = await Promise.all([get(`${this.path}/jobs?page=${page}`, { signal }), get(`${this.path}/errors`, { signal })]);
+      this.#seen = { version, jobs, errors };
+    }
+    return { found, ...this.#seen };
   }
 
   #show({ found, jobs, errors }) {
