@@ -177,7 +177,7 @@ async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]
                 os.kill(stack.processes[name].pid, signal.SIGKILL)
                 killed[name] += 1
                 await stack.wait_started(name, starts + 1)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             batch = await client.batches.retrieve(batch.id)
         names: Counter[str] = Counter()
         for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
