@@ -96,9 +96,9 @@ front-check: setup
 	-npm install --silent --no-fund --no-audit --prefix .cache/axe axe-core@4
 	$(BIN)/python -m bench front-check
 
-# Load tools that `front-check` then runs too, in an environment each, as they do not fit together: 7 GB, which stay in .cache.
+# Clients that `front-check` then runs too, in an environment each, as they do not fit together: 7 GB, which stay in .cache.
 front-clients:
-	for tool in saturate==0.2.0 guidellm==0.8.1 aiperf==0.13.0; do \
+	for tool in saturate==0.2.0 guidellm==0.8.1 aiperf==0.13.0 litellm langchain-openai llm; do \
 		home=.cache/clients/$${tool%%==*}; \
 		test -x $$home/bin/python || $(PYTHON) -m venv $$home || exit 1; \
 		$$home/bin/python -m pip install --quiet $$tool || exit 1; \

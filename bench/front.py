@@ -1,6 +1,8 @@
 """The HTTP front before a real stack of the pocket models: OpenAI's client, random requests from the OpenAPI document,
-what streaming costs beside gRPC, a batch under which front and gateway are killed, and the page in a browser."""
+what streaming costs beside gRPC, a batch under which front and gateway are killed, and the page in a browser, at last
+under a long stream of events."""
 
+import argparse
 import asyncio
 import importlib.util
 import json
@@ -11,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +23,25 @@ from typing import Any
 import openai
 
 from bench.common import PROMPT, held_out_clips, machine_facts, make_parser, run_to_end, say
-from bench.front_clients import load_tools, openai_tests, ran
+from bench.front_clients import openai_tests, other_clients, ran
 from bench.front_hostile import hostile
 from bench.front_page import page_part
+from bench.front_stream import stream_part
 from bench.output import finish
 from slipstream.client.async_captioner import connect_async
 from slipstream.messages import CommittedText
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.front import CHAT, asked, batch_line, client_of, data_url
 
-PARTS = ("openai", "clients", "hostile", "schemathesis", "overhead", "kills", "page")
+PARTS = ("openai", "clients", "hostile", "schemathesis", "overhead", "kills", "page", "stream")
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 COUNTED = re.compile(r"(\d+) generated, (\d+) passed")
 EXAMPLES, MOST_RUNS = 250, 10
 """Of each operation in one run of schemathesis, which makes as many where the schema has so many; and runs."""
 NUM_FRAMES, NUM_TOKENS = 16, 160
 NUM_STREAMS = 64
+LEAST_RATE, MOST_LATER_MS = 0.97, 50.0
+"""What HTTP may cost beside gRPC: of tokens a second, and until the first text."""
 MODEL = "pocket/target"
 WAIT_S = 1800.0
 
@@ -132,15 +137,17 @@ async def _overhead(stack: Stack, rounds: int) -> dict[str, Any]:
         many = await asyncio.gather(*(_over_http(client, clip) for _ in range(NUM_STREAMS)), return_exceptions=True)
     texts = {heard.text for pair in pairs for heard in pair}
     whole = [heard for heard in many if isinstance(heard, Heard) and heard.text in texts]
-    refused = sum(isinstance(error, openai.RateLimitError) for error in many)
+    rate_ratio = median(http.rate / grpc.rate for grpc, http in pairs)
+    later_ms = 1000 * median(http.first_s - grpc.first_s for grpc, http in pairs)
+    is_cheap = rate_ratio >= LEAST_RATE and later_ms <= MOST_LATER_MS
     return {
-        "passed": len(texts) == 1 and len(whole) + refused == NUM_STREAMS and bool(whole),
+        "passed": is_cheap and len(texts) == 1 and len(whole) == NUM_STREAMS,
         "rounds": rounds,
-        "rate_ratio": round(median(http.rate / grpc.rate for grpc, http in pairs), 4),
+        "rate_ratio": round(rate_ratio, 4),
         "grpc_tokens_s": round(median(grpc.rate for grpc, _ in pairs), 1),
         "http_tokens_s": round(median(http.rate for _, http in pairs), 1),
-        "later_first_text_ms": round(1000 * median(http.first_s - grpc.first_s for grpc, http in pairs), 1),
-        "streams": {"asked": NUM_STREAMS, "whole": len(whole), "refused": refused},
+        "later_first_text_ms": round(later_ms, 1),
+        "streams": {"asked": NUM_STREAMS, "whole": len(whole)},
     }
 
 
@@ -149,9 +156,10 @@ async def _overhead(stack: Stack, rounds: int) -> dict[str, Any]:
 
 async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]:
     """A batch during which the front and the gateway are killed in turn, a few results apart, as a job that is killed
-    three times is given up. Each request must have one line, of its answer or of its end."""
+    three times is given up. Each request must have one line, of its answer or of its end. The texts are so long that
+    the batch is not over before the last kill: a front takes seconds to start, and jobs go on without it."""
     videos = stack.options.video_roots[0]
-    lines = [batch_line(f"line {n}", _small(f"file://{videos}/{n % 4}.mp4", 4 + n % 12)) for n in range(num_lines)]
+    lines = [batch_line(f"line {n}", _asked(f"file://{videos}/{n % 4}.mp4", 150 + n % 50)) for n in range(num_lines)]
     async with client_of(stack.http_address) as once:
         client = once.with_options(max_retries=20)
         file = await client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
@@ -159,7 +167,7 @@ async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]
         batch: Any = await client.batches.create(
             input_file_id=file.id, extra_headers={"idempotency-key": "kills"}, **options
         )
-        killed, apart, seen = Counter[str](), num_lines // (2 * num_kills + 2), 0
+        killed, apart, seen = Counter[str](), num_lines // (3 * num_kills), 0
         deadline = time.monotonic() + WAIT_S
         while batch.status not in ("completed", "failed", "expired", "cancelled") and time.monotonic() < deadline:
             name = "front" if killed["front"] <= killed["gateway"] else "gateway"
@@ -169,7 +177,7 @@ async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]
                 os.kill(stack.processes[name].pid, signal.SIGKILL)
                 killed[name] += 1
                 await stack.wait_started(name, starts + 1)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.2)
             batch = await client.batches.retrieve(batch.id)
         names: Counter[str] = Counter()
         for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
@@ -178,10 +186,11 @@ async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]
     is_exact = set(names) == {f"line {n}" for n in range(num_lines)} and set(names.values()) == {1}
     counts = {"completed": batch.request_counts.completed, "failed": batch.request_counts.failed}
     is_exact = is_exact and batch.status == "completed" and sum(counts.values()) == num_lines
-    return {"passed": is_exact, "lines": num_lines, "status": batch.status, "killed": dict(killed)} | counts
+    is_hit = killed["front"] == killed["gateway"] == num_kills
+    return {"passed": is_exact and is_hit, "lines": num_lines, "status": batch.status, "killed": dict(killed)} | counts
 
 
-def _small(url: str, num_tokens: int) -> dict[str, Any]:
+def _asked(url: str, num_tokens: int) -> dict[str, Any]:
     options = {"num_frames": 4}
     return {"model": MODEL, "messages": asked(url), "max_tokens": num_tokens, "slipstream": options}
 
@@ -189,25 +198,40 @@ def _small(url: str, num_tokens: int) -> dict[str, Any]:
 # -- program ----------------------------------------------------------------------------------------------------------
 
 
-async def run(parts: Sequence[str], cases: int, rounds: int, lines: int, kills: int, minutes: float) -> dict[str, Any]:
-    """The parts by name."""
+Check = Callable[[], Awaitable[dict[str, Any]]]
+
+
+async def run(given: argparse.Namespace) -> dict[str, Any]:
+    """The parts by name, and how long each took; one that breaks off has failed, and the others go on."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-front-") as name:
+        folder = Path(name)
+        found = await _checked(given.parts, {"openai": openai_tests})
+        if not set(given.parts) <= {"openai", "stream"}:
+            async with _stack(folder) as stack:
+                checks: dict[str, Check] = {
+                    "clients": lambda: other_clients(stack.http_address, MODEL, folder),
+                    "hostile": lambda: hostile(stack),
+                    "overhead": lambda: _overhead(stack, given.rounds),
+                    "schemathesis": lambda: _schemathesis(stack.http_address, given.cases),
+                    "kills": lambda: _kills(stack, given.lines, given.kills),
+                    "page": lambda: page_part(stack, folder),
+                }
+                found |= await _checked(given.parts, checks)
+        return found | await _checked(given.parts, {"stream": lambda: stream_part(folder, given.minutes)})
+
+
+async def _checked(parts: Sequence[str], checks: Mapping[str, Check]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if "openai" in parts:
-        found["openai"] = await openai_tests()
-    with tempfile.TemporaryDirectory(prefix="slipstream-front-") as folder:
-        async with _stack(Path(folder)) as stack:
-            if "clients" in parts:
-                found["clients"] = await load_tools(stack.http_address, MODEL, Path(folder))
-            if "hostile" in parts:
-                found["hostile"] = await hostile(stack)
-            if "overhead" in parts:
-                found["overhead"] = await _overhead(stack, rounds)
-            if "schemathesis" in parts:
-                found["schemathesis"] = await _schemathesis(stack.http_address, cases)
-            if "kills" in parts:
-                found["kills"] = await _kills(stack, lines, kills)
-            if "page" in parts:
-                found["page"] = await page_part(stack, Path(folder), minutes)
+    for name, check in checks.items():
+        if name not in parts:
+            continue
+        start = time.monotonic()
+        try:
+            told = await check()
+        except Exception as error:
+            told = {"passed": False, "why": f"{type(error).__name__}: {error}"[:600]}
+        found[name] = told | {"seconds": round(time.monotonic() - start)}
+        say(f"{name}: {found[name]}")
     return found
 
 
@@ -221,10 +245,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=(20, "captions over each door"),
         lines=(200, "of the batch"),
         kills=(10, "of the front, and of the gateway"),
-        minutes=(1.0, "of the page's longest stream, at 10,000 events a minute"),
+        minutes=(10.0, "of the page's long stream, at 10,000 events a minute"),
     )
     given = parser.parse_args(argv)
-    found = run_to_end(run(given.parts, given.cases, given.rounds, given.lines, given.kills, given.minutes))
+    found = run_to_end(run(given))
     finish("front", {"machine": machine_facts(), **found})
     if any(part["passed"] is False for part in found.values()):
         sys.exit(1)

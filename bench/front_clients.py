@@ -1,15 +1,19 @@
-"""Clients of OpenAI's protocol before a running stack, unmodified: OpenAI's own by its tests; the load tools saturate,
-guidellm and aiperf by command, each from an environment of its own, where `make front-clients` has made one."""
+"""Clients of OpenAI's protocol before a running stack, unmodified: OpenAI's own by its tests; others by command, each
+from an environment of its own, where `make front-clients` has made one: the load tools saturate, guidellm and aiperf,
+the libraries litellm and langchain-openai, and the command line `llm`."""
 
 import asyncio
+import io
 import json
+import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import openai
 
 from bench.common import ROOT, held_out_clips, say
@@ -29,11 +33,22 @@ class Ran:
     output: str
 
 
-async def ran(words: Sequence[str | Path], given: bytes = b"", *, limit_s: float | None = None) -> Ran:
-    """Runs a command to its end, with `given` as its input."""
+async def ran(
+    words: Sequence[str | Path],
+    given: bytes = b"",
+    *,
+    limit_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Ran:
+    """Runs a command to its end, with `given` as its input and `environ` beside the variables of this process."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *words, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        *words,
+        cwd=ROOT,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | dict(environ or {}),
     )
     try:
         async with asyncio.timeout(limit_s):
@@ -53,7 +68,7 @@ async def openai_tests() -> dict[str, Any]:
     return {"passed": told.status == 0, "openai": openai.__version__} | counts
 
 
-# -- load tools -------------------------------------------------------------------------------------------------------
+# -- other clients ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,28 +172,115 @@ async def run_aiperf(home: Path, target: Target) -> bool:
     )
 
 
+LITELLM = """
+import json, sys, litellm
+body = json.load(sys.stdin)
+body |= {"model": "openai/" + body["model"], "api_base": sys.argv[1], "api_key": "none"}
+whole = litellm.completion(**body).choices[0].message.content
+pieces = litellm.completion(**body, stream=True, stream_options={"include_usage": True})
+print(json.dumps([whole, "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)]))
+"""
+LANGCHAIN = """
+import json, sys
+from langchain_openai import ChatOpenAI
+body = json.load(sys.stdin)
+options = {"base_url": sys.argv[1], "api_key": "none", "max_tokens": body["max_completion_tokens"]}
+chat, messages = ChatOpenAI(model=body["model"], **options), body["messages"]
+print(json.dumps([chat.invoke(messages).content, "".join(piece.content for piece in chat.stream(messages))]))
+"""
+
+
+async def _whole_and_streamed(script: str, home: Path, target: Target) -> bool:
+    """A library that asks twice: for the whole answer, and for a stream."""
+    words: list[str | Path] = [home / "bin" / "python", "-c", script, f"http://{target.address}/v1"]
+    told = await ran(words, json.dumps(target.body).encode(), limit_s=TOOL_S)
+    return told.status == 0 and json.loads(told.output.splitlines()[-1]) == [target.text] * 2
+
+
+async def run_litellm(home: Path, target: Target) -> bool:
+    """A library before all providers."""
+    return await _whole_and_streamed(LITELLM, home, target)
+
+
+async def run_langchain(home: Path, target: Target) -> bool:
+    """The chat model of a framework."""
+    return await _whole_and_streamed(LANGCHAIN, home, target)
+
+
+async def run_llm(home: Path, target: Target) -> bool:
+    """A command line with a file of models that it knows, and a picture for its prompt; it streams."""
+    folder = target.folder / "llm"
+    folder.mkdir()
+    known: dict[str, Any] = {
+        "model_id": "captions",
+        "model_name": target.model,
+        "api_base": f"http://{target.address}/v1",
+    }
+    known |= {"vision": True, "api_key_name": "none"}
+    (folder / "extra-openai-models.yaml").write_text(json.dumps([known]))
+    picture = folder / "frame.jpg"
+    picture.write_bytes(_first_frame(held_out_clips(1)[0]))
+    words: list[str | Path] = [
+        "--model",
+        "captions",
+        "--attachment",
+        picture,
+        "--option",
+        "max_tokens",
+        str(NUM_TOKENS),
+        "--no-log",
+    ]
+    told = await ran(
+        [home / "bin" / "llm", "prompt", PROMPT, *words, "--key", "none"],
+        limit_s=TOOL_S,
+        environ={"LLM_USER_PATH": str(folder)},
+    )
+    image = {"type": "image_url", "image_url": {"url": data_url(picture.read_bytes(), "image/jpeg")}}
+    content = [{"type": "text", "text": PROMPT}, image]
+    text = await plain_text(target.address, target.model, [{"role": "user", "content": content}])
+    return told.status == 0 and told.output.strip() == text
+
+
+def _first_frame(clip: Path) -> bytes:
+    """As a JPEG."""
+    picture = io.BytesIO()
+    with av.open(str(clip)) as container:
+        next(container.decode(video=0)).to_image().save(picture, "JPEG")
+    return picture.getvalue()
+
+
+async def plain_text(address: str, model: str, messages: Any) -> str:
+    """By plain decoding, asked for by OpenAI's client."""
+    plainly: Any = {"slipstream": {"method": "autoregressive"}}
+    async with client_of(address) as client:
+        answer = await client.chat.completions.create(
+            model=model, messages=messages, max_completion_tokens=NUM_TOKENS, extra_body=plainly
+        )
+    return answer.choices[0].message.content or ""
+
+
 Tool = Callable[[Path, Target], Awaitable[bool]]
-TOOLS: dict[str, Tool] = {"saturate": run_saturate, "guidellm": run_guidellm, "aiperf": run_aiperf}
+TOOLS: dict[str, Tool] = {
+    "saturate": run_saturate,
+    "guidellm": run_guidellm,
+    "aiperf": run_aiperf,
+    "litellm": run_litellm,
+    "langchain-openai": run_langchain,
+    "llm": run_llm,
+}
 
 
-async def load_tools(address: str, model: str, folder: Path) -> dict[str, Any]:
+async def other_clients(address: str, model: str, folder: Path) -> dict[str, Any]:
     """Each of those that are there. `passed` is None where none is."""
     url = data_url(held_out_clips(1)[0].read_bytes())
-    async with client_of(address) as client:
-        plain: Any = await client.chat.completions.create(
-            model=model,
-            messages=asked(url),
-            max_completion_tokens=NUM_TOKENS,
-            extra_body={"slipstream": {"method": "autoregressive"}},
-        )
-    target = Target(address, model, folder, url, plain.choices[0].message.content)
+    target = Target(address, model, folder, url, await plain_text(address, model, asked(url)))
     found: dict[str, Any] = {}
     for name, run in TOOLS.items():
         home = CLIENTS / name
         found[name] = await _tried(run, home, target) if home.is_dir() else "not installed: make front-clients"
         say(f"{name}: {found[name]}")
     outcomes = [told["passed"] for told in found.values() if isinstance(told, dict)]
-    return {"passed": all(outcomes) if outcomes else None, "requests_each": NUM_REQUESTS} | found
+    return {"passed": all(outcomes) if outcomes else None, "requests_of_load_tools": NUM_REQUESTS} | found
 
 
 async def _tried(run: Tool, home: Path, target: Target) -> dict[str, Any]:

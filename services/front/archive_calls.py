@@ -1,14 +1,17 @@
 """`/archive/...`: the archive's batches and jobs as the page shows them. The gateway keeps owners apart: who calls is
 sent on, and what it answers is the caller's own."""
 
+import asyncio
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-from slipstream.archive.messages import Batch, Job, Receipt
+from slipstream.archive.messages import Batch, Job, JobPart, Receipt
+from slipstream.archive.quality import UNKNOWN, Norms, marks_of
 from slipstream.archive.queue import JobState
 from slipstream.archive.subtitles import make_cues
+from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.call import Call
@@ -46,7 +49,23 @@ async def list_archive_jobs(call: Call) -> None:
     async with call.while_there():
         archive = call.front.gateways.archive(call.token)
         page = await archive.job_page(call.params["batch"], states, call.query.get("page", ""))
-    await call.answer({"jobs": [shown_job(job) for job in page.jobs], "next_page": page.next_page_token or None})
+        norms = UNKNOWN
+        if any(job.caption for job in page.jobs):
+            norms = await call.front.norms.of(archive, call.owner, call.params["batch"])
+        # Loops are looked for in every text: some milliseconds for a long one, beside streams that must go on.
+        jobs = await asyncio.to_thread(lambda: [shown_job(job, norms) for job in page.jobs])
+    await call.answer({"jobs": jobs, "next_page": page.next_page_token or None})
+
+
+async def list_archive_parts(call: Call) -> None:
+    """GET /archive/batches/{batch}/jobs/{job}/parts: pages of a document or segments of a film, some at a time."""
+    batch = call.params["batch"]
+    async with call.while_there():
+        archive = call.front.gateways.archive(call.token)
+        page = await archive.part_page(batch, call.params["job"], call.query.get("page", ""))
+        norms = await call.front.norms.of(archive, call.owner, batch)
+        parts = await asyncio.to_thread(lambda: [shown_part(part, norms) for part in page.parts])
+    await call.answer({"parts": parts, "next_page": page.next_page_token or None})
 
 
 async def list_archive_errors(call: Call) -> None:
@@ -113,15 +132,14 @@ def shown_batch(batch: Batch) -> dict[str, Any]:
     return asdict(batch) | {"state": batch.state.value, "is_ended": batch.is_ended}
 
 
-def shown_job(job: Job) -> dict[str, Any]:
-    """A job as JSON, with its text, the cues of its track, and what speculation did."""
+def shown_job(job: Job, norms: Norms) -> dict[str, Any]:
+    """A job as JSON, with its text, what is odd about it, the cues of its track, and what speculation did."""
     plain = {name: value for name, value in vars(job).items() if isinstance(value, str | int | float)}
     shown: dict[str, Any] = plain | {"state": job.state.value, "kind": job.kind.value}
     if job.caption is not None:
         duration_s = job.caption.video.duration_s
         completion = Completion("", short_name(job.receipt.target.model_id) if job.receipt else "", int(job.ended_s))
-        shown |= {
-            "text": job.caption.text,
+        shown |= shown_text(job.caption, norms) | {
             "cues": [asdict(cue) for cue in make_cues(job.caption.text, duration_s)] if duration_s else [],
             "figures": completion.whole(job.caption.text, [job.caption]) | {"choices": []},
             "gate": {"start": job.caption.speculation.gate_start, "reason": job.caption.speculation.gate_reason},
@@ -129,6 +147,26 @@ def shown_job(job: Job) -> dict[str, Any]:
     if job.receipt is not None:
         shown["receipt"] = shown_receipt(job.receipt)
     return shown
+
+
+def shown_part(part: JobPart, norms: Norms) -> dict[str, Any]:
+    """A page or segment as JSON."""
+    shown = {"number": part.number, "page": part.page, "error": part.error, "segment": None}
+    if part.segment is not None:
+        shown |= {"segment": asdict(part.segment), "error": part.error or part.segment.error}
+    return shown if part.caption is None else shown | shown_text(part.caption, norms)
+
+
+def shown_text(caption: Caption, norms: Norms) -> dict[str, Any]:
+    """A text with its marks: `quality`, none where it was taken from elsewhere or left out; `marks` of the pictures."""
+    is_own = caption.shared is None and not caption.skipped
+    return {
+        "text": caption.text,
+        "quality": marks_of(caption, norms) if is_own else (),
+        "marks": caption.video.marks,
+        "shared": asdict(caption.shared) if caption.shared else None,
+        "skipped": caption.skipped,
+    }
 
 
 def shown_receipt(receipt: Receipt) -> dict[str, Any]:

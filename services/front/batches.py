@@ -4,7 +4,8 @@ repeated, so a front that is killed in any of them costs time and nothing else."
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -69,13 +70,10 @@ class Batches:
         next_sweep = 0.0
         while True:
             for batch_id, (owner, token) in list(self._open.items()):
-                try:
-                    await self.state(owner, token, batch_id)
-                except (ApiError, SlipstreamError, OSError) as error:
-                    get_logger().warning("batch.stands", batch_id=batch_id, reason=str(error))
+                await _tried(self.state(owner, token, batch_id), batch_id=batch_id)
             if time.monotonic() >= next_sweep:
-                await asyncio.to_thread(self._sweep)
                 next_sweep = time.monotonic() + SWEEP_S
+                await _tried(asyncio.to_thread(self._sweep))
             await asyncio.sleep(LOOK_S)
 
     def _sweep(self) -> None:
@@ -152,16 +150,11 @@ class Batches:
         return step
 
     async def _step(self, owner: str, token: str, batch: HttpBatch) -> None:
-        """Failures are logged, and the step is taken again when somebody asks."""
-        try:
-            if batch.stage is Stage.VALIDATING:
-                await self._hand_in(owner, token, batch)
-            elif batch.stage is Stage.HANDED_IN:
-                await self._write_out(owner, token, batch)
-        except (ApiError, SlipstreamError, OSError) as error:
-            get_logger().warning("batch.stands", batch_id=batch.batch_id, reason=str(error))
-        except Exception:
-            get_logger().exception("batch.failed", batch_id=batch.batch_id)
+        """One that fails is taken again when somebody asks."""
+        if batch.stage is Stage.VALIDATING:
+            await _tried(self._hand_in(owner, token, batch), batch_id=batch.batch_id)
+        elif batch.stage is Stage.HANDED_IN:
+            await _tried(self._write_out(owner, token, batch), batch_id=batch.batch_id)
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -274,16 +267,27 @@ class Batches:
     ) -> tuple[int, int]:
         """How many were done, and how many were not."""
         num_done = num_failed = 0
-        async for job in archive.jobs(batch.key):
-            if job.state is JobState.DONE:
-                num_done += 1
-                line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
-                await asyncio.to_thread(output.write, line)
-            else:
-                num_failed += 1
-                line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
-                await asyncio.to_thread(errors.write, line)
+        async with aclosing(archive.jobs(batch.key)) as jobs:
+            async for job in jobs:
+                if job.state is JobState.DONE:
+                    num_done += 1
+                    line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)
+                    await asyncio.to_thread(output.write, line)
+                else:
+                    num_failed += 1
+                    line = job_error_line(batch.batch_id, job, f"batch_{ending or Ending.CANCELLED}")
+                    await asyncio.to_thread(errors.write, line)
         return num_done, num_failed
+
+
+async def _tried(work: Awaitable[object], **about: str) -> None:
+    """What fails is logged, and ends nothing else: it is tried again with the next look."""
+    try:
+        await work
+    except (ApiError, SlipstreamError, OSError) as error:
+        get_logger().warning("batch.stands", reason=str(error), **about)
+    except Exception:
+        get_logger().exception("batch.failed", **about)
 
 
 def line_number(line: object) -> int:

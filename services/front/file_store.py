@@ -1,5 +1,6 @@
 """Files of `/v1/files`, on disk: each in a folder of its own below its owner's, whole or not there at all."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -154,9 +155,10 @@ class FileStore:
         """Removes what has expired, and what was never finished."""
         for folder in self._folder.glob("*/*"):
             kept = self._read(folder)
-            is_left = folder.name.startswith(_NEW) and time.time() - folder.stat().st_mtime > LEFT_S
-            if is_left or (kept is not None and kept.is_expired):
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another front of the same folder was there first
+                is_left = folder.name.startswith(_NEW) and time.time() - folder.stat().st_mtime > LEFT_S
+                if is_left or (kept is not None and kept.is_expired):
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _all(self, owner: str) -> Iterator[KeptFile]:
         for folder in (self._folder / owner_key(owner)).glob("file-*"):

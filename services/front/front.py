@@ -13,6 +13,7 @@ from slipstream.services.front.config import FrontConfig
 from slipstream.services.front.figures import FrontFigures
 from slipstream.services.front.file_store import FileStore
 from slipstream.services.front.gateways import Gateways
+from slipstream.services.front.norms import KnownNorms
 from slipstream.services.front.sources import Sources
 
 
@@ -34,6 +35,8 @@ class Front:
     batches: Batches | None = None
     """None: there is no folder for them."""
     tracing: Tracing | None = None
+    norms: KnownNorms = field(default_factory=KnownNorms)
+    """What is usual in the batches that the page shows."""
 
 
 def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | None = None) -> Front:

@@ -50,6 +50,7 @@ async def _serve(config: FrontConfig, listening: socket.socket, parent: str, tra
     finally:
         if front.batches is not None and running is not None:
             running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
             await front.batches.close()
         await front.gateways.close()
     get_logger().info("service.stopped")

@@ -7,6 +7,7 @@ from slipstream.services.front.archive_calls import (
     list_archive_errors,
     list_archive_gateways,
     list_archive_jobs,
+    list_archive_parts,
     retry_archive_batch,
 )
 from slipstream.services.front.batch_calls import cancel_batch, create_batch, get_batch, list_batches
@@ -70,6 +71,10 @@ ENDPOINTS = (
     Endpoint(
         "GET", "/archive/batches/{batch}/jobs", list_archive_jobs, "Its jobs, a page at a time.",
         query={"states": {"type": "string"}, "page": {"type": "string"}},
+    ),
+    Endpoint(
+        "GET", "/archive/batches/{batch}/jobs/{job}/parts", list_archive_parts, "Pages or segments of a job.",
+        query={"page": {"type": "string"}},
     ),
     Endpoint("GET", "/archive/batches/{batch}/errors", list_archive_errors, "What failed, by message."),
     Endpoint("POST", "/archive/batches/{batch}/cancel", cancel_archive_batch, "Ends it."),

@@ -302,3 +302,12 @@ class JobPage:
     jobs: Sequence[Job]
     next_page_token: str
     """Empty: that was the last page. A page may be empty before the end."""
+
+
+@dataclass(frozen=True)
+class PartPage:
+    """Some parts of a job in their order."""
+
+    parts: Sequence[JobPart]
+    next_page_token: str
+    """Empty: that was the last page."""

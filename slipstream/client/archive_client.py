@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, Submitted
+from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, PartPage, Submitted
 from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.caption_client import Connection
 from slipstream.errors import (
@@ -155,13 +155,18 @@ class ArchiveClient:
         """The pages of a document that are read, in order, fetched a few at a time; none of a video."""
         page_token = ""
         while job.parts_done:
-            request = archive_pb2.ListPartsRequest(batch=batch, job_id=job.job_id, page_token=page_token)
-            answer: archive_pb2.ListPartsResponse = await self._with_patience(self._stub.ListParts, request)
-            for part in codec.read_parts(answer):
+            page = await self.part_page(batch, job.job_id, page_token)
+            for part in page.parts:
                 yield part
-            page_token = answer.next_page_token
+            page_token = page.next_page_token
             if not page_token:
                 return
+
+    async def part_page(self, batch: str, job_id: str, page_token: str = "") -> PartPage:
+        """Some pages or segments of a job, in order, from `page_token` on. Waits for a gateway that restarts."""
+        request = archive_pb2.ListPartsRequest(batch=batch, job_id=job_id, page_token=page_token)
+        answer: archive_pb2.ListPartsResponse = await self._with_patience(self._stub.ListParts, request)
+        return PartPage(codec.read_parts(answer), answer.next_page_token)
 
     async def watch(self, batch: str) -> AsyncGenerator[Batch, None]:
         """The batch now and after every change until it has ended, through restarts of the gateway."""

@@ -1,17 +1,21 @@
 """What the page is told of the archive: batches, jobs, errors by message, and only the caller's own."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slipstream.archive.messages import BatchItem, BatchOptions
+from slipstream.archive.messages import BatchItem, BatchOptions, JobPart
+from slipstream.archive.quality import LEAST_RESULTS, UNKNOWN
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.caption_client import GatewayAddress
+from slipstream.messages import Segment
 from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import archive_pb2 as pb
+from slipstream.services.front.archive_calls import shown_part
+from slipstream.services.front.norms import KnownNorms
 from tests.cli.fake_archive import Context, FakeArchive
 from tests.cli.fake_gateway import FakeGateway
 from tests.front.conftest import Served
@@ -39,9 +43,9 @@ def archive() -> Iterator[HeardArchive]:
         yield running
 
 
-async def submit(archive: FakeArchive) -> str:
+async def submit(archive: FakeArchive, items: Sequence[BatchItem] = ITEMS) -> str:
     async with GatewayAddress(archive.address).open() as connection:
-        return (await ArchiveClient(connection).submit(BatchOptions("films"), ITEMS)).batch_id
+        return (await ArchiveClient(connection).submit(BatchOptions("films"), items)).batch_id
 
 
 async def get(address: str, path: str, more: str = "") -> Any:
@@ -67,6 +71,58 @@ async def test_batches_and_their_jobs(archive: HeardArchive) -> None:
         assert " ".join(cue["text"] for cue in done["cues"]) == done["text"] and done["cues"][-1]["end_ms"] == 10_000
         _, told = await get(address, f"/archive/batches/{batch_id}/jobs?states=dead,failed")
         assert all(job["state"] in ("dead", "failed") for job in told["jobs"])
+
+
+async def test_texts_have_marks(archive: HeardArchive) -> None:
+    """Those that a text has by itself, those that it has beside its batch, and none where it is another video's."""
+    names = [f"good-{number}" for number in range(LEAST_RESULTS + 4)]
+    batch_id = await submit(archive, [BatchItem(name, "/v/good.mp4") for name in names])
+    jobs = archive.batches["films"].jobs
+    for job in jobs.values():
+        job.summary.speculation.judged, job.summary.speculation.accepted = 100, 80
+    jobs["good-0"].summary.text = "a b c d " * 12
+    jobs["good-1"].summary.speculation.accepted = 20
+    jobs["good-2"].summary.ClearField("text")
+    jobs["good-2"].summary.skipped = "black"
+    jobs["good-2"].summary.video.marks.append("black")
+    jobs["good-3"].summary.shared.job_id = "job-9"
+    told, page = dict[str, Any](), ""
+    async with front_at(archive.address) as address:
+        while page is not None:
+            _, found = await get(address, f"/archive/batches/{batch_id}/jobs?page={page}")
+            told |= {job["custom_id"]: job for job in found["jobs"]}
+            page = found["next_page"]
+    marked = {name: job["quality"] for name, job in told.items() if job["quality"]}
+    assert marked == {"good-0": ["looped"], "good-1": ["acceptance"]}
+    assert told["good-2"]["skipped"] == "black" and told["good-2"]["marks"] == ["black"]
+    assert told["good-3"]["shared"]["job_id"] == "job-9" and told["good-4"]["shared"] is None
+
+
+async def test_pages_and_segments_are_told(archive: HeardArchive) -> None:
+    batch_id = await submit(archive, [BatchItem("scan", "/v/scan.pdf")])
+    async with front_at(archive.address) as address:
+        told, page = [], ""
+        while page is not None:
+            _, found = await get(address, f"/archive/batches/{batch_id}/jobs/job-0/parts?page={page}")
+            told += found["parts"]
+            page = found["next_page"]
+    assert [(part["page"], part["quality"], part["error"]) for part in told] == [(n, ["short"], "") for n in (1, 2, 3)]
+    assert told[0]["text"].startswith("Page 1") and told[0]["segment"] is None
+    error, segment = JobPart(1, error="damaged"), JobPart(2, segment=Segment(2, 4.0, 6.0, "no frame"))
+    assert shown_part(error, UNKNOWN) == {"number": 1, "page": 0, "error": "damaged", "segment": None}
+    assert shown_part(segment, UNKNOWN)["error"] == "no frame" and shown_part(segment, UNKNOWN)["segment"]["end_s"] == 6
+
+
+async def test_what_is_usual_is_asked_once_in_a_while(archive: HeardArchive) -> None:
+    """And anew for another owner, as each has batches of its own."""
+    batch_id = await submit(archive)
+    norms = KnownNorms()
+    async with GatewayAddress(archive.address).open() as connection:
+        client = ArchiveClient(connection)
+        for owner in ("ann", "ann", "bob", "ann"):
+            before = len(archive.page_states)
+            assert await norms.of(client, owner, batch_id) == UNKNOWN
+            assert (len(archive.page_states) > before) is (owner == "bob" or before == 0)
 
 
 async def test_errors_are_told_by_message(archive: HeardArchive) -> None:

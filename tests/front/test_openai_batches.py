@@ -11,8 +11,11 @@ from typing import Any
 import openai
 import pytest
 
+from slipstream.services.front import batches
+from slipstream.services.front.file_store import FileStore
+from tests.cli.fake_gateway import FakeGateway
 from tests.front.conftest import NUM_FRAMES, Served
-from tests.support.front import CHAT, PROMPT, asked, batch_line, client_of, data_url, front_process
+from tests.support.front import CHAT, PROMPT, asked, batch_line, client_of, data_url, front_at, front_process
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -170,3 +173,21 @@ async def test_a_front_that_is_killed_loses_and_doubles_nothing(served: Served, 
         await front.stop(30)
     assert batch.status == "completed" and batch.request_counts.completed == len(lines)
     assert names == [f"line {n}" for n in range(len(lines))]
+
+
+async def test_a_sweep_that_fails_ends_nothing_else(
+    gateway: FakeGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be another front's, too, and its disk may fail for a while."""
+    loop, again, faults = asyncio.get_running_loop(), asyncio.Event(), [OSError("gone"), ValueError("odd")]
+
+    def sweep(store: FileStore) -> None:
+        if faults:
+            raise faults.pop()
+        loop.call_soon_threadsafe(again.set)
+
+    monkeypatch.setattr(FileStore, "sweep", sweep)
+    monkeypatch.setattr(batches, "SWEEP_S", 0.0)
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    async with front_at(gateway.address, data=str(tmp_path)), asyncio.timeout(30):
+        await again.wait()

@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { make } from "./dom.js";
-import { ended } from "./figures.js";
+import { ended, markedOf, MARKS_ARE, notesOf } from "./figures.js";
 import { poll } from "./poll.js";
 import { bar, Cards, link, Table } from "./table.js";
 
@@ -17,6 +17,7 @@ export function batch(main, id) {
 class BatchView {
   #pages = [""];
   #next = null;
+  #seen = { version: "" };
   #leaving = new AbortController();
 
   constructor(id) {
@@ -28,13 +29,13 @@ class BatchView {
     this.progress = make("progress", { "aria-label": "Jobs that have ended" });
     this.cards = new Cards();
     this.errors = new Table("Errors", ["What", "Status", "State", "Items", "Such as"], "Nothing failed.");
-    this.jobs = new Table("Items", ["Item", "State", "At, or why not", "Tokens", "Failed runs"], "There is no item here.");
+    this.jobs = new Table("Items", ["Item", "State", "At, or why not", "Tokens", "Marks", "Failed runs"], "There is no item here.");
     this.retry = make("button", { type: "button", click: () => this.#do("retry", "Run again what was given up or failed?", "?failed=true") }, "Retry");
     this.cancel = make("button", { type: "button", click: () => this.#do("cancel", "Cancel what waits and what runs?") }, "Cancel");
     this.export = make("button", { type: "button", click: () => this.#export() }, "Export as JSON lines");
     this.before = make("button", { type: "button", click: () => this.#turn(-1) }, "Earlier items");
     this.after = make("button", { type: "button", click: () => this.#turn(1) }, "Later items");
-    this.element = make("div", {}, this.name, this.told, this.done, this.progress, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
+    this.element = make("div", {}, this.name, this.told, this.done, this.progress, this.cards.element, make("div", { class: "fields" }, this.retry, this.cancel, this.export), make("h2", {}, "What failed, and why"), this.errors.element, make("h2", {}, "Items"), make("p", { class: "soft" }, MARKS_ARE), this.jobs.element, make("div", { class: "fields" }, this.before, this.after));
     this.stop = this.#poll();
   }
 
@@ -50,19 +51,25 @@ class BatchView {
     return poll(EVERY_S, (signal) => this.#ask(signal), (found) => this.#show(found), complain);
   }
 
+  /** Of a batch that is over, jobs and errors are asked for once. */
   async #ask(signal) {
     const page = encodeURIComponent(this.#pages.at(-1));
-    const [found, jobs, errors] = await Promise.all([get(this.path, { signal }), get(`${this.path}/jobs?page=${page}`, { signal }), get(`${this.path}/errors`, { signal })]);
-    return { found, jobs, errors };
+    const found = await get(this.path, { signal });
+    const version = `${page} ${JSON.stringify(found)}`;
+    if (!found.is_ended || version !== this.#seen.version) {
+      const [jobs, errors] = await Promise.all([get(`${this.path}/jobs?page=${page}`, { signal }), get(`${this.path}/errors`, { signal })]);
+      this.#seen = { version, jobs, errors };
+    }
+    return { found, ...this.#seen };
   }
 
   #show({ found, jobs, errors }) {
     const title = `Batch ${found.key || found.batch_id}`;
     if (this.name.textContent !== title) this.name.textContent = title;
-    const { counts } = found;
+    const { counts, totals } = found;
     this.progress.max = counts.total || 1;
     this.progress.value = ended(found);
-    this.cards.show({ State: found.state, Items: counts.total, Waiting: counts.queued, Running: counts.running, Done: counts.done, Failed: counts.failed, "Given up (dead)": counts.dead, Cancelled: counts.cancelled });
+    this.cards.show({ State: found.state, Items: counts.total, Waiting: counts.queued, Running: counts.running, Done: counts.done, Failed: counts.failed, "Given up (dead)": counts.dead, Cancelled: counts.cancelled, "Marked texts": markedOf(found), "Shared, skipped": `${totals.shared}, ${totals.skipped}` });
     this.retry.disabled = !counts.failed && !counts.dead;
     this.cancel.disabled = found.is_ended;
     this.errors.show(errors.errors.map((group) => [`${group.state} ${group.code} ${group.message}`, [group.message || "no reason was given", group.code, group.state, group.count, group.such_as.join(", ")]]));
@@ -75,7 +82,7 @@ class BatchView {
   #row(job) {
     const page = this.#pages.at(-1);
     const href = `#/batch/${encodeURIComponent(this.id)}/item/${encodeURIComponent(job.job_id)}/${encodeURIComponent(page)}`;
-    return [link(job.custom_id, href), job.state, job.error || job.progress, job.figures?.usage.completion_tokens ?? "", job.attempts + job.crashes];
+    return [link(job.custom_id, href), job.state, job.error || job.progress, job.figures?.usage.completion_tokens ?? "", notesOf(job).join(", "), job.attempts + job.crashes];
   }
 
   #turn(step) {

@@ -1,4 +1,4 @@
-// Figures of batches, from what the archive counts. Pure.
+// Figures of batches, from what the archive counts, and what is odd about texts. Pure.
 
 /** Seconds over which a rate is measured. */
 const WINDOW_S = 600;
@@ -44,3 +44,19 @@ export function rateSinceCreated(batches, now_s) {
 }
 
 export const ended = ({ counts }) => counts.done + counts.failed + counts.dead + counts.cancelled;
+
+/** How many texts of a batch are marked, in words. */
+export function markedOf({ totals }) {
+  const found = ["empty", "cut", "looped"].filter((mark) => totals[mark]).map((mark) => `${totals[mark]} ${mark}`);
+  return found.join(", ") || "none";
+}
+
+/** What is odd about a text, what there is to see where that is little, and why the text is not of these frames. */
+export function notesOf({ quality = [], marks = [], shared, skipped }) {
+  const notes = [...quality, ...marks.filter((mark) => mark !== skipped)];
+  if (skipped) notes.push(`skipped: ${skipped}`);
+  if (shared) notes.push(`shared with ${shared.job_id ? `${shared.job_id}, ` : ""}segment ${shared.segment + 1}`);
+  return notes;
+}
+
+export const MARKS_ARE = "Marks are for people to look at, and no verdict: empty, short for its batch, cut by the limit of tokens, looped, or with a share of accepted draft tokens (acceptance) that is unusual in its batch.";

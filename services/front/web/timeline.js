@@ -86,7 +86,7 @@ export class Timeline {
     const to_s = Math.max(this.#marks.end_s, 0.5);
     const from_s = this.#isRecent ? Math.max(0, to_s - RECENT_S) : 0;
     const span_s = this.#isRecent ? RECENT_S : to_s * 1.02;
-    const view = { context, colours: this.#colours, from_s, to_s: from_s + span_s, x: (at_s) => LEFT + ((at_s - from_s) / span_s) * (width - LEFT - 6), width };
+    const view = { context, colours: this.#colours, from_s, to_s: from_s + span_s, x: (at_s) => LEFT + ((at_s - from_s) / span_s) * (width - LEFT - 6), width, pixel_s: span_s / (width * scale) };
     drawGround(view);
     drawPreparing(view, this.#marks);
     drawDraft(view, this.#marks);
@@ -124,6 +124,16 @@ function bar({ context, x, from_s, to_s }, begin_s, end_s, top, height, colour) 
   context.fillRect(left, top, Math.max(x(Math.min(end_s, to_s)) - left, 1), height);
 }
 
+/** Indices of the marks that are shown: one a pixel where they are denser, so that hours cost no more than seconds. */
+function* shownOf(list, { from_s, pixel_s }, offset_s) {
+  let index = firstFrom(list, from_s - offset_s);
+  while (index < list.length) {
+    yield index;
+    const next_s = list[index].at_s + pixel_s;
+    index = list[index + 1]?.at_s < next_s ? firstFrom(list, next_s) : index + 1;
+  }
+}
+
 function drawGround({ context, colours, x, from_s, to_s, width }) {
   context.fillStyle = colours.paper;
   context.fillRect(0, 0, width, HEIGHT);
@@ -158,13 +168,13 @@ function step(view, name, from_s, to_s, lane) {
 function drawDraft(view, marks) {
   const { top, height } = LANES.draft;
   const { drafts, restarts, offset_s } = marks;
-  for (let index = firstFrom(drafts, view.from_s - offset_s); index < drafts.length; index += 1) {
+  for (const index of shownOf(drafts, view, offset_s)) {
     const { at_s, pass_s, tokens, stale } = drafts[index];
     const end_s = marks.at(at_s);
     bar(view, end_s - pass_s * Math.max(tokens, 1), end_s, top + 6, height - 12, stale ? view.colours.stale : view.colours.writes);
   }
   view.context.fillStyle = view.colours.ink;
-  for (let index = firstFrom(restarts, view.from_s - offset_s); index < restarts.length; index += 1) {
+  for (const index of shownOf(restarts, view, offset_s)) {
     const at_s = marks.at(restarts[index].at_s);
     if (at_s <= view.to_s) view.context.fillRect(view.x(at_s), top, 1, height);
   }
@@ -174,7 +184,7 @@ function drawDraft(view, marks) {
 function drawPasses(view, marks) {
   const { top, height } = LANES.target;
   const { passes, offset_s } = marks;
-  for (let index = firstFrom(passes, view.from_s - offset_s); index < passes.length; index += 1) {
+  for (const index of shownOf(passes, view, offset_s)) {
     const { at_s, asked_s, pass_s, tokens, accepted } = passes[index];
     const before = passes[index - 1];
     if (before && asked_s > before.at_s) bar(view, marks.at(before.at_s), marks.at(asked_s), top + height - 6, 6, view.colours.hold);
