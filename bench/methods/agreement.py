@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bench.common import Task
 from bench.reference import engine_model, frames_of
-from slipstream.engine import Prefill, VideoLM
+from slipstream.engine import DecodeState, Prefill, PromptPlan, VideoLM
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.text_attention import TextAttention
-from slipstream.pruning import Guidance, Score, VideoTokens, get_pruner, prune
+from slipstream.pruning import Guidance, Pruner, Score, VideoTokens, get_pruner, prune
 from slipstream.pruning.guided import make_guidance
 
 
@@ -57,9 +57,15 @@ class DraftLogits:
         """What the draft makes of every prefix of a text, logits [n, vocab], and how many video tokens it keeps."""
         video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, self._embeddings)
         keep = prune(get_pruner(pruner), video, alpha, guidance=self._guidance, seed=0)
-        state, first_logits = self._draft.start_prefill(self._plan, self._embeddings, keep=keep).finish()
-        rows = self._draft.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
-        return torch.cat([first_logits[None, :], rows]), len(keep)
+        return read_text(self._draft, self._plan, self._embeddings, keep, token_ids), len(keep)
+
+
+@torch.inference_mode()
+def read_text(model: VideoLM, plan: PromptPlan, embeddings: Tensor, keep: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """What a model that keeps these of the video's tokens makes of every prefix of a text, logits [n, vocab]."""
+    state, first_logits = model.start_prefill(plan, embeddings, keep=keep).finish()
+    rows = model.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
+    return torch.cat([first_logits[None, :], rows])
 
 
 def accepted_shares(task: Task, texts: Mapping[str, Sequence[int]]) -> dict[str, float]:
@@ -82,24 +88,44 @@ def kept_tokens(task: Task, pruners: Sequence[str], alpha: float) -> dict[str, l
     """The indices of the video tokens that each pruner keeps, ascending."""
     target, draft, frames = engine_model(task.target), engine_model(task.draft), frames_of(task)
     plan = target.plan_prompt(task.prompt, len(frames))
-    layer, attention = default_guidance_layer(target.info.num_layers), TextAttention(plan)
     with torch.inference_mode():
-        prefill = target.start_prefill(plan, target.encode_frames(frames), observer=attention)
-        before = prefill.video_states(), prefill.text_states()
-        prefill.run_layers(layer)
-        states = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="hidden_states")
-        prefill.finish()
-        scores = {
-            Score.ATTENTION: attention.mean(),
-            Score.ATTENTION_VARIATION: attention.mean([layer - 1]) - attention.mean([0]),
-        }
+        told = prefill_and_tell(target, plan, target.encode_frames(frames))
         video = VideoTokens(plan.num_video_tokens, plan.num_steps, draft.encode_frames(frames))
-        kept = {}
-        for name in pruners:
-            pruner = get_pruner(name)
-            guidance = Guidance(scores=scores[pruner.score]) if pruner.score in scores else states
-            kept[name] = prune(pruner, video, alpha, guidance=guidance).tolist()
-    return kept
+        return {
+            name: prune(get_pruner(name), video, alpha, guidance=told.guidance_of(get_pruner(name))).tolist()
+            for name in pruners
+        }
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that a target can tell of a video, by the kind of score, and where its prefill has come to."""
+
+    states: Guidance
+    attention: Mapping[Score, Tensor]
+    """Scores [num_video_tokens]."""
+    state: DecodeState
+    first_logits: Tensor
+
+    def guidance_of(self, pruner: Pruner) -> Guidance:
+        """What that pruner asks for."""
+        scores = self.attention.get(pruner.score) if pruner.score else None
+        return self.states if scores is None else Guidance(scores=scores)
+
+
+def prefill_and_tell(target: VideoLM, plan: PromptPlan, embeddings: Tensor) -> Told:
+    """Runs a prompt, and records what guidance of every kind is made from."""
+    layer, attention = default_guidance_layer(target.info.num_layers), TextAttention(plan)
+    prefill = target.start_prefill(plan, embeddings, observer=attention)
+    before = prefill.video_states(), prefill.text_states()
+    prefill.run_layers(layer)
+    states = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="hidden_states")
+    state, first_logits = prefill.finish()
+    scores = {
+        Score.ATTENTION: attention.mean(),
+        Score.ATTENTION_VARIATION: attention.mean([layer - 1]) - attention.mean([0]),
+    }
+    return Told(states, scores, state, first_logits)
 
 
 def early_guidance(target: VideoLM, prefill: Prefill) -> Guidance:

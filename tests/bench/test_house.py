@@ -76,6 +76,7 @@ CHECKS_CAME_WITH = {
     "prompts that ride along: measured, and in simulated time": 2,
     "several prompts about the segments of a film": 1,
     "the parts of the archive at scale apart from the film that is killed": 1,
+    "pruners where what is kept matters": 1,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 
