@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bench.common import ROOT, machine_facts, make_parser, say
+from bench.common import ROOT, Budget, machine_facts, make_parser, say
 from bench.methods.agreement import Told, prefill_and_tell, read_text
 from bench.output import finish
 from bench.report.pictures import BLUE, FAINT, FRAME_SIDE, RED, kept_in_frame, new_figure, save, styled, veiled
@@ -226,12 +226,13 @@ def draw(clip: NeedleClip, kept: Mapping[str, Sequence[int]]) -> Figure:
 def _draw_counts(axes: Axes, clip: NeedleClip, kept: Sequence[int]) -> None:
     counts = np.bincount(np.array(kept) // (GRID * GRID), minlength=clip.num_frames)
     flashing = [frame for needle in clip.needles for frame in needle.frames]
-    axes.bar(range(1, clip.num_frames + 1), counts, 1.0, color=BLUE)
-    axes.bar([frame + 1 for frame in flashing], counts[flashing], 1.0, color=RED)
-    for frame in flashing:
-        axes.axvline(frame + 1, color=FAINT, linewidth=0.6, zorder=0)
+    edges = np.arange(clip.num_frames + 1) + 0.5
+    on_needles = np.where(np.isin(np.arange(clip.num_frames), flashing), counts, 0)
+    axes.vlines([frame + 1 for frame in flashing], 0, GRID * GRID, color=FAINT, linewidth=0.6)
+    axes.stairs(counts, edges, fill=True, color=BLUE)
+    axes.stairs(on_needles, edges, fill=True, color=RED)
     axes.set_ylim(0, GRID * GRID)
-    axes.set_xlim(0, clip.num_frames + 1)
+    axes.set_xlim(edges[0], edges[-1])
 
 
 # -- the program ------------------------------------------------------------------------------------------------------
@@ -246,13 +247,16 @@ def main(argv: Sequence[str]) -> None:
         draft=folder / "draft",
         worlds=(3, "seeds of worlds"),
         clips=(8, "of each world"),
+        minutes=(60.0, "after which no clip is begun"),
         frames=(NUM_FRAMES, "of each clip"),
         alphas=list(ALPHAS),
         picture=(PICTURE, "of the first clip, at the first alpha"),
     ).parse_args(argv)
     torch.set_num_threads(1)
-    pair, findings = Pair(options.target, options.draft), []
-    for world, number in product(range(options.worlds), range(options.clips)):
+    pair, findings, budget = Pair(options.target, options.draft), [], Budget(60 * options.minutes)
+    for number, world in product(range(options.clips), range(options.worlds)):
+        if findings and not budget.allows(0):
+            break
         seed = HELD_OUT_SEEDS.start + world * SEEDS_PER_WORLD + number
         clip = sample_needle_clip(seed, options.frames)
         findings.append(pair.read(clip, world, options.alphas, seed))
@@ -261,12 +265,13 @@ def main(argv: Sequence[str]) -> None:
             with styled():
                 save(draw(clip, findings[0].kept), options.picture)
     rows = summarise(findings)
-    print_rows(f"Needles: runs of accepted tokens ({options.worlds} worlds of {options.clips} clips)", rows)
+    print_rows(f"Needles: runs of accepted tokens ({len(findings)} clips of {options.worlds} worlds)", rows)
     ranks = {name: [rank for f in findings for rank in f.needle_ranks[name]] for name in findings[0].needle_ranks}
     finish(
         "needles",
         {
             "rows": rows,
+            "clips": len(findings),
             "target_right_words": round(float(np.mean([found.right_words for found in findings])), 4),
             "needle_rank_median": {name: round(float(np.median(values)), 4) for name, values in ranks.items()},
             "machine": machine_facts(),

@@ -218,11 +218,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--processes", type=int, default=1, help="with one thread each, on the CPU")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="folder of the checkpoint; begins as a copy of the shipped one")
+    parser.add_argument("--out", type=Path, help="folder of the checkpoint")
+    parser.add_argument("--begin", type=Path, help="where --out is copied from if it is not there; the shipped pair's")
     options = parser.parse_args()
     options.family, options.out = "llava_onevision", options.out or FOLDER / options.role
     if not options.out.exists():
-        shutil.copytree(family_folder("pocket") / options.role, options.out)
+        shutil.copytree(options.begin or family_folder("pocket") / options.role, options.out)
     options.only = options.only or ["vision", *(stage.name for stage in CURRICULA[options.role].stages)]
     run_processes(train, options.processes, options)
 

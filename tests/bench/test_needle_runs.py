@@ -1,5 +1,6 @@
 """Figures of the pruners' comparison: from counts to M, its intervals, and one clip through a pair of models."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,16 @@ def test_the_oracle_keeps_needles_first(num_keep: int) -> None:
     assert len(places & set(keep.tolist())) == min(num_keep, len(places))
 
 
-def test_a_pair_reads_a_clip_by_every_pruner(tmp_path: Path) -> None:
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_pair_reads_a_clip_by_every_pruner(tmp_path: Path) -> None:
     clip = sample_needle_clip(9_000_000, FRAMES)
     found = Pair(MODELS["draft"], MODELS["draft"]).read(clip, 0, (0.95,))
     assert [one.pruner for one in found.readings] == [*PRUNERS, ORACLE] == list(found.kept)
