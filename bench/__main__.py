@@ -43,6 +43,7 @@ PROGRAMS = {
     "front-check": ("bench.front", "the HTTP front: clients, random requests, streams beside gRPC, kills"),
     "documents": ("bench.documents.program", "text that is already there as a draft: hints"),
     "document-pages": ("bench.document_pages", "what a page costs the reader of documents, and how well it reads"),
+    "needles": ("bench.needles", "pruners on clips where what is kept decides how long the draft stays right"),
     "floors": ("bench.floors", "passes on a CPU beside what its memory and arithmetic allow"),
     "round-costs": ("bench.round_costs", "what a round of speculation costs besides the models, thread by thread"),
     "trees": ("bench.trees", "this checkout beside an older one: speed and texts"),

@@ -21,6 +21,7 @@ PAINT = {
     "purple": (140, 50, 205),
     "pink": (250, 150, 205),
     "white": (246, 246, 246),
+    "grey": (165, 165, 165),
 }
 RADIUS = {"small": 0.125, "large": 0.19}
 VISITOR_RADIUS = 0.085
@@ -50,7 +51,7 @@ class Renderer:
         if scene.event != "vanish" or phase < VANISH_PHASE:
             _draw_subject(image, scene, phase)
         if scene.visitor and phase >= APPEAR_PHASE:
-            _draw_visitor(image, scene.visitor)
+            draw_visitor(image, scene.visitor)
         return np.rint(image).clip(0, 255).astype(np.uint8)
 
 
@@ -83,7 +84,8 @@ def _draw_subject(image: Image, scene: Scene, phase: float) -> None:
     _stamp(image, _OUTLINES[scene.shape], subject_position(scene, phase), radius, paint, 1.0)
 
 
-def _draw_visitor(image: Image, visitor: Visitor) -> None:
+def draw_visitor(image: Image, visitor: Visitor) -> None:
+    """Into a picture [size, size, 3] of floats."""
     _stamp(image, _OUTLINES[visitor.shape], visitor.corner, VISITOR_RADIUS, PAINT[visitor.colour], 1.0)
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from training.budget import Budget, apply_step, make_optimizer
 from training.examples import CaptionExample, CaptionExamples
 from training.families import FAMILIES
-from training.language import EncodedClip, caption_logits, caption_loss, encode_clips, make_batch
+from training.language import CaptionBatch, EncodedClip, caption_logits, caption_loss, encode_clips, make_batch
 from training.parallel import run_processes
 from training.pocket import ROLES, Family, Role, save_model, text_config
-from training.stages import CURRICULA, Stage
+from training.stages import CURRICULA, Curriculum, Stage
 from training.vision import pretrain_vision
 
 VISION_SEEDS = 1_000_000
@@ -32,10 +32,10 @@ SAVE_EVERY = 200
 class Trainer:
     """Takes one model through its stages; the vision tower is trained first and then stays as it is."""
 
-    def __init__(self, options: argparse.Namespace, rank: int) -> None:
+    def __init__(self, options: argparse.Namespace, rank: int, curriculum: Curriculum) -> None:
         self.family: Family = FAMILIES[options.family]
         self.role: Role = options.role
-        self.curriculum = CURRICULA[options.family][options.role]
+        self.curriculum = curriculum
         self.out: Path = options.out
         self.device: str = options.device
         self.rank = rank
@@ -69,10 +69,7 @@ class Trainer:
         )
         scores: list[tuple[float, float]] = []
         for clips in self._batches(stage):
-            kept_tokens = self.rng.choice(stage.kept_tokens)
-            batch = make_batch(
-                self.family, clips, kept_tokens, stage.text_len, self.tokenizer.pad_token_id, self.device
-            )
+            batch = self.batch_of(clips, stage)
             logits = caption_logits(self.family, self.model, batch, self.device)
             loss = caption_loss(logits, batch.labels)
             apply_step(optimizer, loss, stage.pace, budget)
@@ -85,6 +82,14 @@ class Trainer:
             if budget.progress >= 1:
                 break
         self.save()
+
+    def examples_of(self, stage: Stage, first_seed: int) -> IterableDataset:
+        """An endless stream of the stage's examples."""
+        return CaptionExamples(stage.clips, self.family, self.tokenizer, first_seed)
+
+    def batch_of(self, clips: list[EncodedClip], stage: Stage) -> CaptionBatch:
+        kept_tokens = self.rng.choice(stage.kept_tokens)
+        return make_batch(self.family, clips, kept_tokens, stage.text_len, self.tokenizer.pad_token_id, self.device)
 
     def save(self) -> None:
         if self.rank:
@@ -108,7 +113,7 @@ class Trainer:
         """Batches drawn from a pool of encoded clips, of which the oldest make room for fresh ones at every step."""
         stage_number = self.curriculum.stages.index(stage)
         first_seed = STAGE_SEEDS + stage_number * SEEDS_PER_STAGE + self.rank * SEEDS_PER_PROCESS
-        dataset = CaptionExamples(stage.clips, self.family, self.tokenizer, first_seed)
+        dataset = self.examples_of(stage, first_seed)
         loader = DataLoader(dataset, stage.fresh_clips, collate_fn=_as_list, num_workers=1, prefetch_factor=4)
         pool: deque[EncodedClip] = deque(maxlen=stage.pool_clips)
         for examples in loader:
@@ -130,7 +135,12 @@ def _as_list(examples: list[CaptionExample]) -> list[CaptionExample]:
 
 def train(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    curriculum = CURRICULA[options.family][options.role]
+    run_stages(Trainer(options, rank, CURRICULA[options.family][options.role]), options)
+
+
+def run_stages(trainer: Trainer, options: argparse.Namespace) -> None:
+    """The stages that `options` name, all if it names none, each for its share of the time or steps."""
+    curriculum = trainer.curriculum
     stages = [stage for stage in curriculum.stages if not options.only or stage.name in options.only]
     with_vision = not options.only or "vision" in options.only
     vision_share = curriculum.vision_share if with_vision else 0.0
@@ -140,7 +150,6 @@ def train(rank: int, options: argparse.Namespace) -> None:
         steps = None if options.steps is None else max(1, round(share / share_sum * options.steps))
         return Budget(share / share_sum * options.minutes, steps)
 
-    trainer = Trainer(options, rank)
     if with_vision:
         trainer.train_vision(budget(vision_share))
     for stage in stages:

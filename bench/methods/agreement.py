@@ -15,10 +15,10 @@ from torch import Tensor
 from bench.common import Task
 from bench.reference import engine_model, frames_of
 from bench.simulate_trees import TreeTrace
-from slipstream.engine import Prefill, VideoLM
+from slipstream.engine import DecodeState, Prefill, PromptPlan, VideoLM
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.text_attention import TextAttention
-from slipstream.pruning import Guidance, Score, VideoTokens, get_pruner, prune
+from slipstream.pruning import Guidance, Pruner, Score, VideoTokens, get_pruner, prune
 from slipstream.pruning.guided import make_guidance
 from slipstream.speculation.trees.growth import GROWTHS
 
@@ -34,8 +34,10 @@ class Agreement:
     trace: TreeTrace
     """The target's tokens among the draft's candidates, by output position."""
     kept_tokens: int
+    pass_s: float = 0.0
+    """Seconds of a draft's pass over one row, in the reference process; 0: not measured."""
     row_share: float = 0.05
-    """What a further row of a draft's pass costs, as a share of the pass."""
+    """What a further row of it costs, as a share of the pass."""
 
     @property
     def agrees(self) -> tuple[bool, ...]:
@@ -49,7 +51,9 @@ def draft_agreements(task: Task, token_ids: Sequence[int], pruners: Sequence[str
     agreements = []
     for pruner in pruners:
         logits, num_kept = logits_of(token_ids, pruner, alpha)
-        agreements.append(Agreement(_trace(logits, token_ids), num_kept, logits_of.row_share(token_ids)))
+        one_s, many_s = (logits_of.pass_s(token_ids[:rows]) for rows in (1, TIMED_ROWS))
+        row_share = max(many_s / one_s - 1, 0.0) / (TIMED_ROWS - 1)
+        agreements.append(Agreement(_trace(logits, token_ids), num_kept, one_s, row_share))
     return agreements
 
 
@@ -79,17 +83,12 @@ class DraftLogits:
         """What the draft makes of every prefix of a text, logits [n, vocab], and how many video tokens it keeps."""
         video = VideoTokens(self._plan.num_video_tokens, self._plan.num_steps, self._embeddings)
         keep = prune(get_pruner(pruner), video, alpha, guidance=self._guidance, seed=0)
-        self._state, first_logits = self._draft.start_prefill(self._plan, self._embeddings, keep=keep).finish()
-        rows = self._draft.step([(self._state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
-        return torch.cat([first_logits[None, :], rows]), len(keep)
+        self._state, logits = _read(self._draft, self._plan, self._embeddings, keep, token_ids)
+        return logits, len(keep)
 
     @torch.inference_mode()
-    def row_share(self, token_ids: Sequence[int]) -> float:
-        """What a further row of a pass behind the text asked about last costs, as a share of the pass: medians."""
-        one_s, many_s = (self._pass_s(token_ids[:rows]) for rows in (1, TIMED_ROWS))
-        return max(many_s / one_s - 1, 0.0) / (TIMED_ROWS - 1)
-
-    def _pass_s(self, token_ids: Sequence[int]) -> float:
+    def pass_s(self, token_ids: Sequence[int]) -> float:
+        """Seconds of a pass over these behind the text asked about last: the median."""
         taken, num_before = [], self._state.num_tokens
         for _ in range(TIMED_PASSES):
             began_s = time.perf_counter()
@@ -97,6 +96,20 @@ class DraftLogits:
             taken.append(time.perf_counter() - began_s)
             self._state.rollback(num_before)
         return statistics.median(taken)
+
+
+@torch.inference_mode()
+def read_text(model: VideoLM, plan: PromptPlan, embeddings: Tensor, keep: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """What a model that keeps these of the video's tokens makes of every prefix of a text, logits [n, vocab]."""
+    return _read(model, plan, embeddings, keep, token_ids)[1]
+
+
+def _read(
+    model: VideoLM, plan: PromptPlan, embeddings: Tensor, keep: Tensor, token_ids: Sequence[int]
+) -> tuple[DecodeState, Tensor]:
+    state, first_logits = model.start_prefill(plan, embeddings, keep=keep).finish()
+    rows = model.step([(state, token_ids[:-1])])[0] if len(token_ids) > 1 else first_logits[None, :][:0]
+    return state, torch.cat([first_logits[None, :], rows])
 
 
 def accepted_shares(task: Task, texts: Mapping[str, Sequence[int]]) -> dict[str, float]:
@@ -119,24 +132,44 @@ def kept_tokens(task: Task, pruners: Sequence[str], alpha: float) -> dict[str, l
     """The indices of the video tokens that each pruner keeps, ascending."""
     target, draft, frames = engine_model(task.target), engine_model(task.draft), frames_of(task)
     plan = target.plan_prompt(task.prompt, len(frames))
-    layer, attention = default_guidance_layer(target.info.num_layers), TextAttention(plan)
     with torch.inference_mode():
-        prefill = target.start_prefill(plan, target.encode_frames(frames), observer=attention)
-        before = prefill.video_states(), prefill.text_states()
-        prefill.run_layers(layer)
-        states = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="hidden_states")
-        prefill.finish()
-        scores = {
-            Score.ATTENTION: attention.mean(),
-            Score.ATTENTION_VARIATION: attention.mean([layer - 1]) - attention.mean([0]),
-        }
+        told = prefill_and_tell(target, plan, target.encode_frames(frames))
         video = VideoTokens(plan.num_video_tokens, plan.num_steps, draft.encode_frames(frames))
-        kept = {}
-        for name in pruners:
-            pruner = get_pruner(name)
-            guidance = Guidance(scores=scores[pruner.score]) if pruner.score in scores else states
-            kept[name] = prune(pruner, video, alpha, guidance=guidance).tolist()
-    return kept
+        return {
+            name: prune(get_pruner(name), video, alpha, guidance=told.guidance_of(get_pruner(name))).tolist()
+            for name in pruners
+        }
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that a target can tell of a video, by the kind of score, and where its prefill has come to."""
+
+    states: Guidance
+    attention: Mapping[Score, Tensor]
+    """Scores [num_video_tokens]."""
+    state: DecodeState
+    first_logits: Tensor
+
+    def guidance_of(self, pruner: Pruner) -> Guidance:
+        """What that pruner asks for."""
+        scores = self.attention.get(pruner.score) if pruner.score else None
+        return self.states if scores is None else Guidance(scores=scores)
+
+
+def prefill_and_tell(target: VideoLM, plan: PromptPlan, embeddings: Tensor) -> Told:
+    """Runs a prompt, and records what guidance of every kind is made from."""
+    layer, attention = default_guidance_layer(target.info.num_layers), TextAttention(plan)
+    prefill = target.start_prefill(plan, embeddings, observer=attention)
+    before = prefill.video_states(), prefill.text_states()
+    prefill.run_layers(layer)
+    states = make_guidance(*before, prefill.video_states(), prefill.text_states(), kind="hidden_states")
+    state, first_logits = prefill.finish()
+    scores = {
+        Score.ATTENTION: attention.mean(),
+        Score.ATTENTION_VARIATION: attention.mean([layer - 1]) - attention.mean([0]),
+    }
+    return Told(states, scores, state, first_logits)
 
 
 def early_guidance(target: VideoLM, prefill: Prefill) -> Guidance:

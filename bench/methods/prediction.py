@@ -3,9 +3,9 @@
 Theory gets what was measured: the seconds of a target pass by window (of the model pass alone; all captions of a
 method together, scaled to the pace of the one at hand), T_q, what a round takes beside its pass, and for every output
 position where the target's token stands among the draft's candidates. A chain with a draft is played by the event
-simulator, and so is a dynamic tree, whose draft's pass over one row takes what `slipstream`'s took. Static trees and
-self-drafting are rounds in turns, with paper 000's lemma 1 for the tokens that one yields; so is plain decoding, whose
-rounds yield one.
+simulator, and so is a dynamic tree, whose draft's pass takes by its rows what such passes took in the reference
+process. Static trees and self-drafting are rounds in turns, with paper 000's lemma 1 for the tokens that one yields; so
+is plain decoding, whose rounds yield one.
 (A measured caption begins with a window that was written under the prefill; a simulated one does not, which in a short
 caption is worth up to one plain pass to the measured side.)
 """
@@ -21,9 +21,6 @@ from bench.simulator import SimulationInput, pass_cost_table, simulate
 from slipstream.speculation.methods import SPARSE_GAMMA, Drafter, Method, Shape
 from slipstream.speculation.pacing import DEFAULT_GAMMA, get_policy
 from slipstream.speculation.trees.growth import GROWTHS
-
-CHAIN = "slipstream"
-"""The row whose passes of the draft read one node each, beside those of trees."""
 
 REPEATS = 8
 """The recorded text is simulated so many times in a row: the policy's estimates, which a service has from its
@@ -50,11 +47,8 @@ def predictions(
     """
     clips: list[dict[str, Any]] = []
     rows = []
-    one_row_s = _one_row_s(samples)
     for name, method in methods.items():
         own = _predictable(method, [sample for sample in samples if sample.method == name])
-        if method.shape in GROWTHS:
-            own = [_at_one_row(sample, one_row_s) for sample in own]
         recorded = agreements.get(name, {})
         found: list[dict[str, Any]] = [
             {"method": name, "clip": sample.clip, "measured": sample.tokens_per_s, "predicted": 1 / token_s}
@@ -75,17 +69,6 @@ def predictions(
                 }
             )
     return {"prediction_error": _error(clips), "methods": rows, "clips": clips}
-
-
-def _one_row_s(samples: Sequence[Sample]) -> dict[str, float]:
-    """T_q of a pass over one row, by clip: that of the chain by the same pruner."""
-    chains = [sample for sample in samples if sample.method == CHAIN and "draft_pass_s" in sample.figures]
-    return {sample.clip: sample.figures["draft_pass_s"] for sample in chains}
-
-
-def _at_one_row(sample: Sample, one_row_s: Mapping[str, float]) -> Sample:
-    draft_pass_s = one_row_s.get(sample.clip, sample.figures["draft_pass_s"])
-    return replace(sample, figures={**sample.figures, "draft_pass_s": draft_pass_s})
 
 
 def _error(clips: Sequence[Mapping[str, Any]]) -> float | None:
@@ -112,9 +95,12 @@ def _predict_caption(
     )
     if method.shape is Shape.CHAIN:
         return 1 / simulate(setup).tokens_per_s
-    trace = agreement.trace if agreement is not None else draw_trace(setup.tau)
-    tree = TreeInput(replace(setup, interruptible=False), trace, method.shape)
-    return 1 / speed(tree if agreement is None else replace(tree, row_share=agreement.row_share))
+    tree = TreeInput(replace(setup, interruptible=False), draw_trace(setup.tau), method.shape)
+    if agreement is None:
+        return 1 / speed(tree)
+    if GROWTHS[method.shape].extends_branches and agreement.pass_s:  # what it told is the mean over passes of some rows
+        tree = replace(tree, base=replace(tree.base, draft_pass_s=agreement.pass_s))
+    return 1 / speed(replace(tree, trace=agreement.trace, row_share=agreement.row_share))
 
 
 def _in_turns(method: Method, sample: Sample, pass_table: Mapping[int, float]) -> float:
