@@ -40,7 +40,7 @@ def by_passes(model: VideoLM, state: DecodeState, token: int, num_tokens: int) -
 
 
 @given(st.data())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history_is_that_of_passes(model: VideoLM, data: st.DataObject) -> None:
     """Also of a cache that grows meanwhile: what its layers hold is the same in the end."""
     state, other = prefill(model), prefill(model)
