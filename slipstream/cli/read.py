@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,17 +108,11 @@ def read_command(
     differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
-    if ocr_only and ocr != "always":
-        raise InvalidConfig("--ocr is for a target, whose time it saves: leave it out with --ocr-only")
-    if reader and not ocr_only:
-        raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
+    _check_who_reads(reader, ocr_only, ocr)
     stack_options = _with_a_reader(stack_options)
     if surface is None:
         surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
-    chosen = (("--surface", surface, SURFACES), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
-    for flag, value, known in chosen:
-        if value not in known:
-            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
+    _check_known(("--surface", surface, SURFACES), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
 
     async def run() -> int:
@@ -143,6 +137,21 @@ def read_command(
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))
+
+
+def _check_who_reads(reader: str, ocr_only: bool, ocr: str) -> None:
+    """Raises `InvalidConfig`."""
+    if ocr_only and ocr != DocumentOptions.ocr:
+        raise InvalidConfig("--ocr is for a target, whose time it saves: leave it out with --ocr-only")
+    if reader and not ocr_only:
+        raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
+
+
+def _check_known(*chosen: tuple[str, str, Collection[str]]) -> None:
+    """Raises `InvalidConfig` for a flag whose value is not one of those known."""
+    for flag, value, known in chosen:
+        if value not in known:
+            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
 
 
 def _make_folder(output: Path) -> None:

@@ -105,6 +105,10 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "unknown --surface 'latex'; known: markdown" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--stage", "line") == 2
     assert "unknown --stage 'line'; known: page, region+page" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr", "often") == 2
+    assert "unknown --ocr 'often'; known: always, paying, never" in capsys.readouterr().err
+    assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr", "never", "--ocr-only") == 2
+    assert "leave it out with --ocr-only" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2

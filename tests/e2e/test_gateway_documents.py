@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 import slipstream
-from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture
+from slipstream.documents.messages import NO_OCR, DocumentFacts, PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent, PageReading
 from slipstream.errors import (
     InvalidConfig,
@@ -90,6 +90,14 @@ async def test_what_the_reader_says_does_not_change_the_text(documents: Document
     with documents.script(lies):
         pages = await documents.check(method=method)
     assert "is not on its page" in pages[1].draft.warnings[0]
+
+
+async def test_an_ocr_that_takes_longer_than_the_page_is_given_up_where_it_is_to_pay(documents: Documents) -> None:
+    with documents.script({2: {"hold": "never-2"}}):
+        pages = await documents.check(ocr="paying")
+    assert [page.draft.warnings for page in pages] == [(), (NO_OCR,), ()]
+    with pytest.raises(InvalidRequest, match="ocr 'often' is unknown; choose one of always, paying, never"):
+        await documents.read(ocr="often")
 
 
 async def test_the_target_does_not_wait_for_the_reader_and_late_hints_are_used(documents: Documents) -> None:

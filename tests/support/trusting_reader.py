@@ -11,7 +11,9 @@ from slipstream.documents.page_reader import Picture
 from tests.support.bad_reader import NoEyes
 
 
-def take_layer(picture: Picture, layer: Sequence[TextLine], reads: Any) -> tuple[list[Region], list[str]]:
+def take_layer(
+    picture: Picture, layer: Sequence[TextLine], reads: Any, *, ocr: bool = True
+) -> tuple[list[Region], list[str]]:
     return make_regions([], layer, Origin.TEXT_LAYER), []
 
 
