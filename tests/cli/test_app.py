@@ -12,7 +12,8 @@ import pytest
 from slipstream import __version__
 from slipstream.cli import up
 from slipstream.cli.app import run
-from slipstream.service_info import GatewayInfo, Placement
+from slipstream.rpc.codec import gateway_info_message, read_gateway_info
+from slipstream.service_info import GatewayInfo, PeerInfo, Placement, ServiceLoad
 from tests.cli.fake_gateway import FakeGateway
 
 
@@ -93,6 +94,20 @@ def test_advice_is_given_once_a_draft_was_measured(
     assert "1.10x to 1.25x" in shown and " 0.90x " in shown
     assert "no draft" in advice(one)
     assert "Not sure" in advice(one, Placement(2, 1.5, 2.9, 0.8, 1.25))
+
+
+def test_info_tells_of_each_of_several(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ServiceLoad(3, 16, 1, 2**20, 2**30)
+    peers = (PeerInfo("target", 1, "", load, 40), PeerInfo("target", 2, "the target is not reachable"))
+
+    async def fetch(*words: object) -> GatewayInfo:
+        return read_gateway_info(gateway_info_message(GatewayInfo(peers=peers)))
+
+    monkeypatch.setattr(up, "_fetch", fetch)
+    assert run(["info", "--gateway", "a:1"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "target 1 serves 3 of at most 16 captions, 1 wait; 1,023 MiB" in shown and "took 40" in shown
+    assert "target 2 left out: the target is not reachable" in shown
 
 
 def test_info_without_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
