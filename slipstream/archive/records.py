@@ -254,21 +254,22 @@ def batch_of(record: BatchRecord) -> Batch:
     )
 
 
+_SAME = {field.name for field in fields(Job)} & {field.name for field in fields(JobRecord)}
+
+
 def job_of(record: JobRecord) -> Job:
     """A job with its result, as its owner sees it. What another release wrote is left out."""
-    same = {field.name: getattr(record, field.name) for field in fields(Job) if hasattr(record, field.name)}
-    job = Job(source="", **same)
+    said: dict[str, Any] = {"source": ""} | {name: getattr(record, name) for name in _SAME}
     try:
         payload = read_job(record.payload)
-        job = replace(job, source=payload.source, kind=payload.kind)
-        if record.result and job.kind.has_parts:
-            job = replace(job, receipt=read_parts_result(record.result))
+        said |= {"source": payload.source, "kind": payload.kind}
+        if record.result and payload.kind.has_parts:
+            said["receipt"] = read_parts_result(record.result)
         elif record.result:
-            caption, receipt = read_result(record.result)
-            job = replace(job, caption=caption, receipt=receipt)
+            said["caption"], said["receipt"] = read_result(record.result)
     except OtherVersion as error:
-        job = replace(job, error=job.error or str(error))
-    return job
+        said["error"] = record.error or str(error)
+    return Job(**said)
 
 
 def _key(options: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cli.up import queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
 from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, gateway_address, service_argv
 from slipstream.stack.process import RunFolder
@@ -116,6 +117,13 @@ def test_flags_of_the_services(tmp_path: Path) -> None:
         "--max-frames": "9",
     }
     assert "--formats" not in flags(options, "gateway")
+
+
+def test_results_leave_the_queue_of_a_local_stack(tmp_path: Path) -> None:
+    queue = queue_options(results_to=f"file://{tmp_path}", queue_bytes=2_000_000, data=tmp_path)
+    given = flags(StackOptions(**queue), "gateway")
+    assert (given["--results-to"], given["--queue-bytes"]) == (f"file://{tmp_path}", "2000000")
+    assert "--results-to" not in flags(StackOptions(**queue_options(data=tmp_path)), "gateway")
 
 
 def test_the_queues_address_is_on_no_command_line() -> None:

@@ -154,12 +154,13 @@ local function deliver_from(priority)
   return false
 end
 
+local turn = tonumber(redis.call('HGET', P .. 'clock', 'turn') or 0)
+
 local function deliver_in_turn()
   if deliver('again') then return true end
-  local turn = tonumber(redis.call('HGET', P .. 'clock', 'turn') or 0)
   for _, priority in ipairs({ TURNS[turn % #TURNS + 1], unpack(PRIORITIES) }) do
     if deliver_from(priority) then
-      redis.call('HSET', P .. 'clock', 'turn', (turn + 1) % #TURNS)
+      turn = (turn + 1) % #TURNS
       return true
     end
   end
@@ -196,6 +197,7 @@ if may_suspect and #out < limit then deliver_suspect() end
 while #out < limit and deliver_in_turn() do end
 
 if #out > 0 then
+  redis.call('HSET', P .. 'clock', 'turn', turn)
   redis.call('HSET', P .. 't:' .. worker, 'call', call, 'leases', table.concat(taken, ' '))
   redis.call('PEXPIRE', P .. 't:' .. worker, DAY)
 end

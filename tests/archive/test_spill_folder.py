@@ -1,0 +1,67 @@
+"""A folder of results that is in disorder: nothing is lost, and what it does not concern goes on."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from slipstream.archive.queue import BatchSpec, JobState
+from slipstream.errors import InvalidConfig, PermissionDenied
+from tests.archive.test_spill_queue import NAMES, Spill, files_in
+from tests.archive.worlds import DONE, specs
+
+
+@pytest.fixture
+async def spill(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Spill]:
+    made = Spill(redis_url, f"file://{tmp_path}", request.node.name)
+    yield made
+    await made.queue.close()
+
+
+async def test_a_chunk_that_cannot_be_read_holds_up_its_own_batch_alone(
+    spill: Spill, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await spill.fill(*NAMES)
+    await spill.queue.open_batch(BatchSpec("neighbour", "me"))
+    await spill.queue.submit("neighbour", specs(*NAMES[:10]))
+    (chunk,) = files_in(tmp_path, "chunk-*")
+    kept = chunk.read_bytes()
+    chunk.write_bytes(kept[:-5])
+    async with asyncio.timeout(120):
+        while (await spill.queue.get_batch("neighbour")).counts[JobState.DONE] < 10:
+            for lease in await spill.queue.take("w", 20):
+                await spill.queue.finish(lease, DONE)
+            await spill.feeder.step(), await spill.compactor.step()
+    assert "feed.unreadable" in (said := capsys.readouterr().out) and chunk.name in said
+    assert (await spill.queue.get_batch("batch")).counts[JobState.QUEUED] == 50
+    chunk.write_bytes(kept)
+    await spill.work()
+    assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
+async def test_a_folder_without_rights_loses_nothing(
+    spill: Spill, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(name: str, data: bytes) -> bytes | None:
+        raise PermissionDenied("the credentials of this server do not open it")
+
+    await spill.fill(*NAMES[:20])
+    for lease in await spill.queue.take("w", 20):
+        await spill.queue.finish(lease, DONE)
+    with monkeypatch.context() as closed:
+        closed.setattr(spill.folder, "put", refuse)
+        with pytest.raises(InvalidConfig, match="--results-to: the credentials"):
+            await spill.folder.check()
+        while await spill.compactor.step():
+            pass
+        assert "results.not_written" in capsys.readouterr().out
+        with pytest.raises(PermissionDenied):
+            await spill.fill(*NAMES)
+    assert len([key for key in await spill.keys() if key.startswith("j:")]) == 100, "what had room is there"
+    async with Redis.from_url(spill.url) as redis:
+        await redis.hdel(f"{{{spill.name}}}:b:batch", "blocked")
+    await spill.fill(*NAMES)
+    await spill.work()
+    assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
