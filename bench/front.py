@@ -156,10 +156,10 @@ async def _overhead(stack: Stack, rounds: int) -> dict[str, Any]:
 
 async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]:
     """A batch during which the front and the gateway are killed in turn, a few results apart, as a job that is killed
-    three times is given up. Each request must have one line, of its answer or of its end. The texts are so long that
-    the batch is not over before the last kill: a front takes seconds to start, and jobs go on without it."""
+    three times is given up. Each request must have one line, of its answer or of its end. Texts are whole, and no two
+    requests are the same, so that the batch is not over before the last kill: jobs go on while a front starts."""
     videos = stack.options.video_roots[0]
-    lines = [batch_line(f"line {n}", _asked(f"file://{videos}/{n % 4}.mp4", 150 + n % 50)) for n in range(num_lines)]
+    lines = [batch_line(f"line {n}", _asked(f"file://{videos}/{n % 4}.mp4", 150 + n)) for n in range(num_lines)]
     async with client_of(stack.http_address) as once:
         client = once.with_options(max_retries=20)
         file = await client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
@@ -191,7 +191,7 @@ async def _kills(stack: Stack, num_lines: int, num_kills: int) -> dict[str, Any]
 
 
 def _asked(url: str, num_tokens: int) -> dict[str, Any]:
-    options = {"num_frames": 4}
+    options = {"num_frames": 8}
     return {"model": MODEL, "messages": asked(url), "max_tokens": num_tokens, "slipstream": options}
 
 

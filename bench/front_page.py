@@ -163,7 +163,7 @@ async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
     items = [BatchItem(f"clip {n}", str(videos / f"{n % 4}.mp4"), {"num_frames": 8 + n}) for n in range(4)]
     items += [BatchItem(f"none {n}", str(videos / "none.mp4")) for n in range(2)] + [
         BatchItem(HOSTILE, str(videos / "0.mp4"), {"num_frames": 4}),
-        BatchItem("film", str(videos / "0.mp4"), {"num_frames": 4, "segments": "fixed:1s"}),
+        BatchItem("film", str(videos / "0.mp4"), {"num_frames": 4, "segments": "fixed:6s", "skip_marked": "frozen"}),
     ]
     async with GatewayAddress(stack.gateway_address).open() as connection:
         await ArchiveClient(connection).submit(BatchOptions("films", {"max_new_tokens": 40}), items)
@@ -201,6 +201,7 @@ async def archive(browser: "Browser", stack: Stack) -> dict[str, Any]:
         await page.get_by_role("link", name="film").press("Enter")
         segments = page.locator(".cues button", has=page.locator(".mark:text-is('cut')"))
         await segments.nth(1).wait_for()
+        await page.wait_for_selector(".cues .mark:text-is('skipped: frozen')")
         await shoot(page, "film")
         found += await violations(page) or []
         hacked = await page.evaluate("() => window.hacked")
