@@ -182,8 +182,9 @@ async def _apart(part: str, *asked: object) -> Mapping[str, Any]:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    lines = output.decode().splitlines()
-    found: dict[str, Any] = json.loads(lines[-1]) if process.returncode == 0 and lines else {"passed": False}
+    if process.returncode:
+        return {"passed": False, "ended_with": process.returncode}
+    found: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
     return found
 
 

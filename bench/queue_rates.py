@@ -42,7 +42,7 @@ class Load:
     jobs: int
 
 
-LOADS = {"captions_of_a_fixed_time": Load(0.4, 8, 240), "captions_at_once": Load(0.0, 64, 6000)}
+LOADS = {"captions_of_a_fixed_time": Load(2.0, 8, 80), "captions_at_once": Load(0.0, 64, 6000)}
 
 
 async def work(url: str, name: str, caption_s: float, slots: int) -> None:

@@ -12,6 +12,7 @@ HOSTS = 3
 BRIDGE = "hosts"
 _TOOLS = ("unshare", "nsenter", "ip", "mount", "sh")
 _OWN = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+_TRIAL = ("sh", "-c", "ip link add br0 type bridge && ip link add veth0 type veth peer name veth1")
 
 
 def inside(command: Sequence[str]) -> list[str]:
@@ -20,10 +21,10 @@ def inside(command: Sequence[str]) -> list[str]:
         raise OSError(f"hosts need these programs (Debian: util-linux, iproute2): {', '.join(missing)}")
     for rights in ((), ("--user", "--map-root-user")):
         namespaces = ["unshare", *rights, *_OWN]
-        if subprocess.run([*namespaces, "true"], capture_output=True).returncode == 0:
+        if subprocess.run([*namespaces, *_TRIAL], capture_output=True).returncode == 0:
             # A shell as the first process of its namespace buries those whose parents were killed.
             return [*namespaces, "sh", "-c", '"$@"; exit $?', "sh", *command]
-    raise OSError("hosts are network namespaces: run it as root, or where users may have namespaces of their own")
+    raise OSError("hosts are network namespaces on a bridge: run it as root, or where users may have namespaces")
 
 
 def address(host: int) -> str:
