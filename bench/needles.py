@@ -253,7 +253,8 @@ def main(argv: Sequence[str]) -> None:
         picture=(PICTURE, "of the first clip, at the first alpha"),
     ).parse_args(argv)
     torch.set_num_threads(1)
-    pair, findings, budget = Pair(options.target, options.draft), [], Budget(60 * options.minutes)
+    pair, budget = Pair(options.target, options.draft), Budget(60 * options.minutes)
+    findings: list[ClipFindings] = []
     for number, world in product(range(options.clips), range(options.worlds)):
         if findings and not budget.allows(0):
             break
