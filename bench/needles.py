@@ -28,7 +28,7 @@ from slipstream.engine import PromptPlan, VideoLM, load_model
 from slipstream.pruning import VideoTokens, get_pruner, num_kept, prune
 from slipstream.pruning.guided import scores_of
 from slipstream.pruning.unguided import evenly
-from training.needles import GRID, NUM_FRAMES, PROMPT, Flash, NeedleClip, sample_needle_clip, write_needle_caption
+from training.needles import GRID, NUM_FRAMES, PROMPT, Flash, NeedleClip, sample_needle_clip
 from training.pocket import IMAGE_SIZE, family_folder
 from training.world import HELD_OUT_SEEDS
 
@@ -68,8 +68,8 @@ class ClipFindings:
     """By pruner, at the first alpha."""
     needle_ranks: Mapping[str, list[float]]
     """By kind of score, for every needle: the share of the video's tokens that rank above its best one."""
-    right_words: float
-    """Share of its caption's words that the target has right."""
+    named: float
+    """What the target's caption has right of the needles, see `share_named`."""
 
 
 class Pair:
@@ -96,8 +96,8 @@ class Pair:
                 Reading(name, alpha, world, agrees, _share_kept(clip.needles, keep), _share_kept(clip.decoys, keep))
             )
             kept.setdefault(name, keep.tolist())
-        right = _right_words(self.target.decode(token_ids), write_needle_caption(clip))
-        return ClipFindings(tuple(readings), kept, _needle_ranks(clip, told), right)
+        named = share_named(self.target.decode(token_ids), clip)
+        return ClipFindings(tuple(readings), kept, _needle_ranks(clip, told), named)
 
     def _keep(
         self, name: str, alpha: float, clip: NeedleClip, plan: PromptPlan, embeddings: Tensor, told: Told, seed: int
@@ -142,9 +142,13 @@ def _needle_ranks(clip: NeedleClip, told: Told) -> dict[str, list[float]]:
     return ranks
 
 
-def _right_words(text: str, truth: str) -> float:
-    pairs = list(zip(text.split(), truth.split(), strict=False))
-    return sum(one == other for one, other in pairs) / len(truth.split())
+def share_named(text: str, clip: NeedleClip) -> float:
+    """Of the needles' colours, shapes and sides, those that the sentence about their scene has right."""
+    right = 0
+    for sentence, needle in zip(text.split("."), clip.needles, strict=False):
+        colour, shape, *_ = [*sentence.partition(" tiny ")[2].split(), "", ""]
+        right += (colour == needle.look.colour) + (shape == needle.look.shape) + sentence.endswith(needle.side)
+    return right / (3 * len(clip.needles))
 
 
 # -- figures over clips -----------------------------------------------------------------------------------------------
@@ -253,14 +257,15 @@ def main(argv: Sequence[str]) -> None:
         picture=(PICTURE, "of the first clip, at the first alpha"),
     ).parse_args(argv)
     torch.set_num_threads(1)
-    pair, findings, budget = Pair(options.target, options.draft), [], Budget(60 * options.minutes)
+    pair, budget = Pair(options.target, options.draft), Budget(60 * options.minutes)
+    findings: list[ClipFindings] = []
     for number, world in product(range(options.clips), range(options.worlds)):
         if findings and not budget.allows(0):
             break
         seed = HELD_OUT_SEEDS.start + world * SEEDS_PER_WORLD + number
         clip = sample_needle_clip(seed, options.frames)
         findings.append(pair.read(clip, world, options.alphas, seed))
-        say(f"world {world}, clip {number + 1} of {options.clips}: {findings[-1].right_words:.0%} of words right")
+        say(f"world {world}, clip {number + 1} of {options.clips}: the target names {findings[-1].named:.0%}")
         if len(findings) == 1:
             with styled():
                 save(draw(clip, findings[0].kept), options.picture)
@@ -272,7 +277,7 @@ def main(argv: Sequence[str]) -> None:
         {
             "rows": rows,
             "clips": len(findings),
-            "target_right_words": round(float(np.mean([found.right_words for found in findings])), 4),
+            "target_named": round(float(np.mean([found.named for found in findings])), 4),
             "needle_rank_median": {name: round(float(np.median(values)), 4) for name, values in ranks.items()},
             "machine": machine_facts(),
         },

@@ -8,9 +8,20 @@ import pytest
 import torch
 
 from bench.common import MODELS
-from bench.needles import ORACLE, PRUNERS, ClipFindings, Pair, Reading, draw, keep_needles, resample, summarise
+from bench.needles import (
+    ORACLE,
+    PRUNERS,
+    ClipFindings,
+    Pair,
+    Reading,
+    draw,
+    keep_needles,
+    resample,
+    share_named,
+    summarise,
+)
 from bench.report.pictures import save, styled
-from training.needles import GRID, sample_needle_clip
+from training.needles import GRID, sample_needle_clip, write_needle_caption
 
 FRAMES = 56
 
@@ -54,6 +65,14 @@ def test_the_oracle_keeps_needles_first(num_keep: int) -> None:
     keep = keep_needles(clip, num_keep)
     assert len(keep) == len(keep.unique()) == num_keep and torch.equal(keep, keep.sort().values)
     assert len(places & set(keep.tolist())) == min(num_keep, len(places))
+
+
+def test_a_caption_is_scored_sentence_by_sentence() -> None:
+    clip = sample_needle_clip(3)
+    text = write_needle_caption(clip)
+    assert share_named(text, clip) == 1 and share_named("", clip) == 0
+    assert share_named(text.replace(" shows up", "", 1), clip) == 1
+    assert share_named(text.replace(clip.needles[0].look.shape, "cross", 1), clip) == 17 / 18
 
 
 @pytest.fixture
