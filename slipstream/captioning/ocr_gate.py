@@ -23,12 +23,15 @@ from slipstream.speculation.pacing import DecayedMean
 # (`patience_s`). Then the OCR is given up, in the middle of its page if need be, and the gate is **closed**: the next
 # `rest` pages are read without it. The trial behind them has a smaller budget, and every trial that fails doubles the
 # rest. So n pages of an OCR that never helps cost at most FIRST_BUDGET + TRIAL_BUDGET * log2(1 + n / FIRST_REST) plain
-# pages, and whatever starting a reader anew takes as often. Gains are remembered down to -CREDIT.
+# pages, and whatever starting a reader anew takes as often, for which rests are longer. Gains are remembered down to
+# -CREDIT.
 
 FIRST_BUDGET, TRIAL_BUDGET = 0.5, 0.25
 CREDIT = 1.0
 """With which the gate has proved itself, too: a trial that comes to it ends the doubt."""
 FIRST_REST, LONGEST_REST = 16, 1024
+LOSS_SHARE = 0.03
+"""Of the pages of a rest: what giving up cost, the new reader's start included, makes it so much longer."""
 
 
 class OcrGate:
@@ -69,9 +72,12 @@ class OcrGate:
             self._charge(-saved_s)
 
     def on_starved(self, seconds: float) -> None:
-        """The target had no page to read for so long, while the OCR was at work."""
+        """The target had no page to read for so long, while the OCR was at work, or a new reader came in its place."""
         if not self.closed:
             self._charge(seconds)
+        elif self._page_s.value:
+            more = int(seconds / self._page_s.value / LOSS_SHARE)
+            self.num_left = min(self.num_left + more, LONGEST_REST)
 
     def close(self) -> None:
         """The OCR is given up: a rest begins."""
@@ -133,6 +139,11 @@ class OcrWatch:
         """The OCR has begun a page, or has said what it can say of it."""
         self._is_owed = is_owed
         self._update()
+
+    def on_replaced(self, seconds: float) -> None:
+        """It took so long from the OCR's end to a picture of the next reader."""
+        if self._gate is not None:
+            self._gate.on_starved(seconds)
 
     @asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:

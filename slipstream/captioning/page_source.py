@@ -54,6 +54,7 @@ class PageSource:
         self._undrafted: PagePicture | None = None
         self._watch = watch or OcrWatch()
         self._asks_ocr = request.ocr
+        self._given_up_at: float | None = None
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
         """The facts, then each page's picture and draft; the draft is empty, with a warning, where its reader was lost.
@@ -70,6 +71,7 @@ class PageSource:
                     async for event in events:
                         yield event
             except OcrGivenUp:
+                self._given_up_at = asyncio.get_running_loop().time()
                 get_logger().info("ocr.given_up", num_pages=self._num_drawn)
             except (ServiceUnavailable, ReaderFault) as error:
                 failure = error
@@ -119,6 +121,9 @@ class PageSource:
         if isinstance(event, PageDraft):
             self._owe(None)
             return
+        if self._given_up_at is not None:
+            self._watch.on_replaced(asyncio.get_running_loop().time() - self._given_up_at)
+            self._given_up_at = None
         self._owe(event)
         self._num_drawn += 1
         self._num_tries = 0

@@ -80,6 +80,16 @@ def test_it_is_open_or_rests_for_a_bounded_time(pages: list[tuple[float, float, 
         assert gate.patience_s >= 0 and (not gate.closed or gate.patience_s == 0)
 
 
+def test_what_giving_up_cost_makes_the_rest_longer() -> None:
+    gate = OcrGate()
+    gate.on_page(PLAIN_S, TOKENS, DECODE_S, TOKEN_S)
+    gate.close()
+    gate.on_starved(3 * PLAIN_S)
+    assert gate.num_left == FIRST_REST + 100
+    gate.on_starved(1e9)
+    assert gate.num_left == LONGEST_REST
+
+
 def test_nothing_is_given_up_before_a_page_says_what_pages_take() -> None:
     gate = OcrGate()
     gate.on_starved(100.0)

@@ -154,6 +154,7 @@ async def read_at_once(source: PageSource, watch: OcrWatch) -> list[ReadEvent]:
 
 async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ocr_gate, "FIRST_REST", 3)
+    monkeypatch.setattr(ocr_gate, "LOSS_SHARE", 1e9)
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     events = await read_at_once(source_of(reader, watch=watch), watch)
     assert [event.page for event in events if isinstance(event, PagePicture)] == list(range(1, NUM_PAGES + 1))
