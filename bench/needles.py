@@ -37,7 +37,7 @@ PRUNERS = ("uv", "uv_spread", "attention", "specvlm", "dycoke", "uniform", "rand
 ALPHAS = (0.9, 0.95, 0.99)
 SEEDS_PER_WORLD = 100_000
 RESAMPLES = 2000
-PICTURE = ROOT / "docs" / "pictures" / "needles.svg"
+PICTURE = ROOT / "docs" / "pictures" / "needles.png"
 DRAWN = ("uv", "uv_spread", "attention", "specvlm", "uniform", ORACLE)
 
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
+from PIL import Image
 
 from bench.common import CLIP_FOLDER
 from bench.tables import Row
@@ -30,6 +31,8 @@ BLUE, GREEN, SKY, RED = "#0072b2", "#009e73", "#56b4e9", "#d55e00"
 YELLOW, PURPLE, GREY = "#f0e442", "#cc79a7", "#8c959f"
 STYLE = Path(__file__).with_name("pictures.mplstyle")
 DIGITS = 1
+COLOURS = 64
+"""Of a PNG."""
 """Behind the point of a place in an SVG, whose unit is a 72nd of an inch."""
 
 
@@ -53,10 +56,13 @@ def patch(label: str, colour: str, **how: Any) -> Patch:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a picture, the same bytes for the same figures: an SVG with rounded numbers, or a PNG, by the name."""
+    """Writes a picture, the same bytes for the same figures: an SVG with rounded numbers, or a PNG of few colours, by
+    the name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".svg":
-        figure.savefig(path, dpi=100, bbox_inches="tight", pad_inches=0.1)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=100, bbox_inches="tight", pad_inches=0.1)
+        Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
         return
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.1)
@@ -64,7 +70,9 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def _smaller(svg: str) -> str:
-    """Without digits that nobody sees, groups' names and lines' indents. Words between tags stay as they are."""
+    """Without what comes before the picture, digits that nobody sees, groups' names and lines' indents. Words between
+    tags stay as they are."""
+    svg = svg[svg.index("<svg") :]
     svg = re.sub(r'<g id="[a-z]+[\w.]*">', "<g>", svg)
     svg = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d+", _rounded, tag[0]), svg)
     return re.sub(r"\n\s*", "\n", svg)
