@@ -232,7 +232,8 @@ def test_the_readers_image_has_what_it_imports_and_no_torch() -> None:
         for owner in owners.get(module, [])
     }
     only_here = {"slipstream", "grpcio-tools", "setuptools", "typing-extensions", "rich", "pygments"}
-    only_here |= {"googleapis-common-protos", "greenlet"}  # shares `google` with protobuf; structlog looks for it
+    # shares `google` with protobuf; structlog and rich look for the others
+    only_here |= {"googleapis-common-protos", "greenlet", "attrs"}
     assert needed - only_here <= installed
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["documents"]
     assert {name.partition(">")[0] for name in extra} <= installed

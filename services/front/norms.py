@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from slipstream.archive.quality import Norms
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.batch_quality import batch_norms
 
 KEPT_S = 30.0
 MOST_BATCHES = 256
@@ -22,7 +21,7 @@ class KnownNorms:
         asked_at, norms = self._known.get((owner, batch), (-KEPT_S, Norms()))
         if time.monotonic() - asked_at < KEPT_S:
             return norms
-        norms = await batch_norms(archive, batch)
+        norms = await archive.norms(batch)
         self._known.pop((owner, batch), None)
         self._known[owner, batch] = time.monotonic(), norms
         if len(self._known) > MOST_BATCHES:

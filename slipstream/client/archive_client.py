@@ -13,6 +13,7 @@ from typing import TypeVar
 import grpc
 
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, PartPage, Submitted
+from slipstream.archive.quality import Norms
 from slipstream.archive.queue import JobState, UnknownBatch
 from slipstream.client.caption_client import Connection
 from slipstream.errors import (
@@ -23,6 +24,7 @@ from slipstream.errors import (
     SlipstreamError,
     VideoNotFound,
 )
+from slipstream.messages import Caption
 from slipstream.rpc import archive_codec as codec
 from slipstream.rpc.calls import FirstStatus, as_slipstream_error
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc
@@ -36,6 +38,8 @@ PATIENCE_S = 60.0
 PAUSE_S = 0.5
 PIECE_ITEMS = 500
 """Items in one call: an error costs the repetition of so many."""
+LOOKED_AT = 500
+"""Results of a batch that say what is usual in it: the first ones, so that the same batch says the same again."""
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 
@@ -167,6 +171,22 @@ class ArchiveClient:
         request = archive_pb2.ListPartsRequest(batch=batch, job_id=job_id, page_token=page_token)
         answer: archive_pb2.ListPartsResponse = await self._with_patience(self._stub.ListParts, request)
         return PartPage(codec.read_parts(answer), answer.next_page_token)
+
+    async def norms(self, batch: str) -> Norms:
+        """What is usual in the batch: of its first `LOOKED_AT` texts, be they of videos, pages or segments."""
+        said: list[Caption] = []
+        async with aclosing(self.jobs(batch, {JobState.DONE})) as jobs:
+            async for job in jobs:
+                said += await self._captions(batch, job)
+                if len(said) >= LOOKED_AT:
+                    break
+        return Norms.of(said[:LOOKED_AT])
+
+    async def _captions(self, batch: str, job: Job) -> list[Caption]:
+        if job.caption is not None:
+            return [job.caption]
+        async with aclosing(self.parts(batch, job)) as parts:
+            return [part.caption async for part in parts if part.caption is not None]
 
     async def watch(self, batch: str) -> AsyncGenerator[Batch, None]:
         """The batch now and after every change until it has ended, through restarts of the gateway."""

@@ -14,7 +14,7 @@ MOST_FOR_A_ROUND = 30 + 5
 """The last four again, and the draft's session."""
 MOST_MORE_FOR_A_JOB = 17 + 6
 """17 at the renovation; then `model_runs` and `redis_rows` were split off files that had grown. A job may name an
-object, its text is marked, which is counted and shown beside what is usual in its batch, and a line of output stands
+object, its text is marked, which is counted, its commit goes to the queue with others, and a line of output stands
 apart from the file that it goes into."""
 ATTEMPTS = 5
 """On a busy machine a draft may be late or lost: that caption takes another way, which crosses more files."""

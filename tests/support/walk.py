@@ -30,8 +30,10 @@ PRODUCT = ("slipstream", "services")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 SERVICES = ("target", "draft", "gateway")
 """The last words of the modules that are the services."""
-STARTING, JOB, CAPTION, LAST_TEXT = 0, 1, 2, 250
+STARTING, JOB, CAPTION, LAST_TEXT, RESTING = 0, 1, 2, 250, 251
 """Phases, one byte: each piece of text of the caption begins another one, from CAPTION up to LAST_TEXT."""
+REST_S = 6.0
+"""A front looks after its batches every five seconds."""
 CLIP_SEED, WARM_UP_SEED = 90_001, 90_002
 CAPTION_FLAGS = ("--frames", 32, "--max-new-tokens", 240)
 JOB_FLAGS = ("--frames", 8, "--max-new-tokens", 64)
@@ -178,6 +180,8 @@ def measure(tree: Path = TREE) -> Walk:
         with traced.stack("--archive", "--data", folder / "data", "--video-root", folder) as address:
             traced.finish(traced.start("caption", other, "--gateway", address, *WARM_UP_FLAGS))
             traced.wait_idle()
+            traced.enter(RESTING)
+            time.sleep(REST_S)
             unasked = [record for record in traced.records() if traced.module(record) == COMMAND]
             _caption(traced, clip, address)
             _run_job(traced, other, address, folder / "out.jsonl")
@@ -207,7 +211,7 @@ def _run_job(traced: TracedTree, clip: Path, address: str, output: Path) -> None
 
 def count(notes: Sequence[Note]) -> Walk:
     """Sorts out what processes noted. Raises AssertionError when no round of the caption had a draft's window."""
-    caption = _files(notes, lambda note: note.kind == "call" and note.phase >= CAPTION)
+    caption = _files(notes, lambda note: note.kind == "call" and CAPTION <= note.phase <= LAST_TEXT)
     unasked = _files(notes, lambda note: note.kind == "background" and note.phase != JOB)
     job = _files(notes, lambda note: note.kind == "call" and note.phase == JOB)
     job |= _files(notes, lambda note: note.kind == "background" and note.phase == JOB) - unasked

@@ -35,7 +35,6 @@ from slipstream.archive.subtitles import (
 from slipstream.cli.archive.job_lines import COLUMNS, NO_CAPTION, job_record, job_row
 from slipstream.cli.archive.parquet_file import check_parquet, parquet_writer
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.batch_quality import batch_norms
 from slipstream.documents.output import markdown_page
 from slipstream.errors import InvalidConfig
 from slipstream.objects.blocking import blocking_store, writing, writing_bytes
@@ -302,7 +301,7 @@ async def export(client: ArchiveClient, batch: str, output: Output) -> Counter[s
     wanted = frozenset(output.states) or {JobState.DONE}
     asked = frozenset(output.states) or {JobState.DONE, *WITHOUT_RESULT}
     if not output.form.is_folder:
-        output = replace(output, norms=await batch_norms(client, batch))
+        output = replace(output, norms=await client.norms(batch))
     with ExitStack() as files:
         write = files.enter_context(open_writer(output))
         write_error = None
