@@ -5,12 +5,13 @@ import contextlib
 import gzip
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
@@ -36,8 +37,8 @@ from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFold
 from slipstream.archive.spill_queue import SpillQueue
 from slipstream.errors import InvalidConfig, ObjectNotFound
 from tests.archive.worlds import DONE, POLICY, specs
-from tests.support.bucket import bucket_served
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
+from tests.support.object_store import object_server
 
 ROOM = 240_000
 """For some fifty jobs that are yet to be done."""
@@ -353,12 +354,12 @@ async def test_the_folder_is_ours_and_can_be_written(tmp_path: Path) -> None:
         SpillQueue("redis://localhost", folder, policy=QueuePolicy())
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with bucket_served() as environment:
-        for name, value in environment.items():
+@pytest_asyncio.fixture
+async def bucket(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    async with object_server() as served:
+        for name, value in served.environment.items():
             monkeypatch.setenv(name, value)
-        yield "s3://archive/results"
+        yield "s3://films/results"
 
 
 async def test_results_in_a_bucket(bucket: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """Results in a bucket, behind real gateways: one is killed when its file is written and not yet known of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from slipstream.archive.messages import BatchItem, Job, JobPart
@@ -15,7 +16,7 @@ from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.archive.worlds import until
 from tests.support.archive_client import archive_at
-from tests.support.bucket import Relay, bucket_served
+from tests.support.object_store import ObjectServer, object_server
 from tests.support.processes import failed_start, logged, running
 from tests.support.world import PROMPT, World
 
@@ -25,10 +26,10 @@ SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 4, "max_new_tokens": 8}
 NEVER, NOW = ("--result-file-age-s", "86400"), ("--result-file-age-s", "0")
 
 
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[Mapping[str, str]]:
-    with bucket_served() as environment:
-        yield environment
+@pytest_asyncio.fixture(loop_scope="session")
+async def bucket() -> AsyncIterator[ObjectServer]:
+    async with object_server() as served:
+        yield served
 
 
 @pytest.fixture
@@ -47,15 +48,15 @@ async def all_of(batch: AsyncBatchHandle) -> tuple[dict[str, Job], list[JobPart]
 
 
 async def test_a_gateway_killed_at_a_file_harms_nothing(
-    stack: Stack, videos: Path, tmp_path: Path, bucket: Mapping[str, str]
+    stack: Stack, videos: Path, tmp_path: Path, bucket: ObjectServer
 ) -> None:
     items = [BatchItem(name, str(videos / f"{name}.mp4")) for name in ("0", "1", "2", "missing")]
     items.append(BatchItem("film", str(videos / "0.mp4"), {"segments": "fixed:1s"}))
     models = ("--target", stack.processes["target"].address, "--draft", stack.processes["draft"].address)
     async with EmbeddedServer(tmp_path / "redis") as redis, Redis.from_url(redis.url) as store:
-        flags = (*models, "--redis", redis.url, "--video-roots", str(videos), "--results-to", "s3://archive/a")
+        flags = (*models, "--redis", redis.url, "--video-roots", str(videos), "--results-to", "s3://films/a")
         async with (
-            running("gateway", tmp_path / "one", *flags, *NEVER, **bucket) as gateway,
+            running("gateway", tmp_path / "one", *flags, *NEVER, **bucket.environment) as gateway,
             open_channel(gateway.address) as channel,
         ):
             batch = await archive_at(channel).submit(items, key="all", **SMALL)
@@ -64,16 +65,16 @@ async def test_a_gateway_killed_at_a_file_harms_nothing(
         assert [job.state for job in before[0].values()] == [JobState.DONE] * 3 + [JobState.FAILED, JobState.DONE]
         assert len(before[1]) > 1
 
-        relay = Relay(bucket["AWS_ENDPOINT_URL"], b".jsonl.gz")
-        async with relay.serve() as through, running("gateway", tmp_path / "two", *flags, *NOW, **through) as gateway:
-            await relay.held.wait()
+        bucket.keeps_back = b".jsonl.gz"
+        async with running("gateway", tmp_path / "two", *flags, *NOW, **bucket.environment) as gateway:
+            await bucket.kept_back.wait()
             gateway.kill()
             await gateway.wait_exit()
         key = f"{{slipstream}}:b:{ended.batch_id}"
         assert await store.hget(key, "plan") == b"0 4" and await store.llen(f"{key}:files") == 0
         await store.delete("{slipstream}:compactor")  # as its lease would end
 
-        async with running("gateway", tmp_path / "three", *flags, *NOW, **bucket) as gateway:
+        async with running("gateway", tmp_path / "three", *flags, *NOW, **bucket.environment) as gateway:
 
             async def is_written() -> bool:
                 return bool(await store.llen(f"{key}:files")) and not await store.exists(f"{key}:ended")

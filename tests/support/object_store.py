@@ -32,6 +32,10 @@ class ObjectServer:
     forbids: bool = False
     pause_after: int | None = None
     """Once so many bytes more were given, it says nothing any more."""
+    keeps_back: bytes = b""
+    """The first PUT of an object whose name has this word takes effect, and nobody hears of it."""
+    kept_back: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when such an answer has come."""
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -69,14 +73,29 @@ class ObjectServer:
                 await writer.drain()
             else:
                 there, back = await asyncio.open_connection("127.0.0.1", upstream)
-                await asyncio.gather(self._copy(reader, back), self._copy(there, writer, counted=True))
+                is_kept_back = asyncio.Event()
+                await asyncio.gather(self._ask(reader, back, is_kept_back), self._answer(there, writer, is_kept_back))
         writer.close()
 
-    async def _copy(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, counted: bool = False) -> None:
+    async def _ask(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, is_kept_back: asyncio.Event) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(64 * 1024):
-                if counted:
-                    await self._count(len(data))
+                names = data.startswith(b"PUT") and self.keeps_back in data.partition(b"\r\n")[0]
+                if self.keeps_back and names and not self.kept_back.is_set():
+                    is_kept_back.set()
+                to.write(data)
+                await to.drain()
+        to.close()
+
+    async def _answer(
+        self, source: asyncio.StreamReader, to: asyncio.StreamWriter, is_kept_back: asyncio.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(64 * 1024):
+                if is_kept_back.is_set():
+                    self.kept_back.set()
+                    continue
+                await self._count(len(data))
                 to.write(data)
                 await to.drain()
         to.close()
