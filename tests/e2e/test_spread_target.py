@@ -67,10 +67,10 @@ async def spread(world: World) -> AsyncIterator[Spread]:
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_methods(spread: Spread, method: str) -> None:
-    is_plain = method == "autoregressive"
-    await until(
-        lambda one: is_plain or one.summary.speculation.judged > 0, lambda: spread.check(method=method, alpha=0.1)
-    )
+    is_plain, asked = method == "autoregressive", dict[str, Any](method=method, alpha=0.1)
+    if METHODS[method].takes_hints:
+        asked["prediction"] = (spread.world.reference.text(spread.world.answer(0, NUM_TOKENS)),)
+    await until(lambda one: is_plain or one.summary.speculation.judged > 0, lambda: spread.check(**asked))
 
 
 async def test_several_at_once_and_their_prefills_again(spread: Spread) -> None:
