@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from slipstream.archive import redis_failover
@@ -17,10 +17,12 @@ from slipstream.errors import InvalidConfig
 from tests.archive.worlds import DONE, specs
 from tests.support.redis_group import RedisGroup
 
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[RedisGroup]:
-    async with RedisGroup(tmp_path) as running:
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def group(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisGroup]:
+    async with RedisGroup(tmp_path_factory.mktemp("group")) as running:
         yield running
 
 
@@ -42,28 +44,12 @@ async def patiently(call: Any) -> Any:
             await asyncio.sleep(0.05)
 
 
-async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisGroup) -> None:
-    queue, accepted = RedisQueue(group.url, replicas=1), []
-    await queue.open_batch(BatchSpec("batch"))
-    failing_over = asyncio.create_task(group.fail_over(0.5))
-    while not failing_over.done() or len(accepted) < 50:
-        name = str(len(accepted))
-        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
-        accepted.append(name)
-        await asyncio.sleep(0.005)
-    await failing_over
-    assert await kept_names(queue) == set(accepted)
-    (lease,) = await patiently(lambda: queue.take("worker", 1))
-    assert await patiently(lambda: queue.finish(lease, DONE))
-    assert (await queue.get_batch("batch")).counts[JobState.DONE] == 1
-    await queue.close()
-
-
+@in_one_loop
 async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_time(
     group: RedisGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
-    queue, other = RedisQueue(group.url, replicas=1), RedisQueue(group.url, replicas=1)
+    queue, other = (RedisQueue(group.url, "cut off", replicas=1) for _ in range(2))
     await queue.open_batch(BatchSpec("batch"))
     await queue.submit("batch", specs("running"))
     (lease,) = await queue.take("worker", 1)
@@ -84,12 +70,31 @@ async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_t
     await other.close()
 
 
+@in_one_loop
 async def test_a_server_that_was_emptied_of_scripts_is_told_them_again(group: RedisGroup) -> None:
-    queue = RedisQueue(group.url, replicas=2)
+    queue = RedisQueue(group.url, "emptied", replicas=2)
     await queue.open_batch(BatchSpec("batch"))
-    async with Redis(port=await group.leader()) as client:
+    async with Redis(port=await group.settled()) as client:
         await client.script_flush()
     assert await queue.submit("batch", specs("a")) == [SubmitOutcome.ADDED]
+    await queue.close()
+
+
+@in_one_loop
+async def test_a_new_leader_is_found_and_has_all_that_was_promised(group: RedisGroup) -> None:
+    queue, accepted = RedisQueue(group.url, "failing", replicas=1), []
+    await queue.open_batch(BatchSpec("batch"))
+    failing_over = asyncio.create_task(group.fail_over(0.5))
+    while not failing_over.done() or len(accepted) < 50:
+        name = str(len(accepted))
+        await patiently(lambda: queue.submit("batch", specs(name)))  # noqa: B023 (it is awaited at once)
+        accepted.append(name)
+        await asyncio.sleep(0.005)
+    await failing_over
+    assert await kept_names(queue) == set(accepted)
+    (lease,) = await patiently(lambda: queue.take("worker", 1))
+    assert await patiently(lambda: queue.finish(lease, DONE))
+    assert (await queue.get_batch("batch")).counts[JobState.DONE] == 1
     await queue.close()
 
 

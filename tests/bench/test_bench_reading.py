@@ -28,7 +28,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_documents
 def test_the_whole_part_at_two_pages(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "NOISE_DPI", (75,))
-    monkeypatch.setattr(reading, "FROZEN_PAGE_S", 0.5)
     monkeypatch.setattr(reading, "MAX_TOKENS", 40)
     found = asyncio.run(measure_reading(model, 2, 1))
     assert found["shown"] and is_kept(found) and HOLDS["reading"](found)
