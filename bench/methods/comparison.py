@@ -91,6 +91,7 @@ def _settings(target: Path, draft: Path, device: str, dtype: str) -> dict[Place,
     settings = {Place.PAIR: pair, Place.SAME: replace(pair, draft_model=target)}
     if device == "cpu":
         num_cores = len(os.sched_getaffinity(0))
+        settings[Place.PAIR_BOTH_CORES] = StackOptions(target, draft, extra_flags=FRESH)
         settings[Place.BOTH_CORES] = StackOptions(target, None, threads=num_cores, extra_flags=FRESH)
     return settings
 

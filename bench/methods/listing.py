@@ -28,6 +28,8 @@ class Place(StrEnum):
     """Target and draft, a core each."""
     SAME = "same"
     """The target's checkpoint as draft, too; a core each."""
+    PAIR_BOTH_CORES = "pair_both_cores"
+    """Target and draft as `slipstream up` starts them: each prefills on every core, and decodes on one of two."""
     BOTH_CORES = "both_cores"
     """The target alone, with a thread on every core."""
     OUTSIDE = "outside"
@@ -110,6 +112,13 @@ def methods(side_clips: int) -> tuple[BenchMethod, ...]:
             _on_stack(name, f"{title}, keeps {LOSSY_KEEP:.0%}", Family.LOSSY, ENGINE_PLAIN, devices=1, **asked, **side)
             for name, title in zip(LOSSY_METHODS, ("FastV", "PyramidDrop", "SparseVLM", "DyCoke"), strict=True)
             for asked in ({"lossy": name, "lossy_keep": LOSSY_KEEP},)
+        ),
+        _on_stack(
+            "slipstream_both_cores",
+            "Slipstream, prompts on both cores",
+            Family.PARALLEL,
+            SLIPSTREAM,
+            place=Place.PAIR_BOTH_CORES,
         ),
         _on_stack("plain_both_cores", "plain, both cores", Family.FAIRNESS, ENGINE_PLAIN, place=Place.BOTH_CORES),
         *(

@@ -57,6 +57,11 @@ class ModelServiceConfig(WireOptions):
         check=one_of(AUTO, "on", "off"),
     )
     threads: int = option("torch threads of the model; 0 leaves the choice to torch", default=0, check=between(0, 1024))
+    prefill_threads: int = option(
+        "torch threads of its prefills and of all else that is not decoding; 0: those of --threads",
+        default=0,
+        check=between(0, 1024),
+    )
     cpu: int = option("core to run on; -1 leaves the choice to the system", default=-1, check=between(-1, 4095))
     max_sessions: int = option("captions served at once", default=16, check=between(1, 4096))
     kv_budget_mb: int = option(
@@ -171,7 +176,9 @@ async def start_model(
     order = rank_order(config, strict_width)
     if config.static_steps == "on" and order.size > 1:
         raise InvalidConfig("--static-steps on works with one device; leave it out where several share the model")
-    thread = ModelThread(config.num_threads)
+    if config.prefill_threads and order.size > 1:
+        raise InvalidConfig("--prefill-threads works with one process; leave it out where several share the model")
+    thread = ModelThread(config.num_threads, config.prefill_threads)
     loop = asyncio.get_running_loop()
     thread.on_device_lost = partial(_tell_lost, loop, order.devices[0], fail)
 

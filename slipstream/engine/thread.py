@@ -215,13 +215,19 @@ def _settle(future: asyncio.Future[T], settle: Callable[[Any], None], outcome: A
 
 
 class ModelThread:
-    """Runs callables one after another on a thread of its own, with inference mode and thread count set there."""
+    """Runs callables one after another on a thread of its own, with inference mode and thread count set there.
 
-    def __init__(self, num_threads: int) -> None:
+    Args:
+        num_threads: of torch, for decoding.
+        prefill_threads: of torch, for all other work; 0: as many. Prefills are few large products, which gain from
+            every core; a step over a handful of rows mostly waits for the threads that it shares them with.
+    """
+
+    def __init__(self, num_threads: int, prefill_threads: int = 0) -> None:
         self._queue: FairQueue[Callable[[], None]] = FairQueue()
         self._changed = threading.Condition()
         self._closing = False
-        self._num_threads = num_threads
+        self._num_threads = dict.fromkeys(Lane, prefill_threads or num_threads) | {Lane.DECODE: num_threads}
         self.on_device_lost: Callable[[BaseException], None] = lambda error: None
         """Told, on the model's thread, of an error after which the device is of no use."""
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
@@ -281,10 +287,13 @@ class ModelThread:
         self._thread.join()
 
     def _main(self) -> None:
-        torch.set_num_threads(self._num_threads)
+        num_threads = 0
         with torch.inference_mode():
             while (taken := self._take()) is not None:
                 lane, job = taken
+                if self._num_threads[lane] != num_threads:
+                    num_threads = self._num_threads[lane]
+                    torch.set_num_threads(num_threads)
                 started = time.perf_counter()
                 try:
                     job()

@@ -83,7 +83,7 @@ class StackOptions:
     reader: bool = False
     """Read documents, by a reader process."""
     threads: int | None = None
-    """Torch threads of each model process; None: the usable cores shared out, on a CPU."""
+    """Torch threads of each model process; None: on a CPU the cores shared out for decoding, all for prefills."""
     pin: bool = False
     """One core for each model process, where there are two or more."""
     restart: bool = True
@@ -181,16 +181,17 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     gpus = options.target_gpus if name == "target" else ""
     device = (name == "draft" and options.draft_device) or options.first_device
-    threads = options.threads
+    threads, prefill_threads = options.threads, ""
     if threads is None and options.pin:
         threads = 1
     elif threads is None and device == "cpu":
-        threads = max(1, len(cores) // 2)
+        threads, prefill_threads = max(1, len(cores) // 2), str(len(cores))
     flags = {
         "model": str(options.draft_model if name == "draft" else options.target_model),
         "device": "" if gpus else device,
         "gpus": gpus,
         "dtype": options.dtype,
+        "prefill-threads": prefill_threads,
     }
     if threads is not None:
         flags["threads"] = str(threads)

@@ -23,6 +23,7 @@ class FakeConfig:
     device: str = option("ignored", default="")
     dtype: str = option("ignored", default="")
     threads: int = option("ignored", default=0)
+    prefill_threads: int = option("ignored", default=0)
     cpu: int = option("ignored", default=0)
     target: str = option("ignored", default="")
     draft: str = option("ignored", default="")

@@ -134,10 +134,13 @@ def test_the_queues_address_is_on_no_command_line() -> None:
 
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 2, 9, 6})
-    assert flags(StackOptions(), "draft")["--threads"] == "2"
+    shared = flags(StackOptions(), "draft")
+    assert (shared["--threads"], shared["--prefill-threads"]) == ("2", "4")
+    assert "--prefill-threads" not in flags(StackOptions(threads=1), "target")
     pinned = StackOptions(pin=True)
     assert [flags(pinned, name)["--cpu"] for name in ("target", "draft")] == ["2", "4"]
     assert flags(pinned, "target")["--threads"] == "1"
+    assert "--prefill-threads" not in flags(pinned, "target")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
     assert "--cpu" not in flags(pinned, "target")
 

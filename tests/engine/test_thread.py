@@ -187,3 +187,15 @@ async def test_an_error_that_leaves_no_device_is_told(thread: ModelThread, error
     thread.submit(lambda: fails(error), Lane.DECODE)
     assert await thread.run(lambda: 7) == 7
     assert told == [error] * 3 * is_lost
+
+
+@pytest.mark.parametrize(("given", "prefill"), [(0, 1), (3, 3)])
+async def test_prefills_may_take_more_threads_than_decoding(given: int, prefill: int) -> None:
+    thread = ModelThread(1, given)
+    try:
+        lanes = [Lane.PREFILL, Lane.DECODE, Lane.PREFILL, Lane.IDLE, Lane.DECODE]
+        counts = [await thread.run(torch.get_num_threads, lane) for lane in lanes]
+        assert counts == [prefill, 1, prefill, prefill, 1]
+        assert await collect(thread, (str(torch.get_num_threads()) for _ in range(2)), order=0) == [str(prefill)] * 2
+    finally:
+        await asyncio.to_thread(thread.close)

@@ -100,10 +100,12 @@ def has_draft(captioned: Captioned) -> bool:
     return "draft_ready" in captioned.stage_names
 
 
-async def until(holds: Callable[[Captioned], object], ask: Callable[[], Awaitable[Captioned]]) -> Captioned:
-    """The first caption of which that holds, of at most `MOST_TRIES`, or the last: nobody waits for a draft, and on a
+async def until(
+    holds: Callable[[Captioned], object], ask: Callable[[], Awaitable[Captioned]], tries: int = MOST_TRIES
+) -> Captioned:
+    """The first caption of which that holds, of at most `tries`, or the last: nobody waits for a draft, and on a
     busy machine a short text may be over before one was heard."""
-    for _ in range(MOST_TRIES):
+    for _ in range(tries):
         captioned = await ask()
         if holds(captioned):
             break
