@@ -124,13 +124,14 @@ def _clipped(corners: list[tuple[int, int]], width: int, height: int) -> Box | N
 
 
 class _Images:
-    """The pictures of one file: a TIFF may have many, each a page."""
+    """The pictures of one file: a TIFF may have many, each a page. Further ones of another kind are none: they are a
+    camera's depth map or preview, or move."""
 
     def __init__(self, data: bytes, limits: DocumentLimits) -> None:
         self._limits = limits
         try:
             self._image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
-            self.num_pages = getattr(self._image, "n_frames", 1)
+            self.num_pages = getattr(self._image, "n_frames", 1) if self._image.format == "TIFF" else 1
         except Image.DecompressionBombError:
             raise InvalidRequest("the image has far more pixels than are decoded; scale it down") from None
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
@@ -143,7 +144,7 @@ class _Images:
         try:
             self._image.seek(page - 1)
             check_image(*self._image.size, self._limits)
-            upright = ImageOps.exif_transpose(_as_rgb(self._image))
+            upright = _as_rgb(ImageOps.exif_transpose(self._image))
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
             raise UnreadableDocument(f"image {page} of the file is damaged or cut off; export it again") from error
         shrink = math.sqrt(max_pixels / (upright.width * upright.height))

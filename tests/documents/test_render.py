@@ -1,0 +1,49 @@
+"""Images as pages, without the process around it: which way is up, and what of a file is a page."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from slipstream.documents.messages import DocumentLimits
+from slipstream.documents.render import OpenDocument, open_document
+
+TURNED = 6
+"""The orientation of a photo whose top is on its right."""
+
+
+def picture(mode: str = "RGB") -> Image.Image:
+    """60 by 40, white, with a black corner in the top left."""
+    image = Image.new("RGB", (60, 40), "white")
+    ImageDraw.Draw(image).rectangle((0, 0, 10, 10), fill="black")
+    if mode == "I;16":
+        return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    return image.convert(mode)
+
+
+def opened(image: Image.Image, kind: str, **options: object) -> OpenDocument:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return open_document(data.getvalue(), DocumentLimits())
+
+
+MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "1", "P", "RGBA", "LA", "I;16"), "TIFF": ("1", "RGBA", "I;16")}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+def test_the_top_is_up_whatever_the_pixels_are(kind: str, mode: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = TURNED
+    pixels, _ = opened(picture(mode), kind, exif=exif).draw(1, 100, 10**6)
+    assert pixels.shape == (60, 40, 3)
+    assert pixels[5, -5].max() < 30 and pixels[5, 5].min() > 220
+
+
+@pytest.mark.parametrize(("kind", "num_pages"), [("TIFF", 2), ("MPO", 1), ("PNG", 1)])
+def test_only_a_tiff_has_pages(kind: str, num_pages: int) -> None:
+    """A phone's JPEG carries a second picture, an animated PNG many."""
+    document = opened(picture(), kind, save_all=True, append_images=[picture().rotate(180)])
+    assert document.num_pages == num_pages
+    pixels, _ = document.draw(1, 100, 10**6)
+    assert pixels[5, 5].max() < 30
