@@ -9,7 +9,7 @@ import fcntl
 import importlib.util
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -81,11 +81,15 @@ class ReaderPool:
 
     def prepare(self) -> None:
         """Starts the next reader ahead of its document; it gets ready by itself."""
-        if not self._is_closed and (self._spare is None or not self._spare.is_alive):
+        if self._spare is not None and not self._spare.is_alive:
+            self.discard(self._spare)
+            self._spare = None
+        if self._spare is None and not self._is_closed:
             self._spare = self._start()
 
     async def wait_prepared(self) -> None:
         """Returns when a reader waits for a document. Raises ServiceUnavailable when none can be had."""
+        self.check_open()
         self.prepare()
         assert self._spare is not None
         await self._spare.wait_ready()
@@ -116,28 +120,35 @@ class ReaderPool:
     def close(self) -> None:
         """Ends all readers; whoever waits for one gets ServiceUnavailable."""
         self._is_closed = True
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self.discard(spare)
         for reader in self._processes:
-            reader.kill()
+            reader.process.kill()  # who listens hears it hang up, and discards it
             reader.reap()
-        self._processes.clear()
         self._reaping.finish()
+
+    def check_open(self) -> None:
+        """Raises ServiceUnavailable once the pool is closed: then it was nobody's fault that a reader was lost."""
+        if self._is_closed:
+            raise ServiceUnavailable("the server is shutting down; no document is read any more")
 
     async def take(self) -> ReaderProcess:
         """A reader that waits for a document and has seen none; the next is started meanwhile."""
         try:
             reader = await self._taken()
         except ServiceUnavailable:  # it may have been killed as it started
-            if self._is_closed:
-                raise
+            self.check_open()
             reader = await self._taken()
-        self.prepare()
+        with suppress(ServiceUnavailable):  # which is logged, and tried again for the next document
+            self.prepare()
         return reader
 
     async def _taken(self) -> ReaderProcess:
+        self.check_open()
         self.prepare()
         reader, self._spare = self._spare, None
-        if reader is None:
-            raise ServiceUnavailable("the server is shutting down; no document is read any more")
+        assert reader is not None, "it has just been prepared"
         try:
             await reader.wait_ready()
         except BaseException:
@@ -193,6 +204,7 @@ class _Run:
                 return await step()
             except ReaderLost as loss:
                 self.close()
+                self._pool.check_open()
                 if is_last or not loss.may_retry:
                     raise _blamed(what, loss) from None
                 get_logger().info("reader.retried")
@@ -214,6 +226,7 @@ class _Run:
             return await self._reader.draft(picture)
         except (ReaderLost, LimitExceeded, UnreadableDocument) as loss:
             self.close()
+            self._pool.check_open()
             self._num_lost += 1
             if self._num_lost > MAX_LOST_DRAFTS:
                 raise LimitExceeded(

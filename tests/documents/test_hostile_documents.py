@@ -7,6 +7,8 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Never
 
 import psutil
 import pytest
@@ -209,6 +211,51 @@ async def test_a_pool_that_is_closed_reads_nothing_and_leaves_no_process() -> No
     assert not any(process.is_running() for process in processes)
     with pytest.raises(ServiceUnavailable, match="shutting down"):
         await events(pool, GOOD)
+
+
+@pytest.mark.parametrize("verb", ["open hang", "draw hang", "draft hang"])
+async def test_whoever_reads_when_the_pool_closes_is_told_at_once(verb: str) -> None:
+    pool = ReaderPool(replace(LIMITS, page_s=60, open_s=60), module="tests.support.bad_reader")
+    reading = asyncio.ensure_future(events(pool, verb.encode(), DocumentRequest(pages="2")))
+    await pool.wait_prepared()
+    await eventually(lambda: pool.reading_pids)
+    pool.close()
+    with pytest.raises(ServiceUnavailable, match="shutting down"):
+        await asyncio.wait_for(reading, 30)
+    assert not pool.pids
+
+
+async def test_of_a_spare_that_died_nothing_is_left() -> None:
+    pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
+    try:
+        await pool.wait_prepared()
+        held = psutil.Process().num_fds()
+        for _ in range(3):
+            (dead,) = pool.pids
+            os.kill(dead, signal.SIGKILL)
+            await eventually(lambda: not pool.pids)
+            await pool.wait_prepared()
+        assert psutil.Process().num_fds() == held
+    finally:
+        pool.close()
+
+
+async def test_a_reader_is_not_lost_where_its_successor_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
+    try:
+        await pool.wait_prepared()
+        with monkeypatch.context() as patched:
+            patched.setattr(pool_module, "ReaderProcess", refuses_to_start)
+            assert [len(draft.regions) for draft in await drafts(pool, GOOD)] == [1, 1]
+            with pytest.raises(ServiceUnavailable, match="no reader of documents can be started now"):
+                await drafts(pool, GOOD)
+        await check_sound(pool)
+    finally:
+        pool.close()
+
+
+def refuses_to_start(*given: object) -> Never:
+    raise BlockingIOError("no more processes")
 
 
 async def test_a_reader_that_is_stopped_with_all_below_it_leaves_no_process() -> None:
