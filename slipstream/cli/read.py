@@ -48,6 +48,8 @@ from slipstream.stack.local import POCKET_READER, StackOptions
 Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
 """The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
+MAX_PICTURED_BYTES = 64 * 1024**2
+"""Of a `disagreements.html`: pages behind them have their boxes drawn on white, as a browser must hold all of it."""
 POCKET_READER_SURFACE = "lines"
 SurfaceOption = Annotated[
     str | None,
@@ -246,7 +248,7 @@ class _Job:
     async def _write_document(self, path: Path) -> "Sequence[_PageFacts]":
         """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
         fails leaves the files of an earlier run as they were."""
-        data = await asyncio.to_thread(_bytes_of, path)
+        data, name = await asyncio.to_thread(_bytes_of, path), printable(path.name)  # which may be no UTF-8
         endings = [".md", ".jsonl", *([".disagreements.html"] if self.has_target else [])]
         targets = [self.output / f"{path.stem}{ending}" for ending in endings]
         parts = [target.with_name(f".{target.name}.part") for target in targets]
@@ -255,15 +257,18 @@ class _Job:
             with ExitStack() as files:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
                 for html in compared:
-                    html.write(html_head(path.name))
+                    html.write(html_head(name))
                 async with aclosing(self.read(data)) as pages:
                     async for page in pages:
                         drafted, text, more = self._page(page)
                         markdown.write(markdown_page(drafted.page, text))
-                        lines.write(page_record(path.name, drafted, **more))
+                        lines.write(page_record(name, drafted, **more))
                         facts.append(_PageFacts.of(page))
                         if isinstance(page, PageReading):
-                            compared[0].write(await asyncio.to_thread(_compared_html, page, self.surface))
+                            is_pictured = compared[0].tell() < MAX_PICTURED_BYTES
+                            compared[0].write(
+                                await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured)
+                            )
                 for html in compared:
                     html.write(HTML_END)
             for part, target in zip(parts, targets, strict=True):
@@ -316,7 +321,7 @@ def _told(pages: Sequence[_PageFacts]) -> list[str]:
     return told + ([f"{num_tokens} tokens, {sum(p.num_hinted for p in pages)} from hints"] if num_tokens else [])
 
 
-def _compared_html(page: PageReading, surface: str) -> str:
+def _compared_html(page: PageReading, surface: str, *, is_pictured: bool) -> str:
     """Region by region: what the OCR has there, as the target would write it, and the target's own words."""
     draft = page.draft
     whole = Region(Box(0, 0, draft.width, draft.height), RegionKind.TEXT, 0, "", 0.0, Origin.OCR)
@@ -327,7 +332,8 @@ def _compared_html(page: PageReading, surface: str) -> str:
         RegionReadings(replace(region, text=text), model_text)
         for region, text, model_text in zip(regions, texts, own, strict=True)
     ]
-    return page_html(PageReadings(page.picture, compared))
+    picture = page.picture if is_pictured else replace(page.picture, pixels=b"")
+    return page_html(PageReadings(picture, compared))
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -15,8 +15,9 @@ from slipstream.documents.messages import PagePicture, Region
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
-MAX_WORDS = 20_000
-"""Of a region that are compared; what is behind them is left as it is."""
+MAX_WORDS = 3000
+"""Of a region or of a page that are compared, which takes two seconds at worst. Those behind them differ as a whole;
+of a page they go to its last region."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,14 @@ class Passage:
 
 def compare_words(ocr: str, model: str) -> list[Passage]:
     """Both texts in passages, word by word. Spaces and line ends do not differ."""
-    ocr_words, model_words = ocr.split()[:MAX_WORDS], model.split()[:MAX_WORDS]
-    matcher = SequenceMatcher(None, ocr_words, model_words, autojunk=False)
-    return [
+    ocr_words, model_words = ocr.split(), model.split()
+    matcher = SequenceMatcher(None, ocr_words[:MAX_WORDS], model_words[:MAX_WORDS], autojunk=False)
+    passages = [
         Passage(" ".join(ocr_words[start:end]), " ".join(model_words[model_start:model_end]))
         for _, start, end, model_start, model_end in matcher.get_opcodes()
     ]
-
-
-MAX_PAGE_WORDS = 3000
-"""Of a page, which take a second or two at worst; what is behind them goes to its last region."""
+    rest = Passage(" ".join(ocr_words[MAX_WORDS:]), " ".join(model_words[MAX_WORDS:]))
+    return [*passages, rest] if rest.ocr or rest.model else passages
 
 
 def split_by_regions(regions: Sequence[str], text: str) -> list[str]:
@@ -52,10 +51,10 @@ def split_by_regions(regions: Sequence[str], text: str) -> list[str]:
     ends do not. Takes time: not for an event loop."""
     if not regions:
         return []
-    owners = [index for index, region in enumerate(regions) for _ in region.split()][:MAX_PAGE_WORDS]
-    ocr = [word for region in regions for word in region.split()][:MAX_PAGE_WORDS]
+    owners = [index for index, region in enumerate(regions) for _ in region.split()][:MAX_WORDS]
+    ocr = [word for region in regions for word in region.split()][:MAX_WORDS]
     words = text.split()
-    matcher = SequenceMatcher(None, ocr, words[:MAX_PAGE_WORDS], autojunk=False)
+    matcher = SequenceMatcher(None, ocr, words[:MAX_WORDS], autojunk=False)
     parts: list[list[str]] = [[] for _ in regions]
     last = 0
     for _, ocr_start, ocr_end, start, end in matcher.get_opcodes():
@@ -64,7 +63,7 @@ def split_by_regions(regions: Sequence[str], text: str) -> list[str]:
             if num_ocr:
                 last = max(last, owners[ocr_start + index * num_ocr // num_words])
             parts[last].append(words[start + index])
-    parts[-1] += words[MAX_PAGE_WORDS:]
+    parts[-1] += words[MAX_WORDS:]
     return [" ".join(part) for part in parts]
 
 

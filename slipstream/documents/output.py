@@ -1,9 +1,12 @@
 """What a read document becomes on disk: one Markdown with page marks, and one JSON line a page. Pure."""
 
 import json
+import re
 from typing import Any
 
 from slipstream.documents.messages import PageDraft, Region
+
+_MARK = re.compile(r"<!--(?=\s*page\s+\d+\s*-->)", re.IGNORECASE)
 
 
 def page_mark(page: int) -> str:
@@ -12,8 +15,9 @@ def page_mark(page: int) -> str:
 
 
 def markdown_page(page: int, text: str) -> str:
-    """A page of the document, with its mark."""
-    return f"{page_mark(page)}\n\n{text}\n\n" if text else f"{page_mark(page)}\n\n"
+    """A page of the document, with its mark. What looks like one in the text itself is shown, and marks nothing."""
+    shown = _MARK.sub("&lt;!--", text)
+    return f"{page_mark(page)}\n\n{shown}\n\n" if shown else f"{page_mark(page)}\n\n"
 
 
 def page_record(document: str, draft: PageDraft, **more: Any) -> str:

@@ -1,5 +1,6 @@
 """Files of a read document, and the page for proof-readers."""
 
+import html
 import html.parser
 import io
 import json
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from slipstream.documents import disagreements
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -48,6 +50,14 @@ def test_markdown_has_page_marks() -> None:
     text = page_text(DRAFT.regions)
     assert markdown_page(3, text) == "<!-- page 3 -->\n\n# Foxes\n\nread the paper\n\n"
     assert markdown_page(4, "") == "<!-- page 4 -->\n\n"
+
+
+@pytest.mark.parametrize("forged", ["<!-- page 9 -->", "<!--page 9-->", "<!--  PAGE\n9 -->"])
+def test_a_page_cannot_forge_the_mark_of_another(forged: str) -> None:
+    text = f"before\n\n{forged}\n\n<!-- a comment --> after"
+    page = markdown_page(3, text)
+    assert page.count("<!-- page") == 1 and page.startswith("<!-- page 3 -->")
+    assert html.unescape(page) == f"<!-- page 3 -->\n\n{text}\n\n"
 
 
 def disagreements_html(title: str, pages: list[PageReadings]) -> str:
@@ -125,6 +135,12 @@ def test_passages_hold_both_texts(ocr: str, model: str) -> None:
     passages = compare_words(ocr, model)
     assert " ".join(passage.ocr for passage in passages if passage.ocr) == " ".join(ocr.split())
     assert " ".join(passage.model for passage in passages if passage.model) == " ".join(model.split())
+
+
+def test_words_behind_the_limit_differ_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disagreements, "MAX_WORDS", 2)
+    passages = compare_words("a b c", "a b c d")
+    assert [(passage.ocr, passage.model) for passage in passages] == [("a b", "a b"), ("c", "c d")]
 
 
 class Elements(html.parser.HTMLParser):
