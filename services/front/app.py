@@ -22,6 +22,7 @@ from slipstream.rpc.security import MAX_TOKEN_CHARS, SCHEME
 from slipstream.rpc.tracing import TRACEPARENT_KEY
 from slipstream.services.front.api_errors import ApiError, as_api_error, not_found
 from slipstream.services.front.bodies import ClientGone, linger
+from slipstream.services.front.browsers import Browsers
 from slipstream.services.front.call import EVENTS_TYPE, JSON_TYPE, Call
 from slipstream.services.front.chat import stream_error
 from slipstream.services.front.endpoints import Endpoint
@@ -38,6 +39,7 @@ class Api:
 
     front: Front
     endpoints: Sequence[Endpoint]
+    browsers: Browsers
     _lines: LineBudget = field(default_factory=LineBudget)
 
     def __post_init__(self) -> None:
@@ -95,6 +97,7 @@ class Api:
         if endpoint.is_open:
             await endpoint.serve(call)
             return
+        self.browsers.check(call.scope["method"], call.header)
         self._identify(call)
         with self.front.requests.held(), self.front.figures.in_work.track_inprogress(), self._traced(call, endpoint):
             await endpoint.serve(call)
@@ -171,10 +174,15 @@ def _query(text: bytes, endpoint: Endpoint) -> dict[str, str]:
     return dict(pairs)
 
 
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
 def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
     """The application, with CORS where origins are allowed."""
-    app: ASGIApp = Api(front, endpoints)
-    origins = [origin.strip() for origin in front.config.cors_origins.split(",") if origin.strip()]
+    origins = _listed(front.config.cors_origins)
+    names = None if front.tokens else frozenset(name.lower().rstrip(".") for name in _listed(front.config.hosts))
+    app: ASGIApp = Api(front, endpoints, Browsers(frozenset(origins), names))
     if origins:
         app = CORSMiddleware(
             app,

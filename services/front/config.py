@@ -31,6 +31,11 @@ class FrontConfig(TokenOptions):
     )
     model_name: str = option("what clients call the target; empty: the end of its folder's path", default="")
     cors_origins: str = option("origins whose pages may call, separated by ','; empty: none", default="")
+    hosts: str = option(
+        "names by which it is reached, separated by ','; addresses and local names always are served, and with --tokens"
+        " all",
+        default="",
+    )
     url_hosts: str = option(
         "hosts that media may be fetched from over https, as HOST or HOST:PORT, separated by ','; empty: none",
         default="",
