@@ -21,6 +21,9 @@ PRIOR_SLOPE = 0.05
 """Before anything is measured, a draft token in the window is taken to cost this share of a plain pass."""
 PRIOR_SLOPE_WEIGHT = 20.0
 """Strength of that prior, in units of squared window lengths."""
+STALL, KNOWN_WEIGHT = 4.0, 8.0
+"""Once so many passes are known, one that takes longer than `STALL` times their mean counts as that: the machine stood
+still, which says nothing of the next pass. A cost that did rise is followed at 9% a pass."""
 MIN_TAU, MAX_TAU = 0.02, 0.995
 FORGOTTEN_TAU, FORGOTTEN_WEIGHT = 0.5, 4.0
 
@@ -37,6 +40,17 @@ class DecayedMean:
         self.value += (sample - self.value) / self.weight
 
 
+def _without_stall(seconds: float, known_s: float, weight: float) -> float:
+    return min(seconds, STALL * known_s) if weight >= KNOWN_WEIGHT else seconds
+
+
+class PassMean(DecayedMean):
+    """Of seconds of passes, among which a stall is not remembered."""
+
+    def observe(self, sample: float) -> None:
+        super().observe(_without_stall(sample, self.value, self.weight))
+
+
 @dataclass
 class WindowCosts:
     """Seconds of a target pass as a function of the window length k: T_p(0), and a + b k for k >= 1.
@@ -45,7 +59,7 @@ class WindowCosts:
     a straight line (flat on a GPU, rising on a CPU). b is a ridge regression around PRIOR_SLOPE.
     """
 
-    plain: DecayedMean = field(default_factory=lambda: DecayedMean(0.05))
+    plain: DecayedMean = field(default_factory=lambda: PassMean(0.05))
     _weight: float = 0.0
     _k: float = 0.0
     _t: float = 0.0
@@ -56,6 +70,7 @@ class WindowCosts:
         if window_len == 0:
             self.plain.observe(seconds)
             return
+        seconds = _without_stall(seconds, self(window_len), self._weight)
         for name, sample in (("_weight", 1.0), ("_k", window_len), ("_t", seconds)):
             setattr(self, name, getattr(self, name) * DECAY + sample)
         self._kk = self._kk * DECAY + window_len**2
@@ -79,11 +94,11 @@ class CostModel:
 
     target_pass_s: WindowCosts = field(default_factory=WindowCosts)
     """T_p(k), as the gateway sees it: model pass and round trip."""
-    draft_pass_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.005))
+    draft_pass_s: DecayedMean = field(default_factory=lambda: PassMean(0.005))
     """T_q."""
     restart_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.002))
     """What a restart costs beside the draft's passes: two messages and the rollback."""
-    plain_token_s: DecayedMean = field(default_factory=lambda: DecayedMean(0.05))
+    plain_token_s: DecayedMean = field(default_factory=lambda: PassMean(0.05))
     """What one more plain pass costs where several are asked for at once, without a round trip, and no draft works."""
     _accepted: float = 8.0
     _judged: float = 10.0

@@ -110,3 +110,33 @@ def test_a_fork_learns_on_its_own() -> None:
 def test_the_speed_ratio_is_a_plain_pass_over_a_draft_pass() -> None:
     costs = CostModel(WindowCosts(plain=DecayedMean(0.09)), DecayedMean(0.01))
     assert costs.speed_ratio == pytest.approx(9.0)
+
+
+def test_a_machine_that_stood_still_is_not_remembered() -> None:
+    costs = CostModel()
+    known = (costs.target_pass_s.plain, costs.draft_pass_s, costs.plain_token_s)
+    for _ in range(40):
+        for mean in known:
+            mean.observe(0.01)
+        costs.target_pass_s.observe(8, 0.02)
+    for mean in known:
+        mean.observe(5.0)
+        assert 0.01 < mean.value < 0.0115
+    costs.target_pass_s.observe(8, 5.0)
+    assert 0.02 < costs.target_pass_s(8) < 0.023
+
+
+def test_a_cost_that_rose_is_followed() -> None:
+    costs = CostModel()
+    for seconds, num_passes in ((0.01, 40), (0.2, 100)):
+        for _ in range(num_passes):
+            costs.plain_token_s.observe(seconds)
+            costs.target_pass_s.observe(8, seconds)
+    assert costs.plain_token_s.value == pytest.approx(0.2, rel=0.1)
+    assert costs.target_pass_s(8) == pytest.approx(0.2, rel=0.1)
+
+
+def test_first_passes_are_taken_as_they_are() -> None:
+    mean = CostModel().draft_pass_s
+    mean.observe(3.0)
+    assert mean.value == 3.0
