@@ -330,7 +330,11 @@ class RedisQueue:
         return QueueDepth(queued, delayed, suspects, running, dead, oldest_ms / 1000)
 
     async def sweep(self) -> int:
-        return int((await self._run("sweep", SCAN_JOBS))[0])
+        num_jobs, _, *failed = await self._run("sweep", SCAN_JOBS)
+        if failed:
+            batch_id, reason = texts(failed)
+            get_logger().error("batch.not_deleted", batch_id=batch_id, reason=reason[:500])
+        return int(num_jobs)
 
     async def ping(self) -> None:
         await self._run("ping")

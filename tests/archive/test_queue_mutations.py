@@ -140,7 +140,7 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         parts.test_what_a_job_keeps_is_bounded,
     ),
     "parts outlive their batch": (
-        "  drop_parts(id, batch)\n  redis.call('DEL', job_key(id))",
+        "    drop_parts(id, batch)\n    redis.call('DEL', job_key(id))",
         "  redis.call('DEL', job_key(id))",
         parts.test_parts_go_with_their_batch,
     ),

@@ -16,7 +16,16 @@ from redis.asyncio import Redis
 from slipstream.archive import redis_queue
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
-from slipstream.archive.queue import BatchSpec, DamagedRecord, JobState, Lease, Outcome, QueuePolicy, QueueUnavailable
+from slipstream.archive.queue import (
+    BatchSpec,
+    DamagedRecord,
+    JobState,
+    Lease,
+    Outcome,
+    QueuePolicy,
+    QueueUnavailable,
+    UnknownBatch,
+)
 from slipstream.archive.redis_queue import RedisQueue, load_scripts
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
@@ -296,6 +305,46 @@ async def _spill_with_the_listed_commands(server: EmbeddedServer, folder: Path) 
         await queue.put_off_file("spilled", 1.0), await queue.pass_turn("spilled"), await queue.sweep()
     finally:
         await queue.close()
+
+
+@pytest.mark.parametrize("damage", ["counts", "jobs", "a job", "parts"])
+async def test_a_damaged_batch_keeps_no_other_past_its_retention(server: EmbeddedServer, damage: str) -> None:
+    policy = QueuePolicy(retention_s=0.001)
+    async with queue_at(server.url, policy) as queue, Redis.from_url(server.url) as redis:
+        for batch_id in ("damaged", "sound"):
+            await queue.open_batch(BatchSpec(batch_id, owner="me"))
+            await queue.submit(batch_id, specs("a"))
+            (lease,) = await queue.take("w", 1)
+            assert await queue.open_parts(lease, "key", 1) and await queue.put_part(lease, 0, b"x", {})
+            await queue.finish(lease, DONE)
+        (job,), _ = await queue.list_jobs("damaged")
+        fields = {"counts": ("b:damaged", "n:done"), "parts": (f"m:{job.job_id}", "total")}
+        keys = {"jobs": "b:damaged:jobs", "a job": f"j:{job.job_id}"}
+        if damage in fields:
+            key, field = fields[damage]
+            await redis.hset(f"{{slipstream}}:{key}", field, "much")  # type: ignore[misc]
+        else:
+            await redis.set(f"{{slipstream}}:{keys[damage]}", "nothing of the kind")
+        await eventually_swept(queue)
+        with pytest.raises(UnknownBatch):
+            await queue.get_batch("sound")
+
+
+async def test_of_a_batch_whose_record_is_gone_nothing_stays(server: EmbeddedServer) -> None:
+    async with queue_at(server.url, QueuePolicy(retention_s=0.001)) as queue, Redis.from_url(server.url) as redis:
+        await queue.open_batch(BatchSpec("batch"))
+        await queue.submit("batch", specs("a"))
+        await queue.cancel_batch("batch")
+        await redis.delete("{slipstream}:b:batch")
+        await eventually_swept(queue)
+        assert not [key async for key in redis.scan_iter("*b:batch*")]
+
+
+async def eventually_swept(queue: RedisQueue) -> None:
+    """Until one job was deleted."""
+    async with asyncio.timeout(30):
+        while not await queue.sweep():  # noqa: ASYNC110  # the clock is the server's
+            await asyncio.sleep(0.002)
 
 
 async def test_callers_that_hold_all_connections_hinder_no_worker(
