@@ -22,7 +22,7 @@ from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.workload import make_workload
 
 LEASE_S = 5.0
-NUM_TOKENS = 100
+NUM_TOKENS = 300
 """Long enough that the batch outlasts the strikes that do not stop it, short enough that places become free."""
 DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
