@@ -32,7 +32,7 @@ check: setup
 	$(BIN)/python -m tests.support.generated_code
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2
 
 demo: setup
 	$(BIN)/slipstream demo
