@@ -32,7 +32,6 @@ METHODS = {
     **{name: method for name, method in ALL_METHODS.items() if method.growth is not None},
 }
 """The fourth prunes as the fifth does: between these two lies pacing alone."""
-PAPER_TABLES = ("7b-72b", "7b-32b", "0.5b-7b")
 ALPHA, MAX_WINDOW, WARM_UP_TOKENS, SEED = 0.9, 24, 16, 1
 NOTE = "REPLAY: the times are those of the table, not of this machine; tau is the pocket models' own"
 
@@ -106,7 +105,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    flags: dict[str, Any] = {"tables": [TABLES / f"{name}.json" for name in PAPER_TABLES]}
+    flags: dict[str, Any] = {"tables": sorted(TABLES.glob("*.json"))}
     flags |= {"clips": 2, "frames": 32, "tokens": 96, "prefill": (False, "prefills last as in the table, too")}
     flags["tables"] = (flags["tables"], "files of tables, and folders of such")
     flags["methods"] = (list(METHODS), "of them")

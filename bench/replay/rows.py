@@ -99,8 +99,14 @@ def _row(replay: Replay, own: Sequence[Sample], plain: Mapping[str, Sample], alp
         "late": _is_late(own, replay, draft_s, table_draft_s),
         # Nobody's, where prefills lasted what they really take.
         "first_token_s": median(s.first_token_s * replay.speed for s in own) if replay.target.prefill_s else None,
+        "end_to_end": _end_to_end(pairs) if replay.target.prefill_s else None,
         "identical": median(float(s.token_ids == p.token_ids) for s, p in pairs),
     }
+
+
+def _end_to_end(pairs: Sequence[tuple[Sample, Sample]]) -> float | None:
+    """Speedup from the request to the last token, over plain decoding of the same clips."""
+    return median(plain.total_s / own.total_s for own, plain in pairs if own.total_s and plain.total_s)
 
 
 def _is_late(samples: Sequence[Sample], replay: Replay, measured_draft_s: float | None, draft_s: float | None) -> bool:
