@@ -127,6 +127,9 @@ class Comparison:
     clips: Sequence[Path]
     template: Task
     budget: Budget
+    sampling: CaptionOptions | None = None
+    """None: greedy. Otherwise temperature and seed of all captions; then nothing is asked of the reference, which has
+    another sampler."""
     findings: Findings = field(default_factory=Findings)
 
     def __post_init__(self) -> None:
@@ -157,7 +160,8 @@ class Comparison:
             await self._run_clip(number, clip)
         if len(self.clips) <= TIMELINES_AFTER_CLIPS:
             await self._draw_timelines()
-        await self._consult()
+        if self.sampling is None:
+            await self._consult()
 
     async def _run_clip(self, number: int, clip: Path) -> None:
         began_s = self.budget.spent_s
@@ -222,6 +226,7 @@ class Comparison:
     async def _caption(self, name: str, place: Place, clip: Path, options: CaptionOptions) -> Sample:
         prompt, num_frames, most = self.template.prompt, self.template.num_frames, self.template.max_new_tokens
         asked = options.over(CaptionOptions(prompt, num_frames=num_frames, max_new_tokens=most))
+        asked = asked if self.sampling is None else self.sampling.over(asked)
         sample = stack_sample(name, str(clip), *await self.processes.stacks[place].caption(clip, asked))
         if sample.figures.get("drafts_lost"):
             self.findings.notes.append(f"{name} lost its draft on {clip.stem}, and went on without for a while")

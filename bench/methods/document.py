@@ -144,6 +144,7 @@ def make_document(
             "target": _shown(template.target),
             "draft": _shown(template.draft),
             "minutes": run["minutes"],
+            "temperature": run.get("temperature", 0.0),
         },
         "notes": findings.notes,
         "methods": rows,

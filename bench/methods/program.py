@@ -15,9 +15,13 @@ from typing import Any
 from bench.common import MODELS, Budget, Task, held_out_clips, make_parser, run_to_end, say
 from bench.methods.comparison import Comparison, start_processes
 from bench.methods.document import make_document
-from bench.methods.listing import BenchMethod, methods, variations
+from bench.methods.listing import BenchMethod, Place, methods, variations
 from bench.output import finish
 from bench.report.page import show, write
+from slipstream import CaptionOptions
+
+SEED = 1
+"""Of sampled captions."""
 
 
 async def measure(given: Namespace, compared: Sequence[BenchMethod], command: str) -> dict[str, Any]:
@@ -26,12 +30,13 @@ async def measure(given: Namespace, compared: Sequence[BenchMethod], command: st
     async with start_processes(given.target, given.draft, given.device, given.dtype) as processes:
         prompt = processes.default_prompt
         template = Task(clips[0], given.frames, prompt, given.max_new_tokens, given.target, given.draft)
-        comparison = Comparison(processes, compared, clips, template, budget)
+        sampling = CaptionOptions(temperature=given.temperature, seed=SEED) if given.temperature else None
+        comparison = Comparison(processes, compared, clips, template, budget, sampling)
         await comparison.warm_up()
         await comparison.run()
     say("comparing with theory")
     run = {"command": command, "started": started.isoformat(timespec="seconds"), "wall_s": budget.spent_s}
-    run |= {"minutes": given.minutes, "device": given.device}
+    run |= {"minutes": given.minutes, "device": given.device, "temperature": given.temperature}
     return make_document(comparison.findings, compared, template, clips, run)
 
 
@@ -40,6 +45,7 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     flags = {"clips": (6, "at most; fewer where the time is short"), "frames": 128, "max_new_tokens": 320, **MODELS}
     flags |= {"side_clips": (2, "clips for transformers and lossy methods"), "minutes": (27.0, "that it may take")}
     flags |= {"device": ("cpu", "of target and draft"), "dtype": ("auto", "of their weights")}
+    flags["temperature"] = (0.0, "of all captions; above 0 transformers and lossy methods are left out")
     parser = make_parser("methods", "Every method on the same clips.", **flags)
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
@@ -54,6 +60,8 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     unknown = set(given.methods or ()) - {method.name for method in compared}
     if unknown:
         parser.error(f"--methods: there is no {', '.join(sorted(unknown))}")
+    if given.temperature:
+        compared = [method for method in compared if not method.lossy and method.place is not Place.OUTSIDE]
     return given, [method for method in compared if not given.methods or method.name in given.methods]
 
 

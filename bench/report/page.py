@@ -114,12 +114,13 @@ def make_page(document: Row, pictures: Sequence[str]) -> str:
     """The generated part in Markdown: how it was measured, the table, and the pictures that could be drawn."""
     machine, setup = document.get("machine") or {}, document.get("setup") or {}
     versions = ", ".join(f"{name} {machine[name]}" for name in ("python", "torch", "transformers") if name in machine)
-    minutes = (document.get("wall_s") or 0.0) / 60
+    minutes, temperature = (document.get("wall_s") or 0.0) / 60, setup.get("temperature")
+    how = f"temperature {temperature:g}" if temperature else "greedy"
     facts = [
         f"`{document.get('command')}`, started {document.get('started')}, {minutes:.0f} minutes.",
         f"Machine: {machine.get('processor')}, {machine.get('usable_cores')} usable cores, one and a torch thread for "
         f"each model; {versions}; load {machine.get('load_average') or 0:.1f} at the end.",
-        f"Models: `{setup.get('target')}`, `{setup.get('draft')}`, fp32, greedy.",
+        f"Models: `{setup.get('target')}`, `{setup.get('draft')}`, fp32, {how}.",
         f"{setup.get('clips')} held-out clips of {setup.get('frames')} frames, {setup.get('video_tokens') or 0:.0f} "
         f"video tokens, at most {setup.get('max_new_tokens')} tokens of text; transformers and lossy methods on "
         f"{setup.get('reference_clips')} of them.",

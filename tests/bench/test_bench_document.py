@@ -8,7 +8,8 @@ from bench.common import Task, Usage
 from bench.methods.agreement import Agreement
 from bench.methods.comparison import Findings, recorded_pruner
 from bench.methods.document import make_document
-from bench.methods.listing import methods
+from bench.methods.listing import Family, methods
+from bench.methods.program import parse_work
 from bench.methods.samples import Sample, WindowCost, timeline
 from bench.simulate_trees import TreeTrace
 from slipstream import Trace
@@ -55,6 +56,13 @@ def test_all_that_was_found_is_in_the_document() -> None:
     assert document["prediction_error"] is not None
     assert document["kept"]["grid"] == [7, 7]
     assert document["timelines"]["slipstream"] == {"clip": "clip-1", "trace": []}
+
+
+def test_sampled_runs_leave_out_what_samples_otherwise_or_is_lossy() -> None:
+    _, greedy = parse_work([])
+    given, sampled = parse_work(["--temperature", "1"])
+    assert given.temperature == 1.0
+    assert [m.name for m in sampled] == [m.name for m in greedy if m.family not in (Family.LOSSY, Family.OUTSIDE)]
 
 
 def test_a_pass_lies_in_the_middle_of_its_round() -> None:
