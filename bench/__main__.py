@@ -27,6 +27,7 @@ PROGRAMS = {
     "gpu-fault": ("bench.gpu.fault", "a failed assert on the device ends the target"),
     "gpu-tp": ("bench.gpu.tp", "a model over several GPUs, and the loss of one"),
     "guarantees": ("bench.guarantees.program", "what docs/algorithms.md promises, part by part"),
+    "sessions": ("bench.guarantees.sessions", "many captions at once, by method and number of clients"),
     "gate": ("bench.guarantees.many_captions", "drafts that do not help, and that do, over a hundred short captions"),
     "identity": ("bench.guarantees.identity", "texts of the stack against transformers, token by token"),
     "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),

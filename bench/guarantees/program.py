@@ -17,7 +17,7 @@ from bench.guarantees.draft_faults import measure_coupled
 from bench.guarantees.gate import measure_gate
 from bench.guarantees.identity import plan_settings
 from bench.guarantees.identity import run as compare_with_transformers
-from bench.guarantees.sessions import measure_prefix_reuse, measure_sessions
+from bench.guarantees.sessions import measure_cold, measure_prefix_reuse, measure_sessions
 from bench.guarantees.strict import measure_strict
 from bench.output import finish
 
@@ -47,7 +47,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "coupled": lambda: run_to_end(measure_coupled()),
     "qwen": measure_qwen,
     "positions": lambda: {"positions": measure_positions()},
-    "sessions": lambda: {"sessions": run_to_end(measure_sessions())},
+    "sessions": lambda: {"sessions": run_to_end(measure_sessions()), "sessions_cold": run_to_end(measure_cold())},
     "prefix_reuse": lambda: {"prefix_reuse": run_to_end(measure_prefix_reuse())},
     "gate": lambda: {"gate": run_to_end(measure_gate())},
     "strict": lambda: {"strict": run_to_end(measure_strict())},
@@ -57,6 +57,7 @@ HOLDS: dict[str, Callable[[Any], bool]] = {
     "coupled_identical": is_whole,
     "qwen_identical": is_whole,
     "sessions": lambda found: bool(found["all_identical"] and found["rises"]),
+    "sessions_cold": lambda found: bool(found["all_identical"]),
     "prefix_reuse": lambda found: bool(found["identical"]),
     "gate": lambda found: bool(found["identical"] and found["within_limit"]),
     "strict": lambda found: found["strict"]["differ"].startswith("0/"),

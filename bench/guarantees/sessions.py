@@ -2,7 +2,7 @@
 
 The same clips are captioned by 1, 2, 4 and 8 clients at once, plainly and in parallel, on one core each for target
 and draft (gateway and clients take what they find). The target has the videos' prefills at hand from a round before,
-so that decoding is measured; `cold` runs, where it has not, are dominated by prefills, which gain nothing by company.
+so that decoding is measured; cold runs, where it has not, are dominated by prefills, which gain nothing by company.
 """
 
 import asyncio
@@ -14,12 +14,26 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from bench.common import cpu_s, forget_peak, held_out_clips, is_whole, peak_bytes, run_caption, say
+from bench.common import (
+    cpu_s,
+    forget_peak,
+    held_out_clips,
+    is_whole,
+    machine_facts,
+    make_parser,
+    peak_bytes,
+    run_caption,
+    run_to_end,
+    say,
+)
+from bench.output import finish
+from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
 METHODS = ("autoregressive", "slipstream")
 CLIENTS = (1, 2, 4, 8)
+ASKED = {"num_frames": 64, "max_new_tokens": 200}
 SECOND_PROMPT = "What happens in this video?"
 
 
@@ -92,33 +106,41 @@ def _token_watch(token_times_s: list[float]) -> Callable[[int, bool], None]:
     return on_tokens
 
 
-async def measure_sessions(num_clips: int = 8, num_frames: int = 64, num_rounds: int = 2) -> dict[str, Any]:
+async def measure_sessions(
+    num_clips: int = 8, num_rounds: int = 2, methods: Sequence[str] = METHODS, clients: Sequence[int] = CLIENTS
+) -> dict[str, Any]:
     """Rows by method and number of clients, of the fastest of the rounds, which take turns so that a busy moment does
-    not hit one number of clients only; `rises` says that four are faster than one and none slower."""
-    clips, asked = held_out_clips(num_clips), {"num_frames": num_frames, "max_new_tokens": 200}
-    rows: dict[str, Any] = {}
-    async with _stack(prefix_cache_mb=2048) as stack, connect_async(stack.gateway_address) as captioner:
+    not hit one method or number of clients only; `rises` says that any number is faster than the first one."""
+    clips, runs = held_out_clips(num_clips), {(method, count): list[Run]() for method in methods for count in clients}
+    async with _stack(prefix_cache_mb=4096) as stack, connect_async(stack.gateway_address) as captioner:
         shared = Clients(stack, captioner, clips)
-        await shared.run(2, **{**asked, "method": "slipstream", "max_new_tokens": 16})
-        for method in METHODS:
-            runs: dict[int, list[Run]] = {num_clients: [] for num_clients in CLIENTS}
-            for num_clients in CLIENTS * num_rounds:
-                runs[num_clients].append(await shared.run(num_clients, method=method, **asked))
-                say(f"sessions: {method}: {json.dumps(runs[num_clients][-1].row(runs[1][0]))}")
-            rows[method] = [min(own, key=lambda run: run.seconds).row(runs[1][0]) for own in runs.values()]
-    async with _stack(prefix_cache_mb=0) as stack, connect_async(stack.gateway_address) as captioner:
-        cold = Clients(stack, captioner, clips[: max(1, num_clips // 2)])
-        await cold.run(2, **{**asked, "method": "slipstream", "max_new_tokens": 2})
-        for method in METHODS:
-            alone, together = [await cold.run(num_clients, method=method, **asked) for num_clients in (1, 4)]
-            rows[f"{method}_cold"] = [run.row(alone) for run in (alone, together)]
+        await shared.run(2, **{**ASKED, "method": "slipstream", "max_new_tokens": 16})
+        for method, count in list(runs) * num_rounds:
+            run = await shared.run(count, method=method, **ASKED)
+            runs[method, count].append(run)
+            say(f"sessions: {method}: {json.dumps(run.row(runs[method, clients[0]][0]))}")
+    rows: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    for (method, _), own in runs.items():
+        rows[method].append(min(own, key=lambda run: run.seconds).row(runs[methods[0], clients[0]][0]))
     return {
         "clips": num_clips,
-        **asked,
+        **ASKED,
         **rows,
-        "rises": all(_rises(rows[method]) for method in METHODS),
-        "all_identical": all(is_whole(row["identical"]) for name in rows for row in rows[name]),
+        "rises": all(_rises(rows[method]) for method in methods),
+        "all_identical": all(is_whole(row["identical"]) for own in rows.values() for row in own),
     }
+
+
+async def measure_cold(num_clips: int = 4) -> dict[str, Any]:
+    """Rows by method for one client and four, of clips whose prefills are not at hand."""
+    rows: dict[str, Any] = {}
+    async with _stack(prefix_cache_mb=0) as stack, connect_async(stack.gateway_address) as captioner:
+        cold = Clients(stack, captioner, held_out_clips(num_clips))
+        await cold.run(2, **{**ASKED, "method": "slipstream", "max_new_tokens": 2})
+        for method in METHODS:
+            alone, together = [await cold.run(num_clients, method=method, **ASKED) for num_clients in (1, 4)]
+            rows[method] = [run.row(alone) for run in (alone, together)]
+    return rows | {"all_identical": all(is_whole(row["identical"]) for own in rows.values() for row in own)}
 
 
 async def measure_prefix_reuse(num_frames: int = 128, max_new_tokens: int = 64) -> dict[str, Any]:
@@ -152,5 +174,17 @@ def _stack(prefix_cache_mb: int) -> Stack:
 
 
 def _rises(rows: Sequence[dict[str, Any]]) -> bool:
-    rates: dict[int, float] = {row["clients"]: row["tokens_per_s"] for row in rows}
-    return rates[4] > rates[1] and min(rates.values()) == rates[1]
+    first, *others = [row["tokens_per_s"] for row in rows]
+    return all(rate > first for rate in others)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Any methods at any numbers of clients; texts are compared with those of the first method alone."""
+    flags: dict[str, Any] = {"methods": (list(METHODS), "of them"), "clients": (list(CLIENTS), "at once")}
+    flags |= {"clips": (16, "that the clients share"), "rounds": (2, "of which the fastest counts")}
+    given = make_parser("sessions", "Many captions at once, by method.", **flags).parse_args(argv)
+    found = run_to_end(measure_sessions(given.clips, given.rounds, given.methods, given.clients))
+    shown = ("clients", "tokens_per_s", "token_ms_p50", "token_ms_p95", "identical")
+    rows = [{"method": name} | {key: row[key] for key in shown} for name in given.methods for row in found[name]]
+    print_rows("Captions at once, prefills at hand", rows)
+    finish("sessions", found | {"machine": machine_facts()})
