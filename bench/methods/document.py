@@ -20,7 +20,7 @@ from bench.methods.listing import (
     Family,
     Place,
 )
-from bench.methods.prediction import predictions
+from bench.methods.prediction import pooled_costs, predictions, round_overhead_s
 from bench.methods.samples import COUNTS, LATENCIES, Sample, Spread, by_clip, median, timeline
 from slipstream.speculation.methods import Method, get_method
 
@@ -75,11 +75,13 @@ def _speculation(m_kind: str | None, own: Sequence[Sample], plain: Iterable[Samp
     """A drafting method's T_p(0) is plain decoding's: its own few plain passes are those that nobody drafted for."""
     row: Row = {name: _median_of(own, figure) for name, figure in _FIGURES.items()}
     single_pass_s = _median_of(own if m_kind is None else plain, "plain_pass_s") or _median_of(own, "plain_pass_s")
+    costs = pooled_costs(sample.costs for sample in own)
     accepted_length = row["mean_tokens_per_pass" if m_kind == TOKENS_A_VERIFICATION else "mean_accepted_length"]
     return row | {
         "M": None if m_kind is None else accepted_length,
         "M_kind": m_kind,
         "T_p0": single_pass_s,
+        "round_overhead_s": round_overhead_s(costs) if costs else None,
         "c": single_pass_s / row["T_q"] if single_pass_s and row["T_q"] else None,
     }
 

@@ -1,4 +1,4 @@
-"""The benchmark's figures for people: tables in a terminal, and `docs/results.md` with one table and four pictures.
+"""The benchmark's figures for people: tables in a terminal, and `docs/results.md` with one table and its pictures.
 
 The page has a generated part between two markers; what stands around them is written by hand and stays.
 """
@@ -21,6 +21,7 @@ from bench.report.pictures import (
     draw_latencies,
     draw_speedups,
     draw_timelines,
+    draw_token_parts,
     save,
     shown_frames,
     styled,
@@ -37,6 +38,7 @@ SIGNIFICANT = 4
 DROPPED = ("samples", "prediction", "sweeps")
 PICTURES: Mapping[str, tuple[Callable[[Row], Figure | None], str]] = {
     "speedup.svg": (draw_speedups, "speedup over plain decoding, by method"),
+    "tokens.svg": (draw_token_parts, "what a token of decoding takes, part by part"),
     "timeline.svg": (draw_timelines, "target passes, draft tokens and gaps of one caption"),
     "latency.svg": (draw_latencies, "where a caption's seconds go, by method"),
     "kept.png": (draw_kept, "frames with the kept tokens in colour"),

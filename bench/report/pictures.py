@@ -1,4 +1,4 @@
-"""The four pictures of a report: who is how fast, where the time goes, one caption's passes, and the tokens kept.
+"""The pictures of a report: who is how fast, where the time goes, one caption's passes, and the tokens kept.
 
 Light paper, colours that the colour-blind can tell apart, small files.
 """
@@ -107,6 +107,13 @@ DRAFT_STAGES: Mapping[str, tuple[str, str]] = {
     "draft_prefill_s": ("draft: prefill", "#7fb8d8"),
 }
 
+TOKEN_PARTS: Mapping[str, tuple[str, str]] = {
+    "one_row": ("target: a pass of one row", BLUE),
+    "rows": ("target: the window's rows", SKY),
+    "round": ("messages and event loops", YELLOW),
+    "rest": ("waiting for the draft, and the rest", FAINT),
+}
+
 
 def draw_speedups(document: Row) -> Figure | None:
     """Speedup over plain by method, with quartiles over the clips."""
@@ -172,6 +179,36 @@ def latency_stages(latency: Mapping[str, float | None]) -> dict[str, float]:
     known = {name: latency.get(name) or 0.0 for name in ("decode_s", "target_encode_s", "target_prefill_s")}
     other = (latency.get("first_token_s") or 0.0) - sum(known.values())
     return known | {"other_s": max(other, 0.0), "generate_s": latency.get("generate_s") or 0.0}
+
+
+def draw_token_parts(document: Row) -> Figure | None:
+    """What a token of decoding takes, part by part; a mark where the draft's own time for a token is."""
+    rows = [row for row in document["methods"] if row.get("T_p0") and row.get("round_overhead_s") is not None]
+    rows = [row for row in rows if row["family"] != "lossy" and row.get("mean_tokens_per_pass")][::-1]
+    if not rows:
+        return None
+    figure = new_figure(7.6, 0.27 * len(rows) + 1.6)
+    axes = panels(figure)[0]
+    for place, row in enumerate(rows):
+        end = _draw_stack(axes, place, 0.66, token_parts(row), TOKEN_PARTS, 0.0)
+        axes.text(end + 0.15, place, f"{end:.1f}", va="center", fontsize=8)
+        if row.get("T_q"):
+            axes.plot([1e3 * row["T_q"]] * 2, [place - 0.33, place + 0.33], color=INK, linewidth=1.4)
+    axes.set_yticks(range(len(rows)), [row.get("title") or row["name"] for row in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.set_xlabel("milliseconds a token of decoding (medians over clips; mark: what the draft takes to write one)")
+    axes.margins(x=0.08)
+    axes.grid(True, axis="x")
+    figure.legend(handles=[patch(*look) for look in TOKEN_PARTS.values()], loc="outside lower center", ncols=2)
+    return figure
+
+
+def token_parts(row: Row) -> dict[str, float]:
+    """Milliseconds of a token: its share of a round, and what is left of the time between two tokens."""
+    num_tokens, passes_s = row["mean_tokens_per_pass"], {"one_row": min(row["T_p0"], row["T_p"])}
+    passes_s |= {"rows": max(row["T_p"] - row["T_p0"], 0.0), "round": row["round_overhead_s"]}
+    parts = {name: 1e3 * seconds / num_tokens for name, seconds in passes_s.items()}
+    return parts | {"rest": max(1e3 / row["tokens_per_s"]["median"] - sum(parts.values()), 0.0)}
 
 
 def _family_patch(name: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.report.page import BEGIN, END, PICTURES, make_page, slim, speedup_quartiles, write
-from bench.report.pictures import kept_in_frame, latency_stages, veiled
+from bench.report.pictures import kept_in_frame, latency_stages, token_parts, veiled
 
 
 def method(name: str, rate: float, **figures: Any) -> dict[str, Any]:
@@ -23,6 +23,9 @@ def method(name: str, rate: float, **figures: Any) -> dict[str, Any]:
         "identical": 1.0,
         "first_token_s": 5.0,
         "T_p": 0.03,
+        "T_p0": 0.02,
+        "mean_tokens_per_pass": 4.0,
+        "round_overhead_s": 0.002,
         "latency": {"decode_s": 0.5, "target_encode_s": 1.0, "target_prefill_s": 3.0, "first_token_s": 5.0}
         | {"generate_s": 100 / rate, "draft_prefill_s": 0.1},
         **figures,
@@ -134,3 +137,8 @@ def test_a_kept_document_is_small() -> None:
     assert small["kept"]["clip"] == "clip.mp4"
     assert set(small["kept"]["pruners"]) == {"uv", "attention"}
     assert len(small["timelines"]["slipstream"]["trace"]) == 3
+
+
+def test_parts_of_a_token_add_up_to_the_time_between_two() -> None:
+    parts = token_parts(method("slipstream", 100.0))
+    assert parts == pytest.approx({"one_row": 5.0, "rows": 2.5, "round": 0.5, "rest": 2.0})
