@@ -1,5 +1,6 @@
 """What happened in a run, from the gateways' logs, the injected faults and the queue's last word."""
 
+import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import Job
-from slipstream.archive.queue import JobState
+from slipstream.archive.queue import JobState, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
+
+
+AWAY_S = 60.0
+"""How long the store may be away when it is asked for its last word."""
 
 
 class Kind(StrEnum):
@@ -145,7 +150,7 @@ async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[Job]) -> li
     queue, after = RedisQueue(redis_url), 0
     try:
         while True:
-            page, after = await queue.list_jobs(batch_id, after=after)
+            page, after = await _page(queue, batch_id, after)
             entries += [
                 Entry(job.custom_id, job.job_id, job.state, job.worker, job.epoch, texts.get(job.job_id, ""), job.error)
                 for job in page
@@ -154,3 +159,13 @@ async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[Job]) -> li
                 return entries
     finally:
         await queue.close()
+
+
+async def _page(queue: RedisQueue, batch_id: str, after: int) -> tuple[list[Job], int]:
+    """Asked again while the store is away or slow, as after a failover on a busy machine."""
+    async with asyncio.timeout(AWAY_S):
+        while True:
+            try:
+                return await queue.list_jobs(batch_id, after=after)
+            except QueueUnavailable:
+                await asyncio.sleep(0.5)
