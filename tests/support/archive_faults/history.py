@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import Job
-from slipstream.archive.queue import JobState, QueueUnavailable
+from slipstream.archive.queue import JobRecord, JobState, QueueUnavailable
 from slipstream.archive.redis_queue import RedisQueue
-
 
 AWAY_S = 60.0
 """How long the store may be away when it is asked for its last word."""
@@ -161,7 +160,7 @@ async def read_entries(redis_url: str, batch_id: str, jobs: Sequence[Job]) -> li
         await queue.close()
 
 
-async def _page(queue: RedisQueue, batch_id: str, after: int) -> tuple[list[Job], int]:
+async def _page(queue: RedisQueue, batch_id: str, after: int) -> tuple[list[JobRecord], int]:
     """Asked again while the store is away or slow, as after a failover on a busy machine."""
     async with asyncio.timeout(AWAY_S):
         while True:
