@@ -8,6 +8,7 @@ than a rate.
 import argparse
 import asyncio
 import contextlib
+import gc
 import tempfile
 import time
 from collections import Counter
@@ -70,6 +71,8 @@ class _Meter:
 async def run_steps(args: argparse.Namespace) -> dict[str, Any]:
     """The part."""
     configure_logs("steps", "warning")
+    gc.collect()
+    gc.freeze()  # as services do once they are set up
     with tempfile.TemporaryDirectory(prefix="slipstream-steps-") as name:
         async with EmbeddedServer(Path(name) / "redis") as server, Redis.from_url(server.url) as redis:
             folder, meter = ResultsFolder(f"file://{name}/results"), _Meter(redis)

@@ -10,7 +10,7 @@ local function free(at, id)
   if not h[1] then return end
   local known, neighbours = named(batch, id, h[3])
   if not known then remember(batch, id, h[3], neighbours) end
-  local bytes, parts = job_bytes(id), redis.call('HGET', meta_key(id), 'bytes')
+  local bytes, parts = job_bytes(id, h[1]), redis.call('HGET', meta_key(id), 'bytes')
   if parts then redis.call('HSET', P .. 'b:' .. batch .. ':where', id, at) end
   local gone = { job_key(id) }
   if h[2] and h[2] ~= '' and redis.call('GET', P .. 'r:' .. h[2]) == id then gone[#gone + 1] = P .. 'r:' .. h[2] end

@@ -161,9 +161,9 @@ end
 
 local function keep_until_expiry(batch) redis.call('ZADD', P .. 'expiry', now + RETENTION, batch) end
 
--- What a job takes here, about, and what of that is its result; its parts are counted by themselves.
-local function job_bytes(id)
-  local result = redis.call('HSTRLEN', job_key(id), 'result')
+-- What a job in this state takes here, about, and what of that is its result; its parts are counted by themselves.
+local function job_bytes(id, state)
+  local result = state == 'done' and redis.call('HSTRLEN', job_key(id), 'result') or 0
   return 500 + redis.call('HSTRLEN', job_key(id), 'payload') + result, result
 end
 
@@ -194,7 +194,7 @@ local function put_aside(id, batch, bytes)
 end
 
 local function weigh(id, batch, from, to)
-  local bytes, result = job_bytes(id)
+  local bytes, result = job_bytes(id, to)
   add(P .. 'totals', 'bytes', weight(to, bytes, result) - weight(from, bytes, result))
   if to == 'done' or to == 'cancelled' then put_aside(id, batch, bytes) end
 end
