@@ -16,6 +16,7 @@ from bench.film_kills import run_film
 from bench.film_lookup import run_lookup
 from bench.film_prompts import run_prompts
 from bench.output import finish
+from bench.spill_steps import run_steps
 
 Report = Mapping[str, Any]
 
@@ -109,6 +110,8 @@ PARTS = {
         },
         zeros=("results_missing", "results_doubled", "over_memory"),
     ),
+    # What each step of them takes of a processor.
+    "steps": Part(run_steps, {"steps_jobs": (20_000, "taken through the same, step by step")}, zeros=("not_done",)),
 }
 
 

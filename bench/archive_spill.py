@@ -7,6 +7,7 @@ of the run and started again. In the end the results are counted in the files: e
 import argparse
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import random
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +42,6 @@ from slipstream.stack.redis_server import EmbeddedServer
 BATCH, CHUNK = "spill", 500
 FRAMES, TEXT_CHARS = 32, 700
 RESULTS = 997
-"""That differ."""
 SLOTS = 64
 """Of a worker: its jobs take no time, only round trips."""
 RESTART_S, LOOK_S = 0.5, 0.25
@@ -80,13 +80,28 @@ def made_up_result(seed: int) -> str:
     return write_result(caption, receipt)
 
 
+def made_up_results() -> list[str]:
+    """Some that differ."""
+    return [made_up_result(seed) for seed in range(RESULTS)]
+
+
+def outcome_of(lease: Lease, results: Sequence[str]) -> Outcome:
+    """With one of these results."""
+    number = int(lease.custom_id) * 37 % len(results)
+    return Outcome(JobState.DONE, results[number], tallies={"tokens": 160.0})
+
+
+def made_up_jobs(numbers: Iterable[int]) -> list[JobSpec]:
+    """Those of these numbers."""
+    return [JobSpec(f"{number:08d}", write_job(JobPayload(_path(number), {}, ""))) for number in numbers]
+
+
 async def work(given: Given) -> None:
     """Captions that are there at once."""
-    results = [made_up_result(seed) for seed in range(RESULTS)]
+    results = made_up_results()
 
     async def handle(lease: Lease, progress: Callable[[str], None]) -> Outcome:
-        number = int(lease.custom_id) * 37 % len(results)
-        return Outcome(JobState.DONE, results[number], tallies={"tokens": 160.0})
+        return outcome_of(lease, results)
 
     worker = Worker(given.queue(), handle, slots=SLOTS)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
@@ -219,8 +234,7 @@ async def _submit(run: _Run, queue: SpillQueue) -> None:
     await _patiently(lambda: queue.open_batch(BatchSpec(BATCH, options=write_batch(BatchPayload("", {})))))
     total = run.args.spill_jobs
     for start in range(0, total, CHUNK):
-        numbers = range(start, min(start + CHUNK, total))
-        jobs = [JobSpec(f"{number:08d}", write_job(JobPayload(_path(number), {}, ""))) for number in numbers]
+        jobs = made_up_jobs(range(start, min(start + CHUNK, total)))
         await _patiently(lambda jobs=jobs: queue.submit(BATCH, jobs))  # type: ignore[misc]
     await _patiently(lambda: queue.seal_batch(BATCH))
 
@@ -324,4 +338,6 @@ def _report(run: _Run, results: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     configure_logs(sys.argv[1], "warning")
+    gc.collect()
+    gc.freeze()  # as services do once they are set up
     asyncio.run(ROLES[sys.argv[1]](Given(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))))

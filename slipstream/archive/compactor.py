@@ -17,7 +17,7 @@ from slipstream.archive.spill_queue import FilePlan, SpillQueue
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 
-ROWS, FREED = 200, 500
+ROWS, FREED = 500, 500
 """Jobs of one call."""
 IDLE_S, AWAY_S = 1.0, 2.0
 PUT_OFF_S = 30.0
@@ -76,14 +76,12 @@ class Compactor:
         does."""
         lines, table = ResultFileWriter(), ResultTableWriter() if self._has_tables else None
 
-        async def add(start: int) -> int:
-            jobs = await self._queue.finished(self._me, plan, start, ROWS)
-            await asyncio.to_thread(_add, lines, table, jobs)
-            return start + len(jobs)
-
-        written = 0
-        while written < len(plan.jobs):
-            written = await add(written)
+        jobs = await self._queue.finished(self._me, plan, 0, ROWS)
+        num_read = len(jobs)
+        while jobs:  # the next are read while these are written
+            reading = self._queue.finished(self._me, plan, num_read, ROWS)
+            _, jobs = await asyncio.gather(asyncio.to_thread(_add, lines, table, jobs), reading)
+            num_read += len(jobs)
         file, data = await asyncio.to_thread(lines.finish, plan.batch_id, plan.number)
         there = await self._folder.put(file.name + LINES, data)
         if there is not None:

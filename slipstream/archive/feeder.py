@@ -10,7 +10,7 @@ from slipstream.archive.spill_queue import ChunkDue, SpillQueue
 from slipstream.errors import SlipstreamError
 from slipstream.logs import get_logger
 
-FED_JOBS = 100
+FED_JOBS = 250
 """Of one call."""
 JOB_BYTES = 4500
 """That a job counts besides its payload, its result to come included."""

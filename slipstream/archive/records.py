@@ -9,9 +9,9 @@ import binascii
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from slipstream import __version__
 from slipstream.archive.messages import (
@@ -58,6 +58,7 @@ _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
 MAX_DIGITS = 20
+ReadT = TypeVar("ReadT")
 """Of a number of 64 bits. Python converts at most 4,300."""
 
 
@@ -141,12 +142,7 @@ def write_result(caption: Caption, receipt: Receipt) -> str:
 
 def read_result(text: str) -> tuple[Caption, Receipt]:
     """Raises `OtherVersion`."""
-    content = _loads(text)
-    try:
-        parts = [base64.b64decode(content[name], validate=True) for name in ("summary", "receipt")]
-        return read_result_bytes(*parts)
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise OtherVersion(f"a result cannot be read: {error}") from error
+    return read_bytes(text, read_result_bytes, "summary", "receipt")
 
 
 def write_parts_result(state: PartsState, receipt: Receipt) -> str:
@@ -157,9 +153,14 @@ def write_parts_result(state: PartsState, receipt: Receipt) -> str:
 
 def read_parts_result(text: str) -> Receipt:
     """Raises `OtherVersion`."""
+    return read_bytes(text, read_receipt_bytes, "receipt")
+
+
+def read_bytes(text: str, read: Callable[..., ReadT], *names: str) -> ReadT:
+    """What `read` makes of these fields of a result; `ValueError` is how it refuses them. Raises `OtherVersion`."""
     content = _loads(text)
     try:
-        return read_receipt_bytes(base64.b64decode(content["receipt"], validate=True))
+        return read(*(base64.b64decode(content[name], validate=True) for name in names))
     except (KeyError, TypeError, ValueError, binascii.Error) as error:
         raise OtherVersion(f"a result cannot be read: {error}") from error
 

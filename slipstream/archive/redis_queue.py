@@ -67,10 +67,10 @@ NOT_NOW = re.compile(
 
 
 def load_scripts() -> dict[str, str]:
-    """The Lua scripts by name, each with the prelude ahead of it."""
+    """The Lua scripts by name, each between the prelude and the epilogue."""
     texts = {path.name.removesuffix(".lua"): path.read_text() for path in files(__package__).joinpath("lua").iterdir()}
-    prelude = texts.pop("prelude")
-    return {name: prelude + text for name, text in texts.items()}
+    prelude, epilogue = texts.pop("prelude"), texts.pop("epilogue")
+    return {name: f"{prelude}\nlocal function script()\n{text}\nend\n\n{epilogue}" for name, text in texts.items()}
 
 
 CONNECTIONS = 32

@@ -5,9 +5,11 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.archive.messages import Job, JobPart
-from slipstream.archive.records import job_of, part_of
+from slipstream.archive.messages import JobKind, JobPart
+from slipstream.archive.queue import JobRecord
+from slipstream.archive.records import OtherVersion, part_of, read_bytes, read_job
 from slipstream.archive.result_files import FinishedJob
+from slipstream.rpc.archive_codec import receipt_facts, result_facts
 
 DIGEST_KEY = b"slipstream.lines_sha256"
 SHORT = ("custom_id", "source", "state", "text", "error")
@@ -16,36 +18,33 @@ _TEXTS = ("custom_id", "source", "state", "kind", "text", "error", "error_code",
 _MADE_BY = ("method", "target_model", "target_revision", "video_sha256", "text_sha256", "slipstream_version")
 _NUMBERS = ("position", "num_tokens", "num_frames", "attempts", "epoch")
 _TIMES = ("duration_s", "created_s", "started_s", "ended_s")
+_OF_RECORD = ("custom_id", "job_id", "error_code", "attempts", "epoch", "created_s", "started_s", "ended_s")
 _PART_TIMES = ("start_s", "end_s")
 
 
 def row_of(finished: FinishedJob) -> dict[str, Any]:
     """The facts of a job that fit columns. The text of a document or film is that of its parts."""
-    job = job_of(finished.record)
-    parts = [_part_row(part) for part in map(part_of, finished.parts)]
-    whole = "\n\n".join(part["text"] for part in parts if part["text"])
-    row: dict[str, Any] = {
-        name: getattr(job, name) for name in ("custom_id", "source", "error", "error_code", "job_id")
-    }
-    row |= {"state": str(job.state), "kind": str(job.kind), "position": finished.position, "parts": parts}
-    row |= {"attempts": job.attempts, "epoch": finished.record.epoch}
-    row |= {name: getattr(job, name) for name in ("created_s", "started_s", "ended_s")}
-    return row | {"text": job.caption.text if job.caption else whole or None} | _made_by(job)
+    record, parts = finished.record, [_part_row(part) for part in map(part_of, finished.parts)]
+    row: dict[str, Any] = {name: getattr(record, name) for name in _OF_RECORD}
+    row |= {"state": str(record.state), "position": finished.position, "parts": parts}
+    row |= {"text": "\n\n".join(part["text"] for part in parts if part["text"]) or None}
+    facts = _facts_of(record)
+    return row | facts | {"kind": str(facts["kind"])}
 
 
-def _made_by(job: Job) -> dict[str, Any]:
-    caption, receipt = job.caption, job.receipt
-    return {
-        "num_tokens": caption.num_tokens if caption else None,
-        "num_frames": caption.video.num_frames if caption else None,
-        "duration_s": caption.video.duration_s if caption else None,
-        "method": str(caption.options.get("method", "")) if caption else None,
-        "target_model": receipt.target.model_id if receipt else None,
-        "target_revision": receipt.target.revision if receipt else None,
-        "video_sha256": receipt.video_sha256 if receipt else None,
-        "text_sha256": receipt.text_sha256 if receipt else None,
-        "slipstream_version": receipt.slipstream_version if receipt else None,
-    }
+def _facts_of(record: JobRecord) -> dict[str, Any]:
+    """Of what was asked, and of what came of it. `job_of` reads the same with all the rest: four times the work."""
+    facts: dict[str, Any] = {"source": "", "kind": JobKind.VIDEO, "error": record.error}
+    try:
+        payload = read_job(record.payload)
+        facts |= {"source": payload.source, "kind": payload.kind}
+        if record.result and payload.kind.has_parts:
+            facts |= read_bytes(record.result, receipt_facts, "receipt")
+        elif record.result:
+            facts |= read_bytes(record.result, result_facts, "summary", "receipt")
+    except OtherVersion as error:
+        facts["error"] = record.error or str(error)
+    return facts
 
 
 def _part_row(part: JobPart) -> dict[str, Any]:

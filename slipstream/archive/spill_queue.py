@@ -202,8 +202,10 @@ class SpillQueue(RedisQueue):
         return FilePlan(batch_id.decode(), number, tuple(sorted((int(at), name) for at, name in pairs)))
 
     async def finished(self, me: str, plan: FilePlan, start: int, limit: int) -> list[FinishedJob]:
-        """Jobs of the plan from the number `start` on, at least one and at most `limit`."""
+        """Jobs of the plan from the number `start` on, at least one if there is any, and at most `limit`."""
         asked = plan.jobs[start : start + limit]
+        if not asked:
+            return []
         rows = await self._run("rows", me, ROWS_BYTES, *(name for _, name in asked))
         jobs = []
         for (position, _), row in zip(asked, rows, strict=False):

@@ -290,6 +290,28 @@ def read_receipt_bytes(data: bytes) -> Receipt:
         raise ValueError(str(error)) from error
 
 
+def result_facts(caption: bytes, receipt: bytes) -> dict[str, Any]:
+    """The text of a result that was kept, and what can be said of it in few words. Raises `ValueError` for bytes that
+    are no messages."""
+    try:
+        summary = gateway_pb2.Summary.FromString(caption)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    video = summary.video
+    facts = {"text": summary.text, "num_tokens": summary.num_tokens, "method": summary.method}
+    return facts | {"num_frames": video.num_frames, "duration_s": video.duration_s} | receipt_facts(receipt)
+
+
+def receipt_facts(receipt: bytes) -> dict[str, Any]:
+    """What a result that was kept is of and by. Raises `ValueError` for bytes that are no message."""
+    try:
+        made_of = archive_pb2.Receipt.FromString(receipt)
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    facts = {name: getattr(made_of, name) for name in ("video_sha256", "text_sha256", "slipstream_version")}
+    return facts | {"target_model": made_of.target.model_id, "target_revision": made_of.target.revision}
+
+
 def _receipt_message(receipt: Receipt) -> archive_pb2.Receipt:
     return to_message(receipt, archive_pb2.Receipt, options=option_values_message(receipt.options))
 

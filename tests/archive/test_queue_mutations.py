@@ -30,13 +30,13 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         contract.test_a_live_lease_is_kept_whatever_the_jobs_length,
     ),
     "no sweep of expired leases": (
-        "ipairs(leased()) do reclaim(name) end",
+        "ipairs(streams_with_leases()) do reclaim(name) end",
         "ipairs({}) do reclaim(name) end",
         contract.test_expired_jobs_come_before_all_others,
     ),
     "no new epoch": (
-        "redis.call('HINCRBY', job_key(id), 'epoch', 1)",
-        "",
+        "string.format('%d', job.epoch + 1)",
+        "job.epoch",
         contract.test_the_same_worker_gets_another_epoch,
     ),
     "no limit of crashes": (
@@ -55,8 +55,8 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         blame.test_beside_a_suspect_only_the_suspect_is_blamed,
     ),
     "an entry outlives its job": (
-        "local waits = h[1] == 'queued' and h[2] == entry",
-        "local waits = h[1] == 'queued'",
+        "local waits = job.state == 'queued' and job.entry == entry",
+        "local waits = job.state == 'queued'\n    job.entry = entry",
         contract.test_a_job_waits_in_one_place_only,
     ),
     "no turns": (
@@ -70,8 +70,8 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         contract.test_the_backlog_is_bounded,
     ),
     "no turns of owners": (
-        "      to_the_end(priority, owner, 'XX')\n    end\n    if id",
-        "    end\n    if id",
+        "      to_the_end(priority, owner, 'XX')\n    end\n    if job",
+        "    end\n    if job",
         owners.test_the_first_job_of_another_owner_comes_next,
     ),
     "who comes back comes first": (

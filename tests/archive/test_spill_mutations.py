@@ -30,7 +30,7 @@ async def retained(spill: Spill, folder: Path) -> None:
 
 MUTATIONS: dict[str, tuple[str, str, Check]] = {
     "names are forgotten": (
-        "if not named(batch, id, h[3]) then remember(batch, id, h[3]) end",
+        "if not known then remember(batch, id, h[3], neighbours) end",
         "",
         in_place,
     ),

@@ -8,11 +8,11 @@ local room, n, mask, out = room_of(owner, tonumber(arg(2))), 0, {}, {}
 local function admit(id, digest)
   local known = redis.call('HGET', job_key(id), 'payload_sha256')
   if known then return known == digest and 'known' or 'conflict' end
-  local before = named(batch, id, digest)
+  local before, neighbours = named(batch, id, digest)
   if before then return before end
   if is_full(n) then return 'full' end
   if n >= room then return 'over_quota' end
-  remember(batch, id, digest)
+  remember(batch, id, digest, neighbours)
   n = n + 1
   return 'added'
 end
@@ -25,9 +25,9 @@ end
 if n == 0 then return out end
 redis.call('RPUSH', chunks_key(batch), object .. ' ' .. n .. ' ' .. (n == #mask and '' or table.concat(mask)))
 redis.call('ZADD', P .. 'chunks', 'NX', redis.call('HINCRBY', P .. 'clock', 'place', 1), batch)
-redis.call('HINCRBY', batch_key(batch), 'chunked', n)
-redis.call('HINCRBY', P .. 'totals', 'chunked', n)
-redis.call('HINCRBY', P .. 'chunked', owner, n)
-redis.call('HDEL', batch_key(batch), 'ended', 'sealed')
-redis.call('ZREM', P .. 'expiry', batch)
+add(batch_key(batch), 'chunked', n)
+add(P .. 'totals', 'chunked', n)
+add(P .. 'chunked', owner, n)
+redis.call('HDEL', batch_key(batch), 'sealed')
+changed[batch] = true
 return out

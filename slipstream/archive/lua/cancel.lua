@@ -10,8 +10,8 @@ for _, id in ipairs(ids) do
   if is_live(h[1]) then n = n + 1 end
   if h[1] == 'queued' then
     redis.call('ZREM', P .. 'delayed', id)
-    if h[2] ~= '' then drop(h[2]) end
     move(id, batch, 'queued', 'cancelled')
+    if h[2] ~= '' then drop(h[2]) end
   end
 end
 return { #ids == size and first + size or 0, n }

@@ -4,7 +4,6 @@ local id, worker = arg(1), arg(2)
 local same, state, batch, entry = holder(id, worker, arg(3))
 if not same then return 0 end
 if state ~= 'running' then return 1 end
-drop(entry)
 local crashes = blame(id, suspect_of(worker) or redis.call('GET', P .. 'suspect'))
 forget_suspect(id, worker, true)
 if crashes >= MAX_CRASHES then
@@ -13,4 +12,5 @@ else
   redis.call('HSET', job_key(id), 'error', arg(4))
   give_back(id, batch, 0)
 end
+drop(entry)
 return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

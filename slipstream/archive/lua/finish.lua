@@ -4,26 +4,27 @@
 local out, at = {}, 1
 
 local function finish(id, worker, epoch, state, result, digest, why, code, content)
-  local same, before, batch, entry = holder(id, worker, epoch)
+  local same, before, batch, entry, progress, old_error = holder(id, worker, epoch)
   if not same or before == 'queued' then return 0 end
   if before ~= 'running' then return 1 end
-  local meta = redis.call('HGETALL', meta_key(id))
-  if state == 'done' and #meta > 0 and redis.call('ZCARD', done_key(id)) < tonumber(redis.call('HGET', meta_key(id), 'total') or 0) then
+  local meta = state == 'done' and redis.call('HGETALL', meta_key(id)) or {}
+  if #meta > 0 and redis.call('ZCARD', done_key(id)) < tonumber(redis.call('HGET', meta_key(id), 'total') or 0) then
     return 2
   end
+  local fields = {}
+  if state == 'done' then fields = { 'result', result, 'result_sha256', digest } end
+  if why ~= '' or old_error then put(fields, 'error', why) end
+  if code ~= '' or old_error then put(fields, 'code', code) end
+  if state == 'done' and content ~= '' then put(fields, 'content', content) end
+  move(id, batch, 'running', state, unpack(fields))
   drop(entry)
-  redis.call('HSET', job_key(id), 'error', why, 'code', code)
-  redis.call('HDEL', job_key(id), 'progress')
-  if state == 'done' then
-    redis.call('HSET', job_key(id), 'result', result, 'result_sha256', digest, 'content', content)
-    if content ~= '' then redis.call('SET', P .. 'r:' .. content, id) end
-    for i = 1, #meta, 2 do
-      if string.sub(meta[i], 1, 2) == 't:' then redis.call('HINCRBYFLOAT', batch_key(batch), meta[i], meta[i + 1]) end
-    end
+  if state == 'done' and content ~= '' then redis.call('SET', P .. 'r:' .. content, id) end
+  if progress then redis.call('HDEL', job_key(id), 'progress') end
+  for i = 1, #meta, 2 do
+    if string.sub(meta[i], 1, 2) == 't:' then add(batch_key(batch), meta[i], meta[i + 1]) end
   end
-  for i = at + 10, at + 8 + 2 * arg(at + 9), 2 do redis.call('HINCRBYFLOAT', batch_key(batch), 't:' .. arg(i), arg(i + 1)) end
+  for i = at + 10, at + 8 + 2 * arg(at + 9), 2 do add(batch_key(batch), 't:' .. arg(i), arg(i + 1)) end
   forget_suspect(id, worker, false)
-  move(id, batch, 'running', state)
   return 1
 end
 

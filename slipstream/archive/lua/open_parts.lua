@@ -13,7 +13,7 @@ if meta[1] ~= key then
 end
 if total > 0 and meta[2] == '0' then
   redis.call('HSET', meta_key(id), 'total', total, 'layout', arg(6))
-  redis.call('HINCRBY', batch_key(batch), 'p:total', total)
+  add(batch_key(batch), 'p:total', total)
 end
 meta = redis.call('HMGET', meta_key(id), 'total', 'layout')
 return { meta[1], meta[2] or '', redis.call('ZRANGE', done_key(id), 0, -1) }

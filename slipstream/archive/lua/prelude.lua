@@ -28,7 +28,7 @@
 --   b:<batch>:chunks  list of '<object> <jobs> <mask>' of jobs that wait outside, `chunked` of the batch their number
 --   ended, chunks     zsets of batches that have such lists, by time and by turn
 --   chunked           hash: jobs that wait outside by owner
---   compactor, feeder the gateway that does it now
+--   compactor, feeder '<gateway> <time>': who does it now, since it last said so
 local P = KEYS[1]
 local LEASE, MAX_ATTEMPTS, MAX_CRASHES = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local MAX_BACKLOG, RETENTION = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -57,24 +57,65 @@ local function names_key(id) return P .. 'b:' .. id .. ':names' end
 local function chunks_key(id) return P .. 'b:' .. id .. ':chunks' end
 local function is_live(state) return state == 'queued' or state == 'running' end
 
-local function is_cancelled(batch) return redis.call('HGET', batch_key(batch), 'cancel') == '1' end
 
 local function waiting_name(priority, owner) return owner == '' and priority or priority .. ':' .. owner end
 local function again_name(priority, owner) return 'again:' .. priority .. ':' .. owner end
 local function turns_key(priority) return P .. 'turns:' .. priority end
-local function owner_of(batch) return redis.call('HGET', batch_key(batch), 'owner') or '' end
+
+-- A script asks often, and changes neither before it has asked for the last time.
+local flags = {}
+
+local function flags_of(batch)
+  if not flags[batch] then flags[batch] = redis.call('HMGET', batch_key(batch), 'owner', 'cancel') end
+  return flags[batch]
+end
+
+local function owner_of(batch) return flags_of(batch)[1] or '' end
+local function is_cancelled(batch) return flags_of(batch)[2] == '1' end
 
 -- An entry is '<stream name> <id>'.
 local function split(entry) return string.match(entry, '^(.*) (%S+)$') end
 
+-- What is kept back until the script ends, so that one that moves a hundred jobs changes every sum and list once: what is
+-- added to sums, by key and field; what is appended to lists; entries that are over, by stream; batches that have jobs
+-- for result files, or of which jobs came to life or ended. `settle` writes it, also of a script that fails midway: so
+-- whatever follows from a job's new state is put here once the job has it.
+local sums, stored, lists, dropped, ended, changed = {}, {}, {}, {}, {}, {}
+
+local function of(all, key)
+  if not all[key] then all[key] = {} end
+  return all[key]
+end
+
+local function add(key, field, by)
+  local fields = of(sums, key)
+  fields[field] = (fields[field] or 0) + by
+end
+
+-- As it will be when the script has ended.
+local function sum(key, field)
+  local fields = of(stored, key)
+  if not fields[field] then fields[field] = tonumber(redis.call('HGET', key, field) or 0) end
+  return fields[field] + (of(sums, key)[field] or 0)
+end
+
+local function append(key, value) table.insert(of(lists, key), value) end
+
 local function drop(entry)
   local name, id = split(entry)
-  local stream = stream_key(name)
-  redis.call('XACK', stream, GROUP, id)
-  redis.call('XDEL', stream, id)
-  if redis.call('XLEN', stream) == 0 then
-    redis.call('DEL', stream)
-    redis.call('ZREM', P .. 'leased', name)
+  table.insert(of(dropped, name), id)
+end
+
+local function write_drops()
+  for name, ids in pairs(dropped) do
+    local stream = stream_key(name)
+    redis.call('XACK', stream, GROUP, unpack(ids))
+    redis.call('XDEL', stream, unpack(ids))
+    if redis.call('XLEN', stream) == 0 then
+      redis.call('DEL', stream)
+      redis.call('ZREM', P .. 'leased', name)
+    end
+    dropped[name] = nil
   end
 end
 
@@ -91,22 +132,17 @@ local function num_waiting(name)
   return length - pending, pending
 end
 
-local function has_waiting(priority, owner)
-  return num_waiting(again_name(priority, owner)) > 0 or num_waiting(waiting_name(priority, owner)) > 0
-end
-
 -- How many more jobs of the owner may wait, of so many.
 local function room_of(owner, quota)
   for _, priority in ipairs(PRIORITIES) do
     quota = quota - num_waiting(waiting_name(priority, owner)) - num_waiting(again_name(priority, owner))
   end
-  if BUDGET > 0 then quota = quota - tonumber(redis.call('HGET', P .. 'chunked', owner) or 0) end
+  if BUDGET > 0 then quota = quota - sum(P .. 'chunked', owner) end
   return quota
 end
 
 local function is_full(more)
-  local n = redis.call('HMGET', P .. 'totals', 'queued', 'chunked')
-  return tonumber(n[1] or 0) + tonumber(n[2] or 0) + (more or 0) >= MAX_BACKLOG
+  return sum(P .. 'totals', 'queued') + sum(P .. 'totals', 'chunked') + (more or 0) >= MAX_BACKLOG
 end
 
 local function to_the_end(priority, owner, only_if)
@@ -114,9 +150,8 @@ local function to_the_end(priority, owner, only_if)
 end
 
 local function count(batch, state, by)
-  redis.call('HINCRBY', batch_key(batch), 'n:' .. state, by)
-  redis.call('HINCRBY', P .. 'totals', state, by)
-  return by
+  add(batch_key(batch), 'n:' .. state, by)
+  add(P .. 'totals', state, by)
 end
 
 local function num_live(batch)
@@ -126,9 +161,9 @@ end
 
 local function keep_until_expiry(batch) redis.call('ZADD', P .. 'expiry', now + RETENTION, batch) end
 
--- What a job takes here, about, and what of that is its result; its parts are counted by themselves.
-local function job_bytes(id)
-  local result = redis.call('HSTRLEN', job_key(id), 'result')
+-- What a job in this state takes here, about, and what of that is its result; its parts are counted by themselves.
+local function job_bytes(id, state)
+  local result = state == 'done' and redis.call('HSTRLEN', job_key(id), 'result') or 0
   return 500 + redis.call('HSTRLEN', job_key(id), 'payload') + result, result
 end
 
@@ -136,8 +171,7 @@ local function parts_bytes(id) return tonumber(redis.call('HGET', meta_key(id), 
 
 -- Of all jobs but those that failed, which stay until somebody retries them.
 local function held_bytes()
-  local n = redis.call('HMGET', P .. 'totals', 'bytes', 'part_bytes')
-  return math.max(0, tonumber(n[1] or 0)) + tonumber(n[2] or 0)
+  return math.max(0, sum(P .. 'totals', 'bytes')) + sum(P .. 'totals', 'part_bytes')
 end
 
 local function is_faulty(state) return state == 'failed' or state == 'dead' end
@@ -154,80 +188,127 @@ end
 local function put_aside(id, batch, bytes)
   local at = redis.call('HGET', job_key(id), 'at')
   if not at then return end
-  redis.call('RPUSH', ended_key(batch), at .. ' ' .. id)
-  redis.call('HINCRBY', batch_key(batch), 'ended_bytes', bytes + parts_bytes(id))
-  redis.call('ZADD', P .. 'ended', 'NX', now, batch)
+  append(ended_key(batch), at .. ' ' .. id)
+  add(batch_key(batch), 'ended_bytes', bytes + parts_bytes(id))
+  ended[batch] = true
 end
 
 local function weigh(id, batch, from, to)
-  local bytes, result = job_bytes(id)
-  local by = weight(to, bytes, result) - weight(from, bytes, result)
-  if by ~= 0 then redis.call('HINCRBY', P .. 'totals', 'bytes', by) end
+  local bytes, result = job_bytes(id, to)
+  add(P .. 'totals', 'bytes', weight(to, bytes, result) - weight(from, bytes, result))
   if to == 'done' or to == 'cancelled' then put_aside(id, batch, bytes) end
 end
 
--- The one place where a job's state changes. `from` is false for a new job.
-local function move(id, batch, from, to)
+-- The one place where a job's state changes. `from` is false for a new job; what follows it are fields that change, too.
+local function move(id, batch, from, to, ...)
+  if is_live(to) then
+    redis.call('HSET', job_key(id), 'state', to, ...)
+  else
+    redis.call('HSET', job_key(id), 'state', to, 'ended', now, ...)
+  end
   if from then count(batch, from, -1) end
   count(batch, to, 1)
-  redis.call('HSET', job_key(id), 'state', to)
   if from and is_live(from) and is_live(to) then return end
+  if from and is_live(to) then redis.call('HDEL', job_key(id), 'ended') end
+  changed[batch] = true
   if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
   if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
   if BUDGET > 0 then weigh(id, batch, from, to) end
-  if is_live(to) then
-    redis.call('HDEL', job_key(id), 'ended')
-    redis.call('HDEL', batch_key(batch), 'ended')
-    redis.call('ZREM', P .. 'expiry', batch)
-    return
-  end
-  redis.call('HSET', job_key(id), 'ended', now)
+end
+
+-- One more field that changes.
+local function put(fields, field, value)
+  fields[#fields + 1] = field
+  fields[#fields + 1] = value
+end
+
+-- Whether nothing of the batch waits or runs any more is known once all sums are written.
+local function end_or_revive(batch)
   if num_live(batch) == 0 then
     redis.call('HSET', batch_key(batch), 'ended', now)
     keep_until_expiry(batch)
+  else
+    redis.call('HDEL', batch_key(batch), 'ended')
+    redis.call('ZREM', P .. 'expiry', batch)
   end
 end
 
--- Puts a job where it waits. An owner that had nothing waiting comes after all who have.
-local function enqueue(id, is_again)
-  local h = redis.call('HMGET', job_key(id), 'crashes', 'priority', 'batch')
-  if not h[3] then return end
-  local owner, name = owner_of(h[3]), 'suspects'
-  if tonumber(h[1]) < SUSPECT_AFTER then
-    name = (is_again and again_name or waiting_name)(h[2], owner)
-    to_the_end(h[2], owner, 'NX')
+-- Writes what was kept back. Where something of it is damaged, the rest is written none the less.
+local function settle()
+  local wrong
+  local function attempt(step, ...)
+    local ok, answer = pcall(step, ...)
+    if not ok then wrong = wrong or answer end
+  end
+  attempt(write_drops)
+  for key, values in pairs(lists) do attempt(redis.call, 'RPUSH', key, unpack(values)) end
+  for key, fields in pairs(sums) do
+    for field, by in pairs(fields) do
+      local is_tally = string.sub(field, 1, 2) == 't:'
+      if by ~= 0 or is_tally then attempt(redis.call, is_tally and 'HINCRBYFLOAT' or 'HINCRBY', key, field, by) end
+    end
+  end
+  for batch in pairs(ended) do attempt(redis.call, 'ZADD', P .. 'ended', 'NX', now, batch) end
+  for batch in pairs(changed) do attempt(end_or_revive, batch) end
+  sums, stored, lists, dropped, ended, changed = {}, {}, {}, {}, {}, {}
+  if wrong then error(wrong, 0) end
+end
+
+-- Appends a job to where it waits, and answers the entry. An owner that had nothing waiting comes after all who have.
+local in_line, streams = {}, {}
+
+local function line_up(id, batch, priority, crashes, is_again)
+  local owner, name = owner_of(batch), 'suspects'
+  if crashes < SUSPECT_AFTER then
+    name = (is_again and again_name or waiting_name)(priority, owner)
+    if not in_line[turns_key(priority) .. owner] then to_the_end(priority, owner, 'NX') end
+    in_line[turns_key(priority) .. owner] = true
   end
   local stream = stream_key(name)
-  if redis.call('EXISTS', stream) == 0 then redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM') end
-  local entry = redis.call('XADD', stream, '*', 'job', id)
-  redis.call('HSET', job_key(id), 'entry', name .. ' ' .. entry)
+  if not streams[name] and redis.call('EXISTS', stream) == 0 then
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  end
+  streams[name] = true
+  return name .. ' ' .. redis.call('XADD', stream, '*', 'job', id)
+end
+
+-- Puts a job where it waits.
+local function enqueue(id, is_again)
+  local h = redis.call('HMGET', job_key(id), 'crashes', 'priority', 'batch')
+  if h[3] then redis.call('HSET', job_key(id), 'entry', line_up(id, h[3], h[2], tonumber(h[1]), is_again)) end
+end
+
+-- The position of the batch's next job.
+local function next_position(batch)
+  local key = jobs_key(batch)
+  local lengths = of(stored, 'lengths')
+  if not lengths[key] then lengths[key] = redis.call('LLEN', key) end
+  return sum(batch_key(batch), 'swept') + lengths[key] + #of(lists, key)
 end
 
 -- A new job; it has failed if there is a rejection.
 local function add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, trace)
-  redis.call('HSET', job_key(id), 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
-    'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now)
-  if tonumber(cost) > 1 then redis.call('HSET', job_key(id), 'cost', cost) end
-  if trace ~= '' then redis.call('HSET', job_key(id), 'trace', trace) end
-  local length = redis.call('RPUSH', jobs_key(batch), id)
-  if BUDGET > 0 then
-    redis.call('HSET', job_key(id), 'at', length - 1 + tonumber(redis.call('HGET', batch_key(batch), 'swept') or 0))
-  end
-  redis.call('HDEL', batch_key(batch), 'sealed')
+  local fields = { 'batch', batch, 'custom', custom_id, 'priority', priority, 'payload', payload,
+    'payload_sha256', digest, 'epoch', 0, 'attempts', 0, 'crashes', 0, 'created', now }
+  if tonumber(cost) > 1 then put(fields, 'cost', cost) end
+  if trace ~= '' then put(fields, 'trace', trace) end
+  local position = next_position(batch)
+  if BUDGET > 0 then put(fields, 'at', position) end
   if rejection ~= '' then
-    redis.call('HSET', job_key(id), 'error', rejection, 'code', 'INVALID_ARGUMENT')
-    move(id, batch, false, 'failed')
+    put(fields, 'error', rejection)
+    put(fields, 'code', 'INVALID_ARGUMENT')
+    move(id, batch, false, 'failed', unpack(fields))
   elseif is_cancelled(batch) then
-    move(id, batch, false, 'cancelled')
+    move(id, batch, false, 'cancelled', unpack(fields))
   else
-    move(id, batch, false, 'queued')
-    enqueue(id, false)
+    put(fields, 'entry', line_up(id, batch, priority, 0, false))
+    move(id, batch, false, 'queued', unpack(fields))
   end
+  append(jobs_key(batch), id)
 end
 
 local function bury(id, batch, from, why, code)
-  redis.call('HSET', job_key(id), 'error', why, 'code', code)
-  move(id, batch, from, 'dead')
+  move(id, batch, from, 'dead', 'error', why, 'code', code)
 end
 
 -- A running job goes back to wait; one of a cancelled batch ends here.
@@ -245,27 +326,36 @@ end
 local function drop_parts(id, batch)
   local meta = redis.call('HMGET', meta_key(id), 'total', 'bytes')
   if not meta[1] then return end
-  redis.call('HINCRBY', batch_key(batch), 'p:total', -meta[1])
-  redis.call('HINCRBY', batch_key(batch), 'p:done', -redis.call('ZCARD', done_key(id)))
-  redis.call('HINCRBY', batch_key(batch), 'p:bytes', -meta[2])
-  redis.call('HINCRBY', P .. 'totals', 'part_bytes', -meta[2])
+  add(batch_key(batch), 'p:total', -meta[1])
+  add(batch_key(batch), 'p:done', -redis.call('ZCARD', done_key(id)))
+  add(batch_key(batch), 'p:bytes', -meta[2])
+  add(P .. 'totals', 'part_bytes', -meta[2])
   redis.call('DEL', parts_key(id), done_key(id), meta_key(id))
 end
 
--- Whether the lease's token is the job's current one; and the job's state, batch and entry.
+-- Whether the lease's token is the job's current one; and the job's state, batch, entry, progress and latest error.
 local function holder(id, worker, epoch)
-  local h = redis.call('HMGET', job_key(id), 'worker', 'epoch', 'state', 'batch', 'entry')
+  local h = redis.call('HMGET', job_key(id), 'worker', 'epoch', 'state', 'batch', 'entry', 'progress', 'error')
   local same = h[1] == worker and h[2] == epoch
-  return same, h[3], h[4], h[5]
+  return same, h[3], h[4], h[5], h[6], h[7]
 end
 
-local function suspect_of(worker) return redis.call('GET', P .. 'w:' .. worker) end
+-- Suspects that run, by key; a script asks once.
+local suspects = {}
+
+local function suspect_at(key)
+  if suspects[key] == nil then suspects[key] = redis.call('GET', key) end
+  return suspects[key]
+end
+
+local function suspect_of(worker) return suspect_at(P .. 'w:' .. worker) end
 
 -- The suspect has ended. After a crash its neighbours are yet to be heard of, so it is remembered for a lease.
 local function forget_suspect(id, worker, crashed)
   for _, key in ipairs({ P .. 'w:' .. worker, P .. 'suspect' }) do
-    if redis.call('GET', key) == id then
+    if suspect_at(key) == id then
       if crashed then redis.call('PEXPIRE', key, LEASE) else redis.call('DEL', key) end
+      suspects[key] = nil
     end
   end
 end
@@ -294,37 +384,37 @@ local function job_row(id)
   local h = redis.call('HMGET', job_key(id), 'state', 'custom', 'payload', 'result', 'result_sha256', 'error', 'code',
     'worker', 'epoch', 'attempts', 'crashes', 'progress', 'created', 'started', 'ended')
   for i = 1, 15 do h[i] = h[i] or '' end
-  h[16] = redis.call('HGET', meta_key(id), 'total') or 0
-  h[17] = redis.call('ZCARD', done_key(id))
+  h[16] = redis.call('HGET', meta_key(id), 'total')
+  h[17] = h[16] and redis.call('ZCARD', done_key(id)) or 0
+  h[16] = h[16] or 0
   return { id, unpack(h) }
 end
 
-local function bytes_of(digits)
-  return (string.gsub(digits, '..', function(pair) return string.char(tonumber(pair, 16)) end))
-end
+-- Eight hexadecimal digits as four bytes.
+local function bytes_of(digits, first) return struct.pack('>I4', tonumber(string.sub(digits, first, first + 7), 16)) end
 
-local function name_of(id, digest) return bytes_of(string.sub(id, 5, 20)), bytes_of(string.sub(digest, 1, 8)) end
+local function name_of(id, digest) return bytes_of(id, 5) .. bytes_of(id, 13), bytes_of(digest, 1) end
 
--- 'known' or 'conflict' for a job that was handed in and may have no record here; nil for any other.
+-- 'known' or 'conflict' for a job that was handed in and may have no record here; nil for any other. And its neighbours.
 local function named(batch, id, digest)
   local names = redis.call('HGET', names_key(batch), string.sub(id, 1, 4))
-  if not names then return nil end
+  if not names then return nil, '' end
   local name, content = name_of(id, digest)
   local at = string.find(names, name, 1, true)
   while at and (at - 1) % 12 ~= 0 do at = string.find(names, name, at + 1, true) end
-  return at and (string.sub(names, at + 8, at + 11) == content and 'known' or 'conflict')
+  return at and (string.sub(names, at + 8, at + 11) == content and 'known' or 'conflict'), names
 end
 
-local function remember(batch, id, digest)
-  local bucket = string.sub(id, 1, 4)
+local function remember(batch, id, digest, neighbours)
   local name, content = name_of(id, digest)
-  redis.call('HSET', names_key(batch), bucket, (redis.call('HGET', names_key(batch), bucket) or '') .. name .. content)
+  redis.call('HSET', names_key(batch), string.sub(id, 1, 4), neighbours .. name .. content)
 end
 
 -- Whether `me` is the one that compacts or feeds now, for all gateways. Two at once would do no harm but work in vain.
 local function elected(office, me)
-  local holder = redis.call('GET', P .. office)
+  local holder, since = string.match(redis.call('GET', P .. office) or '', '^(%S+) (%d+)$')
   if holder and holder ~= me then return false end
-  redis.call('SET', P .. office, me, 'PX', LEASE)
+  local is_fresh = holder and math.abs(now - since) < LEASE / 2 -- each write waits for the disk
+  if not is_fresh then redis.call('SET', P .. office, me .. ' ' .. string.format('%d', now), 'PX', LEASE) end
   return true
 end

@@ -11,9 +11,9 @@ if tonumber(meta[2]) + #part > tonumber(arg(6)) then return 'full' end
 redis.call('HSET', parts_key(id), number, part)
 redis.call('ZADD', done_key(id), number, number)
 redis.call('HINCRBY', meta_key(id), 'bytes', #part)
-redis.call('HINCRBY', batch_key(batch), 'p:done', 1)
-redis.call('HINCRBY', batch_key(batch), 'p:bytes', #part)
-redis.call('HINCRBY', P .. 'totals', 'part_bytes', #part)
+add(batch_key(batch), 'p:done', 1)
+add(batch_key(batch), 'p:bytes', #part)
+add(P .. 'totals', 'part_bytes', #part)
 for i = 7, num_args(), 2 do redis.call('HINCRBYFLOAT', meta_key(id), 't:' .. arg(i), arg(i + 1)) end
 redis.call('HSET', job_key(id), 'attempts', 0, 'crashes', 0, 'excused', 0)
 return 'kept'

@@ -4,7 +4,6 @@ local id, worker = arg(1), arg(2)
 local same, state, batch, entry = holder(id, worker, arg(3))
 if not same then return 0 end
 if state ~= 'running' then return 1 end
-drop(entry)
 forget_suspect(id, worker, false)
 local attempts = tonumber(redis.call('HGET', job_key(id), 'attempts'))
 if arg(6) == '1' then attempts = redis.call('HINCRBY', job_key(id), 'attempts', 1) end
@@ -16,4 +15,5 @@ else
   redis.call('HSET', job_key(id), 'error', arg(4))
   give_back(id, batch, tonumber(arg(5)))
 end
+drop(entry)
 return redis.call('HGET', job_key(id), 'state') == 'dead' and 2 or 1

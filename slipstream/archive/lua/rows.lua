@@ -3,7 +3,8 @@ local room, out = tonumber(arg(2)), {}
 elected('compactor', arg(1))
 for i = 3, num_args() do
   if room <= 0 then break end
-  out[#out + 1] = job_row(arg(i))
-  room = room - job_bytes(arg(i))
+  local row = job_row(arg(i))
+  out[#out + 1] = row
+  room = room - #row[4] - #row[5]
 end
 return out

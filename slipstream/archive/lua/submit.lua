@@ -14,7 +14,7 @@ local function is_outside()
 end
 
 local room = room_of(owner_of(batch), tonumber(arg(2)))
-local outside, has_names = is_outside(), redis.call('EXISTS', names_key(batch)) == 1
+local outside, has_names, is_open = is_outside(), redis.call('EXISTS', names_key(batch)) == 1, false
 
 local function admit(id, custom_id, priority, payload, digest, cost, rejection, trace)
   local known = redis.call('HGET', job_key(id), 'payload_sha256')
@@ -26,6 +26,7 @@ local function admit(id, custom_id, priority, payload, digest, cost, rejection, 
   if rejection == '' and is_full() then return 'full' end
   if will_wait and room <= 0 then return 'over_quota' end
   add_job(batch, id, custom_id, priority, payload, digest, cost, rejection, trace)
+  is_open = true
   if will_wait then room = room - 1 end
   return 'added'
 end
@@ -33,4 +34,5 @@ end
 for i = 3, num_args(), 8 do
   out[#out + 1] = admit(arg(i), arg(i + 1), arg(i + 2), arg(i + 3), arg(i + 4), arg(i + 5), arg(i + 6), arg(i + 7))
 end
+if is_open then redis.call('HDEL', batch_key(batch), 'sealed') end
 return out

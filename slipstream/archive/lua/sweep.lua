@@ -10,7 +10,7 @@ local function sweep(batch)
   for _, id in ipairs(redis.call('LRANGE', jobs_key(batch), 0, tonumber(arg(1)) - 1)) do
     local h = redis.call('HMGET', job_key(id), 'state', 'content')
     if h[1] then count(batch, h[1], -1) end
-    if BUDGET > 0 and h[1] then redis.call('HINCRBY', P .. 'totals', 'bytes', -weight(h[1], job_bytes(id))) end
+    if BUDGET > 0 and h[1] then add(P .. 'totals', 'bytes', -weight(h[1], job_bytes(id, h[1]))) end
     redis.call('ZREM', P .. 'dead', id)
     if h[2] and redis.call('GET', P .. 'r:' .. h[2]) == id then redis.call('DEL', P .. 'r:' .. h[2]) end
     drop_parts(id, batch)
@@ -18,7 +18,8 @@ local function sweep(batch)
     n = n + 1
   end
   redis.call('LTRIM', jobs_key(batch), n, -1)
-  redis.call('HINCRBY', batch_key(batch), 'swept', n)
+  add(batch_key(batch), 'swept', n)
+  settle() -- while there is a batch that has sums
   if redis.call('EXISTS', jobs_key(batch)) == 0 then
     redis.call('ZREM', P .. 'batches', batch)
     redis.call('ZREM', P .. 'o:' .. owner_of(batch), batch)

@@ -9,35 +9,43 @@ local MAX_DROPS, MAX_EXPIRED, MAX_DUE = 500, 100, 100
 local shared = {}
 
 local function shared_by(batch)
-  shared[batch] = shared[batch] or redis.call('HMGET', batch_key(batch), 'options', 'options_sha256', 'owner')
+  shared[batch] = shared[batch] or redis.call('HMGET', batch_key(batch), 'options', 'options_sha256')
   return shared[batch]
 end
 
-local function show(id, batch, entry)
-  local h = redis.call('HMGET', job_key(id), 'custom', 'epoch', 'payload', 'payload_sha256', 'attempts', 'crashes',
-    'trace')
-  local b = shared_by(batch)
-  taken[#taken + 1] = id .. ' ' .. h[2]
-  out[#out + 1] = { id, batch, h[1] or '', h[2], h[3] or '', h[4] or '', b[1] or '', b[2] or '', h[5], h[6],
-    entry, b[3] or '', h[7] or '' }
+local function look_up(id)
+  local h = redis.call('HMGET', job_key(id), 'state', 'entry', 'batch', 'worker', 'epoch', 'custom', 'payload',
+    'payload_sha256', 'attempts', 'crashes', 'trace', 'cost', 'progress')
+  return { id = id, state = h[1], entry = h[2], batch = h[3], worker = h[4], epoch = h[5], custom = h[6], payload = h[7],
+    digest = h[8], attempts = h[9], crashes = h[10], trace = h[11], cost = h[12], progress = h[13] }
 end
 
-local function begin(id, batch, state, entry)
-  redis.call('HINCRBY', job_key(id), 'epoch', 1)
-  redis.call('HSET', job_key(id), 'worker', worker, 'started', now, 'entry', entry)
-  redis.call('HDEL', job_key(id), 'progress')
-  local name = split(entry)
-  if string.find(name, ':', 1, true) then redis.call('ZADD', P .. 'leased', 0, name) end
-  if state ~= 'running' then move(id, batch, state, 'running') end
-  show(id, batch, entry)
+local function show(job)
+  local options = shared_by(job.batch)
+  taken[#taken + 1] = job.id .. ' ' .. job.epoch
+  out[#out + 1] = { job.id, job.batch, job.custom or '', job.epoch, job.payload or '', job.digest or '',
+    options[1] or '', options[2] or '', job.attempts, job.crashes, job.entry, owner_of(job.batch), job.trace or '' }
+end
+
+local leased = {}
+
+-- A run of the job begins, which has this entry.
+local function begin(job)
+  local name = split(job.entry)
+  job.epoch = string.format('%d', job.epoch + 1)
+  move(job.id, job.batch, job.state, 'running', 'epoch', job.epoch, 'worker', worker, 'started', now)
+  if job.progress then redis.call('HDEL', job_key(job.id), 'progress') end
+  if string.find(name, ':', 1, true) and not leased[name] then redis.call('ZADD', P .. 'leased', 0, name) end
+  leased[name] = true
+  show(job)
 end
 
 local function repeat_call(leases)
   for id, epoch in string.gmatch(leases, '(%S+) (%S+)') do
-    local same, state, batch, entry = holder(id, worker, epoch)
-    if same and state == 'running' then
-      renew(entry)
-      show(id, batch, entry)
+    local job = look_up(id)
+    if job.worker == worker and job.epoch == epoch and job.state == 'running' then
+      renew(job.entry)
+      show(job)
     end
   end
 end
@@ -45,26 +53,28 @@ end
 -- One whose lease was not renewed. It runs again at once, unless it is a suspect, or was one until it got on: those wait
 -- for their turn.
 local function expire(id, entry)
-  local h = redis.call('HMGET', job_key(id), 'state', 'entry', 'batch', 'worker')
-  if h[1] ~= 'running' or h[2] ~= entry then return drop(entry) end
-  if is_cancelled(h[3]) then
-    drop(entry)
-    return move(id, h[3], 'running', 'cancelled')
+  local job = look_up(id)
+  if job.state ~= 'running' or job.entry ~= entry then return drop(entry) end
+  if is_cancelled(job.batch) then
+    move(id, job.batch, 'running', 'cancelled')
+    return drop(entry)
   end
-  local crashes = blame(id, suspect_of(h[4]))
+  local lost_by = job.worker
+  local crashes = blame(id, suspect_of(lost_by))
+  job.crashes = crashes
   if redis.call('GET', P .. 'suspect') == id then redis.call('PEXPIRE', P .. 'suspect', LEASE) end
   if crashes < SUSPECT_AFTER and split(entry) ~= 'suspects' then
     renew(entry)
-    begin(id, h[3], 'running', entry)
+    begin(job)
   else
-    drop(entry)
     if crashes >= MAX_CRASHES then
-      bury(id, h[3], 'running', 'whatever ran it died ' .. crashes .. ' times', 'ABORTED')
+      bury(id, job.batch, 'running', 'whatever ran it died ' .. crashes .. ' times', 'ABORTED')
     else
-      give_back(id, h[3], 0)
+      give_back(id, job.batch, 0)
     end
+    drop(entry)
   end
-  expired[#expired + 1] = { id, h[3], h[4], crashes, redis.call('HGET', job_key(id), 'state') }
+  expired[#expired + 1] = { id, job.batch, lost_by, crashes, redis.call('HGET', job_key(id), 'state') }
 end
 
 local function reclaim(name)
@@ -79,21 +89,29 @@ end
 
 local drops = 0
 
--- One job of the stream, if any: whether there was one.
+-- Entries of a stream that are yet to be delivered. Nothing is put there once deliveries have begun.
+local left = {}
+
+local function has_left(name)
+  left[name] = left[name] or num_waiting(name)
+  return left[name] > 0
+end
+
+-- One job of the stream, if there is any.
 local function deliver(name)
-  local stream = stream_key(name)
-  while drops < MAX_DROPS and redis.call('EXISTS', stream) == 1 do
-    local read = redis.call('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream, '>')
+  while drops < MAX_DROPS and has_left(name) do
+    left[name] = left[name] - 1
+    local read = redis.call('XREADGROUP', 'GROUP', GROUP, CONSUMER, 'COUNT', 1, 'STREAMS', stream_key(name), '>')
     if not read then return false end
-    local id, entry = read[1][2][1][2][2], name .. ' ' .. read[1][2][1][1]
-    local h = redis.call('HMGET', job_key(id), 'state', 'entry', 'batch')
-    local waits = h[1] == 'queued' and h[2] == entry
-    if waits and not is_cancelled(h[3]) then
-      begin(id, h[3], 'queued', entry)
-      return id
+    local found = read[1][2][1]
+    local job, entry = look_up(found[2][2]), name .. ' ' .. found[1]
+    local waits = job.state == 'queued' and job.entry == entry
+    if waits and not is_cancelled(job.batch) then
+      begin(job)
+      return job
     end
+    if waits then move(job.id, job.batch, 'queued', 'cancelled') end
     drop(entry)
-    if waits then move(id, h[3], 'queued', 'cancelled') end
     drops = drops + 1
   end
   return false
@@ -102,23 +120,39 @@ end
 -- One suspect at a time over all workers: they may share what it kills.
 local function deliver_suspect()
   local stream = stream_key('suspects')
+  write_drops() -- one may have been among them
   if redis.call('EXISTS', stream) == 0 or redis.call('XPENDING', stream, GROUP)[1] > 0 then return end
-  local id = deliver('suspects')
-  if id then
-    redis.call('SET', P .. 'w:' .. worker, id, 'PX', DAY)
-    redis.call('SET', P .. 'suspect', id, 'PX', DAY)
+  local job = deliver('suspects')
+  if job then
+    redis.call('SET', P .. 'w:' .. worker, job.id, 'PX', DAY)
+    redis.call('SET', P .. 'suspect', job.id, 'PX', DAY)
   end
 end
 
+local has_debts = redis.call('EXISTS', P .. 'debts') == 1
+
 local function owe(priority, owner, turns)
+  has_debts = true
   local field = priority .. ':' .. owner
   if redis.call('HINCRBY', P .. 'debts', field, turns) <= 0 then redis.call('HDEL', P .. 'debts', field) end
+end
+
+-- By priority, the one owner that has work, or false for nobody. Nobody else lines up while deliveries go on.
+local alone = {}
+
+local function first_in_line(priority)
+  if alone[priority] == nil then
+    local owners = redis.call('ZRANGE', turns_key(priority), 0, 1)
+    if #owners == 2 then return owners[1] end
+    alone[priority] = owners[1] or false
+  end
+  return alone[priority]
 end
 
 -- Deficit round robin, paid afterwards: whose turn it is among those with work. A job costs one turn or more; who owes
 -- turns is passed over as often, but when all do, what the least indebted owes is forgiven to all.
 local function next_owner(priority)
-  if redis.call('EXISTS', P .. 'debts') == 0 then return redis.call('ZRANGE', turns_key(priority), 0, 0)[1] end
+  if not has_debts then return first_in_line(priority) end
   local owners, debts, least = redis.call('ZRANGE', turns_key(priority), 0, -1), {}, math.huge
   for i, owner in ipairs(owners) do
     debts[i] = tonumber(redis.call('HGET', P .. 'debts', priority .. ':' .. owner) or 0)
@@ -139,14 +173,16 @@ local function deliver_from(priority)
   while drops < MAX_DROPS do
     local owner = next_owner(priority)
     if not owner then return false end
-    local id = deliver(again_name(priority, owner)) or deliver(waiting_name(priority, owner))
-    if not has_waiting(priority, owner) then
+    local again, waiting = again_name(priority, owner), waiting_name(priority, owner)
+    local job = deliver(again) or deliver(waiting)
+    if not has_left(again) and not has_left(waiting) then
       redis.call('ZREM', turns_key(priority), owner)
-    elseif id then
+      if alone[priority] == owner then alone[priority] = false end
+    elseif job and alone[priority] ~= owner then
       to_the_end(priority, owner, 'XX')
     end
-    if id then
-      local cost = tonumber(redis.call('HGET', job_key(id), 'cost') or 1)
+    if job then
+      local cost = tonumber(job.cost or 1)
       if cost > 1 then owe(priority, owner, cost - 1) end
       return true
     end
@@ -168,7 +204,7 @@ local function deliver_in_turn()
 end
 
 -- Streams that may have leases: those of the layout of 0.2, and owners' streams.
-local function leased()
+local function streams_with_leases()
   local names = { 'suspects', 'again', unpack(PRIORITIES) }
   for _, name in ipairs(redis.call('ZRANGE', P .. 'leased', 0, -1)) do names[#names + 1] = name end
   return names
@@ -188,7 +224,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', P .. 'delayed', '-inf', now, 'LI
   enqueue(id, true)
 end
 if may_expire then
-  for _, name in ipairs(leased()) do reclaim(name) end
+  for _, name in ipairs(streams_with_leases()) do reclaim(name) end
 end
 for _, priority in ipairs(PRIORITIES) do -- what an earlier release put there has no turn yet
   if num_waiting(priority) > 0 then to_the_end(priority, '', 'NX') end
