@@ -7,7 +7,15 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from slipstream.captioning.ocr_gate import OcrGivenUp, OcrWatch
-from slipstream.documents.messages import NO_OCR, DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.documents.messages import (
+    NO_OCR,
+    DocumentFacts,
+    DocumentRequest,
+    Origin,
+    PageDraft,
+    PagePicture,
+    ReadEvent,
+)
 from slipstream.documents.pages import page_ranges
 from slipstream.errors import ReaderFault, ReaderUnavailable, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
@@ -54,6 +62,8 @@ class PageSource:
         self._undrafted: PagePicture | None = None
         self._watch = watch or OcrWatch()
         self._asks_ocr = request.ocr
+        self._is_begun_late = False
+        """The page without a draft is to be read by OCR after all, as its target takes so long."""
         self._given_up_at: float | None = None
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
@@ -76,8 +86,11 @@ class PageSource:
             except (ServiceUnavailable, ReaderFault) as error:
                 failure = error
                 get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
+            if self._is_begun_late:
+                get_logger().info("ocr.begun_late", num_pages=self._num_drawn)
+                continue
             if (picture := self._undrafted) is not None:
-                self._owe(None)
+                self._settle(by_ocr=False)
                 yield missing_draft(picture, str(failure)) if failure is not None else empty_draft(picture, NO_OCR)
             if self._is_drawn:
                 return
@@ -95,42 +108,68 @@ class PageSource:
     async def _read(self) -> AsyncGenerator[ReadEvent, None]:
         """What one reader says of the pages that are left: of all, or until the OCR is wanted and was not asked for, or
         the other way round. Raises `OcrGivenUp` where a draft is not waited for any more."""
-        self._asks_ocr = self._wants_ocr
+        is_late, self._is_begun_late = self._is_begun_late, False
+        self._asks_ocr = is_late or self._wants_ocr
+        self._watch.on_asked(ocr=self._asks_ocr)
         request = replace(self._request, ocr=self._asks_ocr)
         if self._facts is not None:
-            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
+            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn - is_late :]))
+        if is_late:
+            self._watch.on_owed()
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
         async with aclosing(events):
             while (event := await self._next(events)) is not None:
-                if not isinstance(event, DocumentFacts):
-                    self._note(event)
-                    yield event
-                    if isinstance(event, PageDraft) and not self._is_drawn and self._asks_ocr != self._wants_ocr:
-                        return
-                elif self._facts is None:
-                    self._facts = event
-                    yield event
-                elif event.num_pages != self._facts.num_pages:
-                    raise ReaderFault("another reader counts other pages in the same document")
+                if not isinstance(event, PageDraft):
+                    if self._is_news(event):
+                        yield event
+                    continue
+                self._is_begun_late = await self._is_outlasted(event)
+                if self._is_begun_late:
+                    return
+                self._settle(by_ocr=any(region.origin is Origin.OCR for region in event.regions))
+                yield event
+                if not self._is_drawn and self._asks_ocr != self._wants_ocr:
+                    return
 
     async def _next(self, events: AsyncGenerator[ReadEvent, None]) -> ReadEvent | None:
         async with self._watch.patience():
             return await anext(events, None)
 
-    def _note(self, event: PagePicture | PageDraft) -> None:
-        if isinstance(event, PageDraft):
-            self._owe(None)
-            return
+    def _is_news(self, event: DocumentFacts | PagePicture) -> bool:
+        """False for what another reader has said before. Raises ReaderFault where that was something else."""
+        if isinstance(event, DocumentFacts):
+            is_known, self._facts = self._facts is not None, self._facts or event
+            if event.num_pages != self._facts.num_pages:
+                raise ReaderFault("another reader counts other pages in the same document")
+            return not is_known
+        if (known := self._undrafted) is not None:
+            if (event.width, event.height) != (known.width, known.height):
+                raise ReaderFault("another reader draws the same page in another size")
+            return False
+        self._show(event)
+        return True
+
+    def _show(self, picture: PagePicture) -> None:
         if self._given_up_at is not None:
             self._watch.on_replaced(asyncio.get_running_loop().time() - self._given_up_at)
             self._given_up_at = None
-        self._owe(event)
+        self._undrafted = picture
         self._num_drawn += 1
         self._num_tries = 0
+        self._watch.on_shown()
+        if self._asks_ocr:
+            self._watch.on_owed()
 
-    def _owe(self, picture: PagePicture | None) -> None:
-        self._undrafted = picture
-        self._watch.on_owed(picture is not None and self._asks_ocr)
+    async def _is_outlasted(self, draft: PageDraft) -> bool:
+        """Holds a draft that says nothing, as the OCR was not asked for, while its page is read, for as long as the OCR
+        would have taken. Whether the page is still being read then."""
+        if self._asks_ocr or not self._request.ocr or draft.regions:
+            return False
+        return await self._watch.is_outlasted()
+
+    def _settle(self, *, by_ocr: bool) -> None:
+        self._undrafted = None
+        self._watch.on_drafted(by_ocr=by_ocr)
 
     async def _find_reader(self, failure: SlipstreamError) -> None:
         """Returns when a reader answers. Raises `ServiceUnavailable` when there is none, or enough were lost."""

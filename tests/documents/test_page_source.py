@@ -155,6 +155,7 @@ async def read_at_once(source: PageSource, watch: OcrWatch) -> list[ReadEvent]:
 async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ocr_gate, "FIRST_REST", 3)
     monkeypatch.setattr(ocr_gate, "LOSS_SHARE", 1e9)
+    monkeypatch.setattr(OcrGate, "expects_gain", property(lambda gate: not gate.closed))
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     events = await read_at_once(source_of(reader, watch=watch), watch)
     assert [event.page for event in events if isinstance(event, PagePicture)] == list(range(1, NUM_PAGES + 1))
@@ -164,8 +165,30 @@ async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monk
     assert [draft.warnings for draft in drafts] == [(NO_OCR,), (), (), (), (NO_OCR,), ()]
 
 
+async def test_a_target_that_reads_pages_at_once_is_never_kept_by_an_ocr_that_nobody_knows() -> None:
+    reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
+    events = await read_at_once(source_of(reader, watch=watch), watch)
+    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False]
+
+
+@pytest.mark.parametrize("losses", [0, 1])
+async def test_the_ocr_begins_with_a_page_that_takes_long(monkeypatch: pytest.MonkeyPatch, losses: int) -> None:
+    """Its picture, drawn again, is no news; and it is lost as any."""
+    monkeypatch.setattr(ocr_gate, "EXPECTED_OCR_S", 0.01)
+    reader, watch, events = FakeReader([(10, LOSSES[0]), (1, LOSSES[0])][: 2 * losses]), OcrWatch(OcrGate()), []
+    async for event in source_of(reader, "5,2,6", watch=watch).events():
+        events.append(event)
+        if isinstance(event, PagePicture):
+            watch.on_begun()
+        elif isinstance(event, PageDraft):
+            watch.on_ended(None)
+    assert [event.page for event in events[1:]] == [5, 5, 2, 2, 6, 6]
+    assert reader.asked == ["5,2,6", "5,2,6", *["2,6"] * losses] and reader.by_ocr[:2] == [False, True]
+    assert bool(events[2].warnings) == bool(losses)
+
+
 async def test_who_is_asked_for_no_ocr_gives_none_up() -> None:
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     source = PageSource(cast(Any, reader), b"x", DocumentRequest(ocr=False), wait_s=5.0, silence_s=1.0, watch=watch)
     events = await read_at_once(source, watch)
-    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False] and watch.wants_ocr
+    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False]
