@@ -14,9 +14,9 @@ from slipstream.speculation.pacing import DecayedMean
 
 # A page's draft and the next page's picture come from one process, one after the other. So a document with drafts takes
 # what the OCR takes, or longer, and drafts can pay only where the target takes longer for a plain page than the OCR
-# does. Before both are known nothing is tried that could lose: the target is left alone with a page for as long as the
-# OCR would take (`head_start_s`). A page that outlasts this says that the target is the slower one, and the OCR begins
-# with that page; a target that reads faster pays nothing for finding out.
+# does. Before both are known nothing is tried that the target would have to wait for: it is left alone with a page for
+# as long as the OCR would take (`head_start_s`). A page that outlasts this is read by a second reader beside, which is
+# given up as soon as the target has done with the page. That tells what the OCR takes, or that it takes longer.
 #
 # Where the OCR is asked for, its worth is measured. Where the target has read all pages that are there while a draft is
 # owed, it is *starved*, and that is all that a document loses by the OCR beside the core that it runs on. What it gains
@@ -68,8 +68,8 @@ class OcrGate:
 
     @property
     def head_start_s(self) -> float:
-        """Seconds that a page is read before it is worth while to begin with the OCR, where no gain is expected yet."""
-        return self._ocr_s.value
+        """Seconds that a page is read before the OCR is worth while that was not asked for."""
+        return 0.0 if self.expects_gain else self._ocr_s.value
 
     @property
     def patience_s(self) -> float:
@@ -110,9 +110,10 @@ class OcrGate:
             self._charge(-saved_s)
 
     def on_ocr(self, seconds: float, *, is_done: bool = True) -> None:
-        """The OCR took so long for a page, or had not done with it by then."""
-        if is_done or seconds > self._ocr_s.value:
-            self._ocr_s.observe(seconds)
+        """The OCR took so long for a page, or had not done with it by then: it is taken for twice as slow."""
+        taken_s = seconds if is_done else 2 * seconds
+        if is_done or taken_s > self._ocr_s.value:
+            self._ocr_s.observe(taken_s)
 
     def on_starved(self, seconds: float) -> None:
         """The target had no page to read for so long, while the OCR was at work, or a new reader came in its place."""
@@ -173,9 +174,12 @@ class OcrWatch:
         """A reader was asked for the pages that are left."""
         self._asks_ocr = ocr
 
-    def on_shown(self) -> None:
-        """The picture of one more page is there."""
+    def on_shown(self, *, is_owed: bool = False) -> None:
+        """The picture of one more page is there. `is_owed`: the OCR begins with it."""
         self._num_shown += 1
+        if is_owed:
+            self._owed_since = asyncio.get_running_loop().time()
+            self._update()
 
     def on_begun(self) -> None:
         """The target begins to read a page."""
@@ -199,28 +203,32 @@ class OcrWatch:
         self._has_ended.set()
         self._update()
 
-    def on_owed(self) -> None:
-        """The OCR has begun a page."""
-        self._owed_since = asyncio.get_running_loop().time()
-        self._update()
-
-    def on_drafted(self, *, by_ocr: bool) -> None:
-        """It has said what it can say of it."""
-        if self._owed_since is not None and self._gate is not None and by_ocr:
-            self._gate.on_ocr(asyncio.get_running_loop().time() - self._owed_since)
+    def on_drafted(self, seconds: float | None) -> None:
+        """All has been said of a page that is to be said, by an OCR that took so long; None: by none."""
+        if self._gate is not None and seconds is not None:
+            self._gate.on_ocr(seconds)
         self._owed_since = None
         self._update()
 
+    def on_slower(self, seconds: float) -> None:
+        """The OCR had not done with a page after so long."""
+        if self._gate is not None:
+            self._gate.on_ocr(seconds, is_done=False)
+
+    async def wait_room(self) -> None:
+        """Returns when the target reads fewer pages than it may."""
+        while self._num_shown - self._num_ended >= self._pages_at_once:
+            self._has_ended.clear()
+            await self._has_ended.wait()
+
     async def is_outlasted(self) -> bool:
-        """Whether the target reads a page that was shown for longer than the OCR would; False as soon as it has place
-        for another page."""
+        """Whether the target reads pages, and has no room for another one, for longer than the OCR would take; False as
+        soon as it has room."""
         if self._gate is None or self._gate.closed:
             return False
         try:
             async with asyncio.timeout(self._gate.head_start_s):
-                while self._num_shown - self._num_ended >= self._pages_at_once:
-                    self._has_ended.clear()
-                    await self._has_ended.wait()
+                await self.wait_room()
         except TimeoutError:
             return not self._gate.closed
         return False
@@ -242,7 +250,7 @@ class OcrWatch:
             if not bound.expired() or self._gate is None:
                 raise
             if self._owed_since is not None:
-                self._gate.on_ocr(asyncio.get_running_loop().time() - self._owed_since, is_done=False)
+                self.on_slower(asyncio.get_running_loop().time() - self._owed_since)
             self._gate.close()
             raise OcrGivenUp from None
         finally:

@@ -62,8 +62,6 @@ class PageSource:
         self._undrafted: PagePicture | None = None
         self._watch = watch or OcrWatch()
         self._asks_ocr = request.ocr
-        self._is_begun_late = False
-        """The page without a draft is to be read by OCR after all, as its target takes so long."""
         self._given_up_at: float | None = None
 
     async def events(self) -> AsyncGenerator[ReadEvent, None]:
@@ -86,11 +84,8 @@ class PageSource:
             except (ServiceUnavailable, ReaderFault) as error:
                 failure = error
                 get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
-            if self._is_begun_late:
-                get_logger().info("ocr.begun_late", num_pages=self._num_drawn)
-                continue
             if (picture := self._undrafted) is not None:
-                self._settle(by_ocr=False)
+                self._settle()
                 yield missing_draft(picture, str(failure)) if failure is not None else empty_draft(picture, NO_OCR)
             if self._is_drawn:
                 return
@@ -108,46 +103,39 @@ class PageSource:
     async def _read(self) -> AsyncGenerator[ReadEvent, None]:
         """What one reader says of the pages that are left: of all, or until the OCR is wanted and was not asked for, or
         the other way round. Raises `OcrGivenUp` where a draft is not waited for any more."""
-        is_late, self._is_begun_late = self._is_begun_late, False
-        self._asks_ocr = is_late or self._wants_ocr
+        self._asks_ocr = self._wants_ocr
         self._watch.on_asked(ocr=self._asks_ocr)
         request = replace(self._request, ocr=self._asks_ocr)
         if self._facts is not None:
-            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn - is_late :]))
-        if is_late:
-            self._watch.on_owed()
+            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
         async with aclosing(events):
             while (event := await self._next(events)) is not None:
-                if not isinstance(event, PageDraft):
-                    if self._is_news(event):
+                match event:
+                    case DocumentFacts():
+                        if self._is_news(event):
+                            yield event
+                    case PagePicture():
+                        self._show(event)
                         yield event
-                    continue
-                self._is_begun_late = await self._is_outlasted(event)
-                if self._is_begun_late:
-                    return
-                self._settle(by_ocr=any(region.origin is Origin.OCR for region in event.regions))
-                yield event
-                if not self._is_drawn and self._asks_ocr != self._wants_ocr:
-                    return
+                    case PageDraft():
+                        draft = event if self._asks_ocr else await self._late_draft(event)
+                        self._settle(draft)
+                        yield draft
+                        if not self._is_drawn and self._asks_ocr != self._wants_ocr:
+                            return
 
     async def _next(self, events: AsyncGenerator[ReadEvent, None]) -> ReadEvent | None:
         async with self._watch.patience():
             return await anext(events, None)
 
-    def _is_news(self, event: DocumentFacts | PagePicture) -> bool:
-        """False for what another reader has said before. Raises ReaderFault where that was something else."""
-        if isinstance(event, DocumentFacts):
-            is_known, self._facts = self._facts is not None, self._facts or event
-            if event.num_pages != self._facts.num_pages:
-                raise ReaderFault("another reader counts other pages in the same document")
-            return not is_known
-        if (known := self._undrafted) is not None:
-            if (event.width, event.height) != (known.width, known.height):
-                raise ReaderFault("another reader draws the same page in another size")
-            return False
-        self._show(event)
-        return True
+    def _is_news(self, facts: DocumentFacts) -> bool:
+        """Raises ReaderFault for those of another document."""
+        is_news = self._facts is None
+        self._facts = self._facts or facts
+        if facts.num_pages != self._facts.num_pages:
+            raise ReaderFault("another reader counts other pages in the same document")
+        return is_news
 
     def _show(self, picture: PagePicture) -> None:
         if self._given_up_at is not None:
@@ -156,20 +144,48 @@ class PageSource:
         self._undrafted = picture
         self._num_drawn += 1
         self._num_tries = 0
-        self._watch.on_shown()
-        if self._asks_ocr:
-            self._watch.on_owed()
+        self._watch.on_shown(is_owed=self._asks_ocr)
 
-    async def _is_outlasted(self, draft: PageDraft) -> bool:
-        """Holds a draft that says nothing, as the OCR was not asked for, while its page is read, for as long as the OCR
-        would have taken. Whether the page is still being read then."""
-        if self._asks_ocr or not self._request.ocr or draft.regions:
-            return False
-        return await self._watch.is_outlasted()
-
-    def _settle(self, *, by_ocr: bool) -> None:
+    def _settle(self, draft: PageDraft | None = None) -> None:
+        """The page has all of a draft that it gets."""
         self._undrafted = None
-        self._watch.on_drafted(by_ocr=by_ocr)
+        by_ocr = draft is not None and any(region.origin is Origin.OCR for region in draft.regions)
+        self._watch.on_drafted(draft.seconds if draft is not None and by_ocr else None)
+
+    # -- a page that takes long ----------------------------------------------------------------------------------------
+
+    async def _late_draft(self, draft: PageDraft) -> PageDraft:
+        """The draft of a page that was not to be read by OCR. One that says nothing is held while its page is read: if
+        that takes longer than the OCR would, a second reader makes one, and is given up when the page is done."""
+        picture = self._undrafted
+        if picture is None or draft.regions or not self._request.ocr or not await self._watch.is_outlasted():
+            return draft
+        began = asyncio.get_running_loop().time()
+        trial = asyncio.create_task(self._read_beside(picture))
+        has_room = asyncio.create_task(self._watch.wait_room())
+        try:
+            await asyncio.wait((trial, has_room), return_when=asyncio.FIRST_COMPLETED)
+            if not trial.done():
+                self._watch.on_slower(asyncio.get_running_loop().time() - began)
+                return draft
+            return trial.result() or draft
+        finally:
+            trial.cancel()
+            has_room.cancel()
+            await asyncio.gather(trial, has_room, return_exceptions=True)
+
+    async def _read_beside(self, picture: PagePicture) -> PageDraft | None:
+        request = replace(self._request, pages=str(picture.page))
+        get_logger().info("ocr.begun_late", page=picture.page)
+        try:
+            events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, PageDraft) and (event.width, event.height) == (picture.width, picture.height):
+                        return event
+        except SlipstreamError as error:
+            get_logger().warning("ocr.lost", page=picture.page, reason=str(error))
+        return None
 
     async def _find_reader(self, failure: SlipstreamError) -> None:
         """Returns when a reader answers. Raises `ServiceUnavailable` when there is none, or enough were lost."""

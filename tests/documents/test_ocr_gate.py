@@ -31,20 +31,22 @@ def read_document(
     gate: OcrGate, num_pages: int, ocr_s: float, slow: float = SLOW, hinted: float = 5.0
 ) -> tuple[float, int]:
     """Seconds that pages take by the gate, one at a time, and how many the OCR began with. A page is decoded plainly
-    until its draft is there and `hinted` times as fast from then on; the next page begins when both are done."""
+    until its draft is there and `hinted` times as fast from then on; the next page begins when both are done, or, where
+    the OCR was not asked for, with the target."""
     seconds, num_begun, is_asked = 0.0, 0, False
     prefill_s, decode_s, token_s = slow * PREFILL_S, slow * DECODE_S, slow * TOKEN_S
     for _ in range(num_pages):
         is_asked = gate.expects_gain or (is_asked and not gate.closed)
         begins_s = 0.0 if is_asked else math.inf if gate.closed else gate.head_start_s
-        is_asked = begins_s < prefill_s + decode_s
+        num_begun += begins_s < prefill_s + decode_s
         left_s = min(max(decode_s - (begins_s + ocr_s - prefill_s), 0.0), decode_s)
         generate_s = decode_s - left_s + left_s / hinted
         page_s = prefill_s + generate_s
         gate.on_page(page_s, TOKENS, generate_s, token_s, by_ocr=is_asked)
         seconds += page_s
-        if is_asked:
-            num_begun += 1
+        if not is_asked and begins_s < page_s:
+            gate.on_ocr(min(ocr_s, page_s - begins_s), is_done=begins_s + ocr_s <= page_s)
+        elif is_asked:
             owed_s, patience_s = max(begins_s + ocr_s - page_s, 0.0), gate.patience_s
             gate.on_starved(min(owed_s, patience_s))
             gate.on_ocr(min(ocr_s, page_s + patience_s - begins_s), is_done=owed_s <= patience_s)
@@ -70,12 +72,13 @@ def test_a_target_that_is_known_to_be_faster_or_proves_it_never_waits(ocr_s: flo
     """As any short document behind a start, where neither is known."""
     fast = 0.9 * EXPECTED_OCR_S / PLAIN_S
     assert read_document(OcrGate(), 500, ocr_s, fast) == (pytest.approx(500 * fast * PLAIN_S), 0)
-    gate = OcrGate()
-    gate.on_ocr(3 * SLOW * PLAIN_S)
-    assert read_document(gate, 50, ocr_s)[1] == 0
+    plain_s = SLOW * PLAIN_S
+    for num_pages in (1, 4, 16):
+        seconds, num_begun = read_document(OcrGate(), num_pages, 1.1 * ocr_s * plain_s)
+        assert seconds == pytest.approx(num_pages * plain_s) and num_begun == 1
 
 
-@pytest.mark.parametrize("ocr_s", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("ocr_s", [0.1, 0.5, 0.8])
 def test_an_ocr_that_is_faster_than_the_target_is_begun_with_the_first_page_and_kept(ocr_s: float) -> None:
     gate, plain_s = OcrGate(), SLOW * PLAIN_S
     seconds, num_begun = read_document(gate, 100, ocr_s * plain_s)
@@ -136,7 +139,7 @@ async def test_a_starved_target_gives_the_ocr_up() -> None:
     gate = OcrGate()
     watch = OcrWatch(gate)
     watch.on_asked(ocr=True)
-    watch.on_owed()
+    watch.on_shown(is_owed=True)
     watch.on_begun()
     asyncio.get_running_loop().call_soon(watch.on_ended, caption(0.01))
     with pytest.raises(OcrGivenUp):
@@ -148,7 +151,7 @@ async def test_a_starved_target_gives_the_ocr_up() -> None:
 async def test_who_has_a_page_to_read_is_not_starved() -> None:
     watch, draft, loop = OcrWatch(OcrGate()), asyncio.Event(), asyncio.get_running_loop()
     watch.on_asked(ocr=True)
-    watch.on_owed()
+    watch.on_shown(is_owed=True)
     for _ in range(2):
         watch.on_begun()
         loop.call_soon(watch.on_ended, caption(0.001))
