@@ -171,7 +171,7 @@ def make_regions(
     return _in_order([region for region in found if region.text or region.kind is RegionKind.FIGURE])
 
 
-FULL_OF_TEXT = 0.1
+FULL_OF_TEXT = 0.2
 """Share of a figure that lines of text cover, from which it is none: labels of a drawing cover less."""
 MIN_TABLE_ROWS = 2
 TABLE_FILL = 0.7
@@ -179,37 +179,53 @@ TABLE_FILL = 0.7
 
 
 def _is_full_of_text(zone: Zone, lines: Sequence[TextLine]) -> bool:
-    """Layouts take tables without rules, and small pages in two columns, for figures."""
+    """Layouts take tables, and small pages in two columns, for figures."""
     if zone.kind is not RegionKind.FIGURE:
         return False
-    inside = [line.box for line in lines if 2 * zone.box.common(line.box) > line.box.area]
-    return len(inside) > 1 and sum(box.area for box in inside) >= FULL_OF_TEXT * zone.box.area
+    inside = [line for line in lines if 2 * zone.box.common(line.box) > line.box.area]
+    is_covered = len(inside) > 1 and sum(line.box.area for line in inside) >= FULL_OF_TEXT * zone.box.area
+    return is_covered or bool(_tables(inside)[0])
 
 
 def _tables(lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
-    """Rows one below the other of as many cells, most of which leave much of their column free; and the other lines."""
+    """Rows one below the other of as many cells that are a table, not the lines of columns; and the other lines."""
     tables: list[list[list[TextLine]]] = []
-    for row in rows_of(lines, lambda line: line.box):
-        if tables and _is_under_row(tables[-1][-1], row):
+    rows = rows_of(lines, lambda line: line.box)
+    for number, row in enumerate(rows, start=1):
+        if tables and _is_same_row(tables[-1][-1], row):
             tables[-1].append(row)
         else:
             tables.append([row])
+        if number < len(rows) and _goes_on_alone(row, rows[number]):
+            tables[-1] = [[]]
     kept = [[line for row in rows for line in row] for rows in tables if _is_table(rows)]
     taken = {id(line) for table in kept for line in table}
     return kept, [line for line in lines if id(line) not in taken]
 
 
-def _is_under_row(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
-    height = above[0].box.height
-    is_near = row[0].box.top - above[0].box.bottom < _BLOCK_GAP * height
-    return is_near and len(above) == len(row) and all(map(lambda one, other: _is_under(one.box, other.box), above, row))
+def _is_near(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    return bool(above) and row[0].box.top - above[0].box.bottom < _BLOCK_GAP * above[0].box.height
+
+
+def _is_same_row(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    is_alike = _is_near(above, row) and len(above) == len(row)
+    return is_alike and all(map(lambda one, other: _is_under(one.box, other.box), above, row))
+
+
+def _goes_on_alone(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    """These are lines of columns, one of which is longer than the others."""
+    is_alone = len(row) == 1 < len(above) and _is_near(above, row)
+    return is_alone and sum(_is_under(one.box, row[0].box) for one in above) == 1
 
 
 def _is_table(rows: Sequence[Sequence[TextLine]]) -> bool:
-    fills = [
-        cell.box.width / max(1, right.box.left - cell.box.left) for row in rows for cell, right in pairwise(row)
-    ]
-    return len(rows) >= MIN_TABLE_ROWS and bool(fills) and median(fills) <= TABLE_FILL
+    """Cells leave much of their column free, and but for the first of a row are mostly single words."""
+    pairs = [pair for row in rows for pair in pairwise(row)]
+    if len(rows) < MIN_TABLE_ROWS or not pairs:
+        return False
+    fills = [cell.box.width / max(1, right.box.left - cell.box.left) for cell, right in pairs]
+    num_single = sum(len(right.text.split()) == 1 for _, right in pairs)
+    return median(fills) <= TABLE_FILL and 2 * num_single >= len(pairs)
 
 
 def _sorted_in(zones: Sequence[Zone], lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:

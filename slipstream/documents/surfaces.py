@@ -110,7 +110,7 @@ def _lines_region(region: Region) -> str:
     if not text:
         return ""
     match region.kind:
-        case RegionKind.HEADING if "\n" not in text:
+        case RegionKind.HEADING if "\n" not in text and not text.startswith("- "):
             return HEADING_MARK + text
         case RegionKind.CAPTION:
             return f"![{joined_lines(text)}]"
