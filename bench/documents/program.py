@@ -1,13 +1,15 @@
 """What text that is already there is worth as a draft, part by part.
 
 Exit status 1 when a text was not plain decoding's, or a part stayed below what is promised of it; `broken` names it.
-`not_shown` names parts that could not be measured here, as there is no checkpoint, no OCR or no folder of scans.
+A part that fails ends no other. `not_shown` says what could not be measured here, as there is no checkpoint, no OCR or
+no folder of scans; `missed`, what is aimed at and was not reached.
 """
 
 import sys
 import time
+import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "scans": lambda given: run_to_end(measure_scans(given.folder, given.reader_model, given.timed_files)),
     "stages": lambda given: run_to_end(measure_stages(given.reader_model, given.stage_pages, given.rounds)),
 }
+FAILED = "failed"
+"""Of a part: why it came to no end."""
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
@@ -69,18 +73,40 @@ def main(argv: Sequence[str]) -> None:
     configure_logs("documents", "error")
     document: dict[str, Any] = {}
     for name in given.only:
-        started = time.monotonic()
-        document[name] = PARTS[name](given)
-        say(f"{name}: {time.monotonic() - started:.0f} s")
+        document[name] = _measured(name, given)
+        say(f"{name}: {document[name]['part_s']:.0f} s")
         for table in ("rows", "documents", "noise", "kinds"):
             if rows := document[name].get(table):
                 print_rows(name if table == "rows" else f"{name}, {table}", [_flat(row) for row in rows])
-    broken = [name for name, found in document.items() if not HOLDS[name](found)]
-    not_shown = [name for name, found in document.items() if not found.get("shown", True)]
-    told = {"broken": broken, "not_shown": not_shown, "machine": machine_facts()}
+    told = verdict(document) | {"machine": machine_facts()}
     of_reading = {"reading_rows": document.get("reading", {}).pop("rows", [])}  # too many for the last line
-    finish("documents", document | of_reading | told, series=[*of_reading])
-    sys.exit(1 if broken else 0)
+    finish("documents", told | document | of_reading, series=[*of_reading])
+    sys.exit(1 if told["broken"] else 0)
+
+
+def _measured(name: str, given: Namespace) -> dict[str, Any]:
+    """What a part found and how long it took. One that fails says so, and ends no other."""
+    started = time.monotonic()
+    try:
+        found = PARTS[name](given)
+    except Exception as failure:
+        traceback.print_exc()
+        found = {FAILED: f"{type(failure).__name__}: {failure}"}
+    return found | {"part_s": round(time.monotonic() - started)}
+
+
+def verdict(document: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the parts that were asked for: which broke a promise or failed, which could not be shown here and why, and
+    what each aims at and did not reach."""
+    return {
+        "broken": [name for name, found in document.items() if FAILED in found or not HOLDS[name](found)],
+        "not_shown": {name: why for name, found in document.items() if (why := _why_not_shown(found))},
+        "missed": {name: found["missed"] for name, found in document.items() if found.get("missed")},
+    }
+
+
+def _why_not_shown(found: Mapping[str, Any]) -> str:
+    return str(found.get("not_shown", "") if found.get("shown", True) else found["why"])
 
 
 def _folder(name: str) -> Path | None:

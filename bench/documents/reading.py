@@ -15,6 +15,7 @@ from typing import Any
 from bench.common import is_whole, say
 from bench.document_pages import edit_distance, plain
 from bench.documents import waiting_reader
+from bench.documents.alignment import LEAST_RATIO
 from bench.documents.shown_pages import (
     DPI,
     FAULTS,
@@ -103,6 +104,7 @@ def missed(found: Mapping[str, Any]) -> list[str]:
         f"{LEAST_SPEEDUP} from end to end on every kind": min(by_kind.values()) >= LEAST_SPEEDUP,
         f"{LEAST_SPEEDUP} of decoding on every kind": min(hinted) >= LEAST_SPEEDUP,
         f"{LEAST_HIDDEN:.0%} of the reader's time hidden": bool(told) and min(told) >= LEAST_HIDDEN,
+        f"{LEAST_RATIO} times the tokens a pass of hsd": min(row["ratio"] for row in found["noise"]) >= LEAST_RATIO,
     }
     return [aim for aim, is_reached in aims.items() if not is_reached]
 

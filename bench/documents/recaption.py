@@ -19,6 +19,7 @@ from slipstream.stack.local import Stack, StackOptions
 PLAIN = "plain"
 PROMISED, LEAST_SPEEDUP = ("hints, half the frames", "hints, older checkpoint"), 2.0
 """Of decoding, times plain."""
+NO_OLDER = "hints of an older checkpoint of the same model: name one by --older"
 Variant = tuple[str, str]
 """A method, and whose text it is told: "half" (its own, of half the frames), "small" (the smaller checkpoint's),
 "older" (an earlier one's of the same model), "own" (its own), "other" (its own, of another clip)."""
@@ -89,7 +90,8 @@ async def measure_recaption(
                 captioned[name].append(of_clip)
             say(f"clip {number + 1} of {len(clips)}")
     rows = [_row(name, captioned[name], captioned[PLAIN]) for name in variants]
-    return {"rows": rows, "clips": len(clips), "frames": num_frames, "rounds": rounds}
+    not_shown = {} if older else {"not_shown": NO_OLDER}
+    return {"rows": rows, "clips": len(clips), "frames": num_frames, "rounds": rounds} | not_shown
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:

@@ -9,15 +9,16 @@ working ahead, and with it while it pays, by a gate that knows nothing yet.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, cast
 
-from bench.common import is_whole, say
+from bench.common import PROC, is_whole, say
 from bench.documents.reading import (
     LEAST_HIDDEN,
     LEAST_SPEEDUP,
@@ -50,6 +51,7 @@ WAYS: dict[str, tuple[str, str]] = {
 }
 """Method, and when the OCR is asked."""
 REQUEST = DocumentRequest(dpi=DPI, ocr_dpi=NOISE_DPI[-1], text_layer=False)
+LOOK_S, CALM_LOOKS = 0.1, 5
 NOTE = "REPLAY: the target's passes last as long as the table says; tokens, reader and OCR are those of this machine"
 
 
@@ -77,8 +79,9 @@ class Recording:
 class Gateway:
     """The part of a gateway that reads documents, with a target and a reader."""
 
-    def __init__(self, target: str, reader: str) -> None:
+    def __init__(self, target: str, reader: str, reader_pid: int) -> None:
         self._config = GatewayConfig(listen="", target=target, reader=reader)
+        self._reader_pid = reader_pid
         self._peers, self._reader = Peers(target, ""), RemoteReader(reader)
         self._captioner = GatewayCaptioner(self._config, self._peers, Media(self._config))
 
@@ -92,7 +95,8 @@ class Gateway:
         return Recording([event async for event in events])
 
     async def read(self, document: bytes, way: str, given: Recording) -> WholeRead:
-        """All pages, one after the other, by a gateway that has read none before."""
+        """All pages, one after the other, by a gateway that has read none before. The reader's process for the next
+        document, which is started with each, is ready."""
         method, ocr = WAYS[way]
         reader = cast(RemoteReader, given) if way == "given" else self._reader
         documents = DocumentCaptioner(self._config, self._captioner, reader)
@@ -100,10 +104,26 @@ class Gateway:
         asked = DocumentOptions(REQUEST, SURFACE, caption, ocr=ocr)
         plan = documents.plan(asked)
         await self._captioner.check(plan)
+        await _all_rest(self._reader_pid)
         began = time.perf_counter()
         async with aclosing(page_readings(documents.events(document, asked, plan, pages_at_once=1))) as pages:
             read = [page async for page in pages]
         return WholeRead(time.perf_counter() - began, read)
+
+
+async def _all_rest(pid: int) -> None:
+    """Returns when no process from this one on works: neither one that ends nor one that gets ready."""
+    calm = 0
+    while calm < CALM_LOOKS:
+        await asyncio.sleep(LOOK_S)
+        calm = calm + 1 if all(state in "SZ" for state in _states(pid)) else 0
+
+
+def _states(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # it has just ended
+        yield (PROC / str(pid) / "stat").read_text().rpartition(") ")[2][0]
+        for child in (PROC / str(pid) / "task" / str(pid) / "children").read_text().split():
+            yield from _states(int(child))
 
 
 async def measure_live(model: Path, num_pages: int, rounds: int) -> dict[str, Any]:
@@ -136,7 +156,8 @@ def _options(model: Path) -> StackOptions:
 
 async def _measure(options: StackOptions, kinds: Mapping[str, Sequence[ShownPage]], rounds: int) -> dict[str, Any]:
     async with Stack(options) as stack:
-        gateway = Gateway(stack.processes["target"].address, stack.processes["reader"].address)
+        target, reader = stack.processes["target"], stack.processes["reader"]
+        gateway = Gateway(target.address, reader.address, reader.pid)
         try:
             rows = [await _measure_kind(gateway, kind, pages, rounds) for kind, pages in kinds.items()]
         finally:

@@ -100,7 +100,8 @@ class DocumentCaptioner:
         what `PageSource.events` and `GatewayCaptioner.caption` raise, and what `plan` does."""
         plan = _checked(asked, plan)
         # A tolerant text depends on what is drafted, which must not depend on a clock.
-        watch = OcrWatch(self._ocr_gate if asked.ocr == "paying" and not plan.is_tolerant else None)
+        gate = self._ocr_gate if asked.ocr == "paying" and not plan.is_tolerant else None
+        watch = OcrWatch(gate, pages_at_once)
         is_useless = asked.ocr == "paying" and not plan.method.takes_hints
         source = PageSource(
             self._check_reader(),

@@ -7,7 +7,15 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from slipstream.captioning.ocr_gate import OcrGivenUp, OcrWatch
-from slipstream.documents.messages import NO_OCR, DocumentFacts, DocumentRequest, PageDraft, PagePicture, ReadEvent
+from slipstream.documents.messages import (
+    NO_OCR,
+    DocumentFacts,
+    DocumentRequest,
+    Origin,
+    PageDraft,
+    PagePicture,
+    ReadEvent,
+)
 from slipstream.documents.pages import page_ranges
 from slipstream.errors import ReaderFault, ReaderUnavailable, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
@@ -77,7 +85,7 @@ class PageSource:
                 failure = error
                 get_logger().warning("reader.given_up", reason=str(failure), num_pages=self._num_drawn)
             if (picture := self._undrafted) is not None:
-                self._owe(None)
+                self._settle()
                 yield missing_draft(picture, str(failure)) if failure is not None else empty_draft(picture, NO_OCR)
             if self._is_drawn:
                 return
@@ -96,41 +104,88 @@ class PageSource:
         """What one reader says of the pages that are left: of all, or until the OCR is wanted and was not asked for, or
         the other way round. Raises `OcrGivenUp` where a draft is not waited for any more."""
         self._asks_ocr = self._wants_ocr
+        self._watch.on_asked(ocr=self._asks_ocr)
         request = replace(self._request, ocr=self._asks_ocr)
         if self._facts is not None:
             request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
         async with aclosing(events):
             while (event := await self._next(events)) is not None:
-                if not isinstance(event, DocumentFacts):
-                    self._note(event)
-                    yield event
-                    if isinstance(event, PageDraft) and not self._is_drawn and self._asks_ocr != self._wants_ocr:
-                        return
-                elif self._facts is None:
-                    self._facts = event
-                    yield event
-                elif event.num_pages != self._facts.num_pages:
-                    raise ReaderFault("another reader counts other pages in the same document")
+                match event:
+                    case DocumentFacts():
+                        if self._is_news(event):
+                            yield event
+                    case PagePicture():
+                        self._show(event)
+                        yield event
+                    case PageDraft():
+                        draft = event if self._asks_ocr else await self._late_draft(event)
+                        self._settle(draft)
+                        yield draft
+                        if not self._is_drawn and self._asks_ocr != self._wants_ocr:
+                            return
 
     async def _next(self, events: AsyncGenerator[ReadEvent, None]) -> ReadEvent | None:
         async with self._watch.patience():
             return await anext(events, None)
 
-    def _note(self, event: PagePicture | PageDraft) -> None:
-        if isinstance(event, PageDraft):
-            self._owe(None)
-            return
+    def _is_news(self, facts: DocumentFacts) -> bool:
+        """Raises ReaderFault for those of another document."""
+        is_news = self._facts is None
+        self._facts = self._facts or facts
+        if facts.num_pages != self._facts.num_pages:
+            raise ReaderFault("another reader counts other pages in the same document")
+        return is_news
+
+    def _show(self, picture: PagePicture) -> None:
         if self._given_up_at is not None:
             self._watch.on_replaced(asyncio.get_running_loop().time() - self._given_up_at)
             self._given_up_at = None
-        self._owe(event)
+        self._undrafted = picture
         self._num_drawn += 1
         self._num_tries = 0
+        self._watch.on_shown(is_owed=self._asks_ocr)
 
-    def _owe(self, picture: PagePicture | None) -> None:
-        self._undrafted = picture
-        self._watch.on_owed(picture is not None and self._asks_ocr)
+    def _settle(self, draft: PageDraft | None = None) -> None:
+        """The page has all of a draft that it gets."""
+        self._undrafted = None
+        by_ocr = draft is not None and any(region.origin is Origin.OCR for region in draft.regions)
+        self._watch.on_drafted(draft.seconds if draft is not None and by_ocr else None)
+
+    # -- a page that takes long ----------------------------------------------------------------------------------------
+
+    async def _late_draft(self, draft: PageDraft) -> PageDraft:
+        """The draft of a page that was not to be read by OCR. One that says nothing is held while its page is read: if
+        that takes longer than the OCR would, a second reader makes one, and is given up when the page is done."""
+        picture = self._undrafted
+        if picture is None or draft.regions or not self._request.ocr or not await self._watch.is_outlasted():
+            return draft
+        began = asyncio.get_running_loop().time()
+        trial = asyncio.create_task(self._read_beside(picture))
+        has_room = asyncio.create_task(self._watch.wait_room())
+        try:
+            await asyncio.wait((trial, has_room), return_when=asyncio.FIRST_COMPLETED)
+            if not trial.done():
+                self._watch.on_slower(asyncio.get_running_loop().time() - began)
+                return draft
+            return trial.result() or draft
+        finally:
+            trial.cancel()
+            has_room.cancel()
+            await asyncio.gather(trial, has_room, return_exceptions=True)
+
+    async def _read_beside(self, picture: PagePicture) -> PageDraft | None:
+        request = replace(self._request, pages=str(picture.page))
+        get_logger().info("ocr.begun_late", page=picture.page)
+        try:
+            events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, PageDraft) and (event.width, event.height) == (picture.width, picture.height):
+                        return event
+        except SlipstreamError as error:
+            get_logger().warning("ocr.lost", page=picture.page, reason=str(error))
+        return None
 
     async def _find_reader(self, failure: SlipstreamError) -> None:
         """Returns when a reader answers. Raises `ServiceUnavailable` when there is none, or enough were lost."""

@@ -7,6 +7,7 @@ gaps between paragraphs that happen to be level do not tear columns into rows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import TypeVar
 
@@ -151,7 +152,7 @@ def make_regions(
     Zones that should hold text and do not are left out; figures stay, without a text. `also`: lines of the OCR's, for
     zones in which none of the others is.
     """
-    zones = without_doubles(zones)
+    zones = [zone for zone in without_doubles(zones) if not _is_full_of_text(zone, lines)]
     held, orphans = _sorted_in(zones, lines)
     held_also, _ = _sorted_in(zones, also)
     found = []
@@ -161,11 +162,70 @@ def make_regions(
         else:
             found.append(_region(zone.box, zone.kind, inside_also, zone.score, Origin.OCR))
     typical = median(line.box.height for line in lines) if lines else 0.0
+    tables, orphans = _tables(orphans)
+    found += [_region(_around(table), RegionKind.TABLE, table, 1.0, origin) for table in tables]
     for block in _blocks(orphans):
         is_heading = len(block) <= 2 and min(line.box.height for line in block) > HEADING_RATIO * typical
         kind = RegionKind.HEADING if is_heading else RegionKind.TEXT
         found.append(_region(_around(block), kind, block, 1.0, origin))
     return _in_order([region for region in found if region.text or region.kind is RegionKind.FIGURE])
+
+
+FULL_OF_TEXT = 0.2
+"""Share of a figure that lines of text cover, from which it is none: labels of a drawing cover less."""
+MIN_TABLE_ROWS = 2
+TABLE_FILL = 0.7
+"""Share of its column that the middle cell of a table fills at most; lines of a text fill more of theirs."""
+
+
+def _is_full_of_text(zone: Zone, lines: Sequence[TextLine]) -> bool:
+    """Layouts take tables, and small pages in two columns, for figures."""
+    if zone.kind is not RegionKind.FIGURE:
+        return False
+    inside = [line for line in lines if 2 * zone.box.common(line.box) > line.box.area]
+    is_covered = len(inside) > 1 and sum(line.box.area for line in inside) >= FULL_OF_TEXT * zone.box.area
+    return is_covered or bool(_tables(inside)[0])
+
+
+def _tables(lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
+    """Rows one below the other of as many cells that are a table, not the lines of columns; and the other lines."""
+    tables: list[list[list[TextLine]]] = []
+    rows = rows_of(lines, lambda line: line.box)
+    for number, row in enumerate(rows, start=1):
+        if tables and _is_same_row(tables[-1][-1], row):
+            tables[-1].append(row)
+        else:
+            tables.append([row])
+        if number < len(rows) and _goes_on_alone(row, rows[number]):
+            tables[-1] = [[]]
+    kept = [[line for row in rows for line in row] for rows in tables if _is_table(rows)]
+    taken = {id(line) for table in kept for line in table}
+    return kept, [line for line in lines if id(line) not in taken]
+
+
+def _is_near(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    return bool(above) and row[0].box.top - above[0].box.bottom < _BLOCK_GAP * above[0].box.height
+
+
+def _is_same_row(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    is_alike = _is_near(above, row) and len(above) == len(row)
+    return is_alike and all(map(lambda one, other: _is_under(one.box, other.box), above, row))
+
+
+def _goes_on_alone(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
+    """These are lines of columns, one of which is longer than the others."""
+    is_alone = len(row) == 1 < len(above) and _is_near(above, row)
+    return is_alone and sum(_is_under(one.box, row[0].box) for one in above) == 1
+
+
+def _is_table(rows: Sequence[Sequence[TextLine]]) -> bool:
+    """Cells leave much of their column free, and but for the first of a row are mostly single words."""
+    pairs = [pair for row in rows for pair in pairwise(row)]
+    if len(rows) < MIN_TABLE_ROWS or not pairs:
+        return False
+    fills = [cell.box.width / max(1, right.box.left - cell.box.left) for cell, right in pairs]
+    num_single = sum(len(right.text.split()) == 1 for _, right in pairs)
+    return median(fills) <= TABLE_FILL and 2 * num_single >= len(pairs)
 
 
 def _sorted_in(zones: Sequence[Zone], lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
@@ -224,13 +284,14 @@ def rows_of(items: Sequence[ItemT], box_of: Callable[[ItemT], Box]) -> list[list
 
 def _blocks(lines: Sequence[TextLine]) -> list[list[TextLine]]:
     """Lines that are near each other and alike, as paragraphs are. Lines with another one beside them are in columns,
-    and no part of a paragraph above the columns."""
+    and no part of a paragraph above the columns; one without may be part of a column that is as wide."""
     ordered = sorted(lines, key=lambda line: (line.box.top, line.box.left))
     pitch, beside = _usual_pitch([line.box for line in ordered]), _with_neighbours([line.box for line in ordered])
     blocks: list[tuple[list[TextLine], bool]] = []
     for line, has_neighbour in zip(ordered, beside, strict=True):
         for block, is_column in reversed(blocks):
-            if is_column is has_neighbour and _continues(block[-1].box, line.box, pitch):
+            is_alike = is_column is has_neighbour or (is_column and _is_within(line.box, block))
+            if is_alike and _continues(block[-1].box, line.box, pitch):
                 block.append(line)
                 break
         else:
@@ -272,6 +333,11 @@ def _continues(above: Box, box: Box, pitch: float) -> bool:
     is_alike = max(above.height, box.height) < 1.5 * max(1, height)
     is_near = -height < gap < _BLOCK_GAP * height and box.top - above.top <= _BLOCK_PITCH * pitch
     return is_alike and is_near and _is_under(above, box)
+
+
+def _is_within(box: Box, column: Sequence[TextLine]) -> bool:
+    left, right = min(line.box.left for line in column), max(line.box.right for line in column)
+    return box.left >= left - box.height and box.right <= right + box.height
 
 
 def _around(lines: Sequence[TextLine]) -> Box:

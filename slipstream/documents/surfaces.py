@@ -94,6 +94,8 @@ def pipe_table(text: str) -> str:
 # -- Markdown that keeps the page's lines ------------------------------------------------------------------------------
 
 _BULLET = re.compile(r"^[•‣·]\s*", re.MULTILINE)
+_NUMBER = re.compile(r"^(\d{1,3}[.)])(?=[^\s\d.,:)])", re.MULTILINE)
+"""Of an item, behind which an OCR tends to lose the space."""
 
 
 @surface("lines")
@@ -104,11 +106,11 @@ def lines(regions: Sequence[Region]) -> list[str]:
 
 
 def _lines_region(region: Region) -> str:
-    text = _BULLET.sub("- ", region.text.strip("\n"))
+    text = _NUMBER.sub(r"\1 ", _BULLET.sub("- ", region.text.strip("\n")))
     if not text:
         return ""
     match region.kind:
-        case RegionKind.HEADING if "\n" not in text:
+        case RegionKind.HEADING if "\n" not in text and not text.startswith("- "):
             return HEADING_MARK + text
         case RegionKind.CAPTION:
             return f"![{joined_lines(text)}]"

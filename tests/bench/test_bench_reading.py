@@ -1,12 +1,13 @@
 """Pages read by a model that has learned nothing, with readers that fail: the part is whole at its smallest."""
 
 import asyncio
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.documents import reading, stages
+from bench.documents import program, reading, stages
 from bench.documents.program import HOLDS
 from bench.documents.reading import METHODS, is_kept, measure_reading, missed
 from bench.documents.shown_pages import FAULTS, document_of, shown_pages
@@ -81,6 +82,7 @@ def test_what_is_called_broken_and_what_missed() -> None:
     ]
     document = {"kind": "prose", "identical": "6/6", "end_to_end_speedup": 2.6, "hidden": 0.95}
     found = {"shown": True, "identity": {"by_fault": {"hints, well": "2/2"}}, "rows": rows, "documents": [document]}
+    found |= {"noise": [{"ratio": 1.8}, {"ratio": 2.0}]}
     assert is_kept(found) and not missed(found)
     assert not is_kept(found | {"identity": {"by_fault": {"hints, killed": "1/2"}}})
     assert not is_kept(found | {"documents": [document | {"identical": "5/6"}]})
@@ -88,3 +90,25 @@ def test_what_is_called_broken_and_what_missed() -> None:
     assert len(missed(found | {"rows": [rows[0] | {"decoding_speedup": 0.9}]})) == 1
     slow = document | {"end_to_end_speedup": 0.9, "hidden": 0.5}
     assert len(missed(found | {"documents": [slow]})) == 3
+    assert missed(found | {"noise": [{"ratio": 1.79}, {"ratio": 2.0}]}) == ["1.8 times the tokens a pass of hsd"]
+
+
+def test_a_part_that_fails_ends_no_other_and_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(given: Namespace) -> dict[str, Any]:
+        raise OSError("no place")
+
+    sound = {"identical": "3/3"}
+    monkeypatch.setattr(program, "PARTS", {"reading": fail, "identity": lambda given: sound})
+    document = {name: program._measured(name, Namespace()) for name in program.PARTS}
+    assert document["reading"] == {"failed": "OSError: no place", "part_s": 0}
+    assert program.verdict(document) == {"broken": ["reading"], "not_shown": {}, "missed": {}}
+    told = {"identity": sound | {"identical": "2/3"}, "scans": {"shown": False, "why": "no folder"}}
+    told |= {
+        "recaption": {"rows": [], "not_shown": "an older one"},
+        "live": {"shown": True, "rows": [], "missed": ["x"]},
+    }
+    assert program.verdict(told) == {
+        "broken": ["identity"],
+        "not_shown": {"scans": "no folder", "recaption": "an older one"},
+        "missed": {"live": ["x"]},
+    }

@@ -123,6 +123,36 @@ def test_figures_stay_without_their_words_and_zones_without_text_go() -> None:
     assert [(region.kind, region.text) for region in regions] == [(FIGURE, "")]
 
 
+def grid(rows: list[list[str]], width: int, pitch: int = 20, top: int = 0) -> list[TextLine]:
+    """Cells, 10 pixels a letter and 12 high, in columns of that width."""
+    return [
+        TextLine(Box(x * width, top + y * pitch, x * width + 10 * len(cell), top + y * pitch + 12), cell, 1.0)
+        for y, row in enumerate(rows)
+        for x, cell in enumerate(row)
+        if cell
+    ]
+
+
+TABLE_ROWS = [["by", "been"], ["turzat", "31"], ["joasts", "0:39"]]
+COLUMN_ROWS = [["the first", "a second"], ["column", "beside"], ["is longer", "ends"], ["than it", ""]]
+
+
+@pytest.mark.parametrize("zones", [[], [Zone(Box(0, 15, 300, 110), FIGURE, 0.9)]], ids=["no zone", "a figure"])
+def test_rows_of_short_cells_are_a_table_and_lines_of_columns_are_none(zones: list[Zone]) -> None:
+    head = [TextLine(Box(0, 0, 130, 12), "over the table", 1.0)]
+    (text, table) = make_regions(zones, head + grid(TABLE_ROWS, 120, top=20), Origin.OCR)
+    assert (text.kind, text.text) == (TEXT, "over the table")
+    assert (table.kind, table.text) == (TABLE, "by\tbeen\nturzat\t31\njoasts\t0:39")
+    regions = make_regions(zones, grid(COLUMN_ROWS, 120, top=20), Origin.OCR)
+    assert [region.text for region in regions] == ["the first\ncolumn\nis longer\nthan it", "a second\nbeside\nends"]
+
+
+def test_labels_of_a_drawing_make_no_table_of_it() -> None:
+    zones = [Zone(Box(0, 0, 600, 300), FIGURE, 0.9)]
+    labels = grid([["1.0"], ["0.5"], ["0.0"], ["", "10", "20", "30"]], 150, pitch=70)
+    assert [(region.kind, region.text) for region in make_regions(zones, labels, Origin.OCR)] == [(FIGURE, "")]
+
+
 def test_what_the_layer_lacks_comes_from_the_ocr() -> None:
     zones = [Zone(Box(0, 0, 300, 50), TEXT, 1.0), Zone(Box(0, 100, 300, 150), TEXT, 1.0)]
     layer, seen = [line(0, 10, "layer")], [line(0, 10, "layen"), line(0, 110, "stamp")]

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -14,12 +14,16 @@ from slipstream.captioning.ocr_gate import OcrGate, OcrWatch
 from slipstream.captioning.page_source import MAX_TRIES, PageSource
 from slipstream.documents.messages import (
     NO_OCR,
+    Box,
     DocumentFacts,
     DocumentRequest,
+    Origin,
     PageDraft,
     PagePicture,
     ReaderInfo,
     ReadEvent,
+    Region,
+    RegionKind,
 )
 from slipstream.documents.pages import parse_pages
 from slipstream.errors import ReaderFault, ServiceUnavailable, ServiceUnreachable, SlipstreamError, UnreadableDocument
@@ -27,6 +31,9 @@ from slipstream.messages import Caption, Speculation, Timings
 
 NUM_PAGES = 6
 LOSSES = (ServiceUnreachable("it is gone"), ReaderFault("it was silent"))
+
+
+WORDS = Region(Box(0, 0, 1, 1), RegionKind.TEXT, 0, "x", 1.0, Origin.OCR)
 
 
 @dataclass
@@ -58,11 +65,11 @@ class FakeReader:
                 raise failure
             if self.is_slow and request.ocr and isinstance(event, PageDraft):
                 await asyncio.Event().wait()
-            yield event
+            yield replace(event, regions=(WORDS,)) if request.ocr and isinstance(event, PageDraft) else event
 
     @staticmethod
     def events(pages: tuple[int, ...]) -> list[ReadEvent]:
-        told = [(PagePicture(page, 2, 1, 72, bytes(6)), PageDraft(page, 2, 1, (), (), 1.0)) for page in pages]
+        told = [(PagePicture(page, 2, 1, 72, bytes(6)), PageDraft(page, 2, 1, (), (), 0.01)) for page in pages]
         return [DocumentFacts(NUM_PAGES, pages), *(event for pair in told for event in pair)]
 
 
@@ -155,6 +162,7 @@ async def read_at_once(source: PageSource, watch: OcrWatch) -> list[ReadEvent]:
 async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ocr_gate, "FIRST_REST", 3)
     monkeypatch.setattr(ocr_gate, "LOSS_SHARE", 1e9)
+    monkeypatch.setattr(OcrGate, "expects_gain", property(lambda gate: not gate.closed))
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     events = await read_at_once(source_of(reader, watch=watch), watch)
     assert [event.page for event in events if isinstance(event, PagePicture)] == list(range(1, NUM_PAGES + 1))
@@ -164,8 +172,34 @@ async def test_an_ocr_that_the_target_waits_for_is_given_up_and_tried_again(monk
     assert [draft.warnings for draft in drafts] == [(NO_OCR,), (), (), (), (NO_OCR,), ()]
 
 
+async def test_a_target_that_reads_pages_at_once_is_never_kept_by_an_ocr_that_nobody_knows() -> None:
+    reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
+    events = await read_at_once(source_of(reader, watch=watch), watch)
+    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False]
+
+
+@pytest.mark.parametrize("failure", [None, LOSSES[0]])
+async def test_a_second_reader_reads_a_page_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, failure: SlipstreamError | None
+) -> None:
+    """And one that fails, or does not come to its end before the page, costs nothing but its draft."""
+    monkeypatch.setattr(ocr_gate, "EXPECTED_OCR_S", 0.01)
+    reader, watch, events = FakeReader([]), OcrWatch(OcrGate()), []
+    async for event in source_of(reader, "5,2,6", watch=watch).events():
+        events.append(event)
+        if isinstance(event, PagePicture):
+            reader.is_slow, reader.calls = event.page == 2, [(2, failure)] * (failure is not None)
+            asyncio.get_running_loop().call_later(0.1 if reader.is_slow else 60, watch.on_ended, None)
+        elif isinstance(event, PageDraft) and not reader.is_slow:
+            watch.on_ended(None)
+    assert [event.page for event in events[1:]] == [5, 5, 2, 2, 6, 6]
+    assert reader.asked == ["5,2,6", "5", "2", "6"] and reader.by_ocr == [False, True, True, True]
+    by_ocr = [event.page for event in events if isinstance(event, PageDraft) and event.regions]
+    assert by_ocr == ([5, 6] if failure is None else [])
+
+
 async def test_who_is_asked_for_no_ocr_gives_none_up() -> None:
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     source = PageSource(cast(Any, reader), b"x", DocumentRequest(ocr=False), wait_s=5.0, silence_s=1.0, watch=watch)
     events = await read_at_once(source, watch)
-    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False] and watch.wants_ocr
+    assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False]

@@ -4,7 +4,7 @@ The script is `script.json` in the folder $READER_SCRIPT_FOLDER, read anew for e
     text     in place of what the page says, at once
     beyond   pixels by which that text's region leaves the page
     regions  in place of that text, [[left, top, right, bottom, text], ...] in shares of the page
-    hold     name of a file there: the draft is sent once it exists
+    hold     name of a file there: the draft is sent once it exists, or at once where no OCR was asked for
 """
 
 import asyncio
@@ -44,18 +44,18 @@ class ScriptedPool(ReaderPool):
                 if isinstance(event, PageDraft):
                     if told.keys() & {"text", "regions"}:
                         continue
-                    await held(told)
+                    await held(told, request)
                 yield event
                 if isinstance(event, PagePicture):
                     pages = json.loads((FOLDER / "script.json").read_text())
                     told = pages.get(str(event.page), {})
                     if told.keys() & {"text", "regions"}:
-                        await held(told)
+                        await held(told, request)
                         yield scripted(event, told)
 
 
-async def held(told: dict[str, Any]) -> None:
-    while "hold" in told and not (FOLDER / told["hold"]).exists():  # noqa: ASYNC110 (another process makes it)
+async def held(told: dict[str, Any], request: DocumentRequest) -> None:
+    while request.ocr and "hold" in told and not (FOLDER / told["hold"]).exists():  # noqa: ASYNC110 (another process makes it)
         await asyncio.sleep(0.01)
 
 
