@@ -17,7 +17,7 @@ from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer
-from slipstream.stack.start_order import start_groups
+from slipstream.stack.start_order import ONE_GPU, start_groups
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
@@ -280,7 +280,10 @@ class Stack:
         try:
             await self._start_queue()
             self._prepare(address)
-            for names in start_groups(list(self.processes), self.options.target_devices, self.options.own_device):
+            groups = start_groups(list(self.processes), self.options.target_devices, self.options.own_device)
+            if ["draft"] in groups:
+                self._report(ONE_GPU)
+            for names in groups:
                 await self._start_together(self.processes[name] for name in names)
         except BaseException as error:
             await self._shut_down(error if isinstance(error, SlipstreamError) else None)

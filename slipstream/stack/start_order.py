@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 
 DOORS = ("gateway", "front")
+ONE_GPU = (
+    "target and draft share a GPU, which they use in turns unless CUDA's MPS runs, so that a draft may make captions"
+    " slower; --draft-device gives it another one"
+)
 
 
 def start_groups(names: Sequence[str], target_devices: Sequence[str], draft_device: str) -> list[list[str]]:
