@@ -8,8 +8,7 @@ caches, as a pass goes through its layers, so that neither the host nor what a c
 import inspect
 import math
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
@@ -21,7 +20,7 @@ from torch import Tensor
 from bench.common import say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, attempt, measure_bandwidth
-from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, get_kernel
+from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, flash_of, get_kernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
 
@@ -85,18 +84,6 @@ def _by_flashinfer(query: Tensor, keys: Tensor, values: Tensor, scale: float) ->
     return output.transpose(0, 1), lse.T * math.log(2)
 
 
-@contextmanager
-def _flash_of(name: str) -> Iterator[None]:
-    """Torch's flash attention by another implementation: "FA3" or "FA4"."""
-    from torch.nn import attention
-
-    attention.activate_flash_attention_impl(name)
-    try:
-        yield
-    finally:
-        attention.restore_flash_attention_impl()
-
-
 Way = Callable[["Case"], Tensor]
 
 
@@ -125,7 +112,7 @@ def make_ways(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[]
     }
     joined = {f"joined, {name}": partial(partial, _joined, attend) for name, attend in pasts.items()}
     swapped = {
-        f"joined, varlen {name}": partial(partial, _under, partial(_flash_of, name), partial(_joined, pasts["varlen"]))
+        f"joined, varlen {name}": partial(partial, _under, partial(flash_of, name), partial(_joined, pasts["varlen"]))
         for name in ("FA3", "FA4")
     }
     return {**whole, **joined, **swapped}

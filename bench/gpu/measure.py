@@ -162,19 +162,13 @@ def measure_static(job: Job, num_tokens: int, expected: Sequence[int], logits: T
     state.rollback(num_tokens)
     written = greedy_tokens(engine, state, 1, len(expected))
 
-    def write_ahead() -> None:
-        if engine.write_ahead([(state, 1)], MAX_AHEAD) is None:
-            raise RuntimeError("no static step could be had; the log says why")
-        state.rollback(num_tokens)
-
-    ahead_s = job.clock.time(write_ahead)["s"] / MAX_AHEAD
     return {
         "captured": job.model.device.type == "cuda",
         "attention": engine.static and engine.static.attention,
         "largest_difference": float((ours - logits).abs().max()),
         "same_tokens": sum(ours == theirs for ours, theirs in zip(written, expected, strict=True)) / len(expected),
         **job.clock.time(partial(judge, engine, state, 1)),
-        "ahead_s": ahead_s,
+        "ahead_s": job.clock.time(partial(write_ahead, engine, state))["s"] / MAX_AHEAD,
     }
 
 
@@ -287,8 +281,14 @@ def measure_bandwidth(clock: Clock, num_bytes: int) -> float:
     return 2 * num_bytes / clock.time(lambda: copy.copy_(source))["s"]
 
 
+def write_ahead(engine: VideoLM, state: DecodeState) -> None:
+    """`MAX_AHEAD` tokens as a draft writes them, read by the host together; they are taken back."""
+    if engine.write_ahead([(state, 1)], MAX_AHEAD) is None:
+        raise RuntimeError("no static step could be had; the log says why")
+    state.rollback(state.num_prompt_tokens)
+
+
 def judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:
     """A pass as the services make it, with the choice of tokens and their way to the host; it is taken back."""
-    (logits,) = engine.step([(state, chain(num_rows))])
-    logits.argmax(dim=-1).tolist()
+    engine.step_and_choose([(state, chain(num_rows))])
     state.rollback(state.num_prompt_tokens)

@@ -243,11 +243,12 @@ class RandomModel:
 
 
 def greedy_tokens(model: VideoLM, state: DecodeState, first: int, count: int) -> list[int]:
-    """The `count` tokens that the engine writes behind `first`, one pass each; the state is rolled back."""
+    """The `count` tokens that the engine writes behind `first`, one pass each, with the one wait that a pass has where
+    it is served; the state is rolled back."""
     num_tokens, tokens = state.num_tokens, [first]
     for _ in range(count):
-        (logits,) = model.step([(state, tokens[-1:])])
-        tokens.append(int(logits[-1].argmax()))
+        (rows,) = model.step_and_choose([(state, tokens[-1:])])
+        tokens.append(rows.largest[-1])
     state.rollback(num_tokens)
     return tokens[1:]
 

@@ -18,7 +18,8 @@ kept; the others lost.
 """
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -134,6 +135,18 @@ def by_flash(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple
     attend = cpu if query.device.type == "cpu" else torch.ops.aten._scaled_dot_product_flash_attention
     output, lse, *_ = attend(query[None], keys[None], values[None], scale=scale)
     return output[0], lse[0]
+
+
+@contextmanager
+def flash_of(name: str) -> Iterator[None]:
+    """Torch's flash attention by another implementation, such as "FA3" or "FA4". Raises whatever its package does."""
+    from torch.nn import attention  # torch 2.11
+
+    attention.activate_flash_attention_impl(name)
+    try:
+        yield
+    finally:
+        attention.restore_flash_attention_impl()
 
 
 class JoinedKernel(SdpaKernel):

@@ -15,6 +15,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from slipstream.engine.thread import upload
+
 _GRANULE_TOKENS = 64
 _GROWTH_FACTOR = 1.5
 
@@ -158,12 +160,13 @@ class KVCache:
         end = num_before + len(rows)
         assert end <= self._length, "only what is there can be kept"
         if list(rows) != list(range(len(rows))):
-            moved = torch.tensor(rows)
+            moved: Tensor | None = None
             with torch.inference_mode():  # as when the buffers were made
                 for layer in range(self.num_layers):
                     for held in self.read(layer):
                         new = held[:, num_before - self._missing[layer] :]
-                        moved = moved.to(new.device)  # once, unless layers lie on several devices
+                        if moved is None or moved.device != new.device:  # once, unless layers lie on several
+                            moved = upload(torch.tensor(rows), new.device)
                         new[:, : len(rows)] = new[:, moved]
         self._length = end
 

@@ -290,6 +290,7 @@ class LineWriter:
     def _fail(self, session: DraftSession, error: Exception | None) -> None:
         """The session's writing ends here; the others' goes on."""
         assert error is not None, "a line starts from the logits of the prompt"
+        self._thread.note(error)
         self._writing.pop(session, None)
         self._loop.call_soon_threadsafe(session.chunks.put_nowait, error)
 

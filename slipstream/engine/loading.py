@@ -1,6 +1,7 @@
 """Loading a model by path or hub id: the list of families, the weights, what is known of the model before it runs."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -95,6 +96,11 @@ def load_model(
             adapter = make_adapter(model, checkpoint, tokenizer)
         except ModelNotUsable:
             raise
+        except torch.OutOfMemoryError as error:
+            why = str(error).partition("\n")[0]
+            raise ModelNotUsable(
+                f"{ref}: there was no room any more while it was loaded; {_MORE_ROOM}: {why}"
+            ) from error
         except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
@@ -124,13 +130,28 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _device(name: str) -> torch.device:
-    """The device called `name`, tried out: a name alone says nothing of what this machine has."""
+    """The device called `name`, tried out: a name alone says nothing of what this machine has. A GPU becomes the one
+    that this thread works on, for kernels of packages that ask no tensor where it is."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelNotUsable(f"device {name!r} is not usable here; use 'cpu', or check the driver: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise ModelNotUsable(f"device {name!r} is not usable here; {_devices_here()}: {reason}") from error
     return device
+
+
+def _devices_here() -> str:
+    """What to name instead."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return "torch sees no GPU, so use 'cpu', or check the driver and that torch is built for CUDA"
+    which = "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    numbered = "" if visible is None else f", numbered among those of CUDA_VISIBLE_DEVICES={visible}"
+    return f"use 'cpu' or {which}{numbered}"
 
 
 def _family(checkpoint: Checkpoint) -> AdapterFactory:
@@ -146,17 +167,18 @@ def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
     needed, free = checkpoint.num_weights() * dtype.itemsize // size, _free_bytes(device)
     if free is None or needed <= free:
         return
-    if dtype.itemsize > 2:
-        advice = "take --dtype bfloat16"
-    else:
-        advice = (
-            "spread it over more GPUs with --gpus, take a smaller checkpoint of the family, or end what else uses it"
-        )
+    advice = "take --dtype bfloat16" if dtype.itemsize > 2 else _MORE_ROOM
     whose = "its weights take" if size == 1 else f"a share of 1/{size} of its weights takes"
     raise ModelNotUsable(
         f"{checkpoint.ref}: {whose} {needed / 1e9:.1f} GB as {str(dtype).removeprefix('torch.')}, and {device}"
         f" has {free / 1e9:.1f} GB free: {(needed - free) / 1e9:.1f} GB are missing; {advice}"
     )
+
+
+_MORE_ROOM = (
+    "give target and draft a GPU each (--draft-device), spread it over more with --gpus, take a smaller checkpoint of"
+    " the family, or end what else uses it"
+)
 
 
 def _free_bytes(device: torch.device) -> int | None:

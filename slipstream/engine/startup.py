@@ -104,7 +104,8 @@ class ModelServiceConfig(WireOptions):
 
     def budgets(self, model: VideoLM, share: float, cache_mb: int, cache_ratio: float) -> tuple[int, int]:
         """Bytes for keys and values of captions, and for a cache of what is kept of earlier ones. Where nobody said how
-        many, a caption that takes all of them leaves room for the pass that computes them.
+        many, a caption that takes all of them leaves room for the pass that computes them. Raises `ModelNotUsable` when
+        there is no room for any.
 
         Args:
             share: of what is available on the model's device, where nobody said how much.
@@ -121,7 +122,13 @@ class ModelServiceConfig(WireOptions):
             kv_bytes = int(share * max(0, available - told_bytes))
         cache_bytes = told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
         if not self.kv_budget_mb:
-            kv_bytes = max(0, min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes)))
+            kv_bytes = min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes))
+        if kv_bytes < model.kv_bytes(1):
+            raise ModelNotUsable(
+                f"{model.info.model_id}: the weights leave {available / 1e9:.1f} GB on {device}, too little for the"
+                " keys and values of a caption; give target and draft a GPU each (--draft-device), spread the target"
+                " over several with --gpus, take a smaller checkpoint, or set --kv-budget-mb"
+            )
         return kv_bytes, cache_bytes
 
     async def open_static_steps(

@@ -42,8 +42,9 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 def is_device_lost(error: BaseException) -> bool:
     """Whether every later call to the device fails, too: after a failed assert, an illegal address or a memory error
-    CUDA gives this process no other answer. A want of memory, of which there are two kinds, is nothing like that."""
-    if "out of memory" in str(error):
+    CUDA gives this process no other answer. A want of memory, of which there are two kinds, is nothing like that, nor
+    is what the recording of a graph does not allow."""
+    if "out of memory" in str(error) or "captur" in str(error):
         return False
     accelerator_error = getattr(torch, "AcceleratorError", None)  # torch 2.8
     if accelerator_error is not None and isinstance(error, accelerator_error):

@@ -288,7 +288,7 @@ class VideoLM:
             found = self._run_step(batch) if ride is None else self._run_ride(batch, ride)
             with torch.inference_mode():
                 largest = [rows.largest if rows.largest is not None else largest_of(rows.logits) for rows in found]
-                chosen = iter(torch.cat(largest).tolist())
+                chosen = iter((torch.cat(largest) if len(largest) > 1 else largest[0]).tolist())
         return [GreedyRows(rows.logits, [*islice(chosen, len(rows.logits))]) for rows in found]
 
     @contextmanager

@@ -270,8 +270,10 @@ async def _serve(
         await end
         lifecycle.stopping.set()
         await health_servicer.enter_graceful_shutdown()
-        await _drain(server, calls, stopping, config, can_finish=not isinstance(lifecycle.failure, DeviceLost))
-        await close()
+        is_lost = isinstance(lifecycle.failure, DeviceLost)
+        await _drain(server, calls, stopping, config, can_finish=not is_lost)
+        if not is_lost:  # what works on a lost device, or waits for a lost rank, may never end
+            await close()
         watching.cancel()
         await _settle()
     if lifecycle.failure is not None:

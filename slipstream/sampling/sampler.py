@@ -230,6 +230,8 @@ class TargetSampler:
         self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
     ) -> Iterator[int]:
         """Accept tests of paper 000, section 2.2. A token that is not accepted is never yielded in its own place."""
+        drawn = torch.tensor(window[: len(target)], dtype=torch.int64, device=target.device)
+        drawn_p = target[: len(drawn)].gather(1, drawn[:, None]).flatten().tolist()  # one wait for a GPU
         for row, row_probabilities in enumerate(target):
             proposal = proposals[row] if row < min(len(window), len(proposals)) else None
             draft = None if proposal is None else read_proposal(proposal, window[row], target.shape[-1])
@@ -237,7 +239,7 @@ class TargetSampler:
                 yield from self._races.choose(row_probabilities[None], position + row)
                 continue
             token, key = window[row], position_key(self.params.seed, Stream.ACCEPT, position + row)
-            if uniform(key) * float(draft[token]) < float(row_probabilities[token]):
+            if uniform(key) * float(draft[token]) < drawn_p[row]:
                 yield token
             else:
                 yield self._races.replace(residual(row_probabilities, draft), position + row)
@@ -278,10 +280,9 @@ class DraftSampler:
             return self._races.choose(draft, len(output))[0], None
         weights, token_ids = draft[0].topk(min(MAX_PROPOSAL_TOKENS, draft.shape[-1]))
         sent = (weights / weights.sum()).to(torch.float32)
-        sent, token_ids = sent[sent > 0], token_ids[sent > 0]
         winner = self._races.choose_among(token_ids, sent.to(torch.float64), len(output))
-        ids = token_ids.tolist()
-        return ids[winner], Proposal(tuple(ids), tuple(sent.tolist()))
+        ids, probabilities = token_ids.tolist(), tuple(filter(None, sent.tolist()))  # what rounds to 0 comes last
+        return ids[winner], Proposal(tuple(ids[: len(probabilities)]), probabilities)
 
     def rank(self, logits: Tensor, output: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that most likely follow `output` in the target's text, the best first.

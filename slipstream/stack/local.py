@@ -17,6 +17,7 @@ from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.addresses import gateway_address
 from slipstream.stack.process import HttpProcess, RunFolder, ServiceProcess, bound_log
 from slipstream.stack.redis_server import QueueServer
+from slipstream.stack.start_order import ONE_GPU, start_groups
 
 # -- launch -----------------------------------------------------------------------------------------------------------
 
@@ -110,10 +111,14 @@ class StackOptions:
         return Path(self.target_model).expanduser().resolve() == POCKET_READER
 
     @property
-    def first_device(self) -> str:
-        """The target's, or that of its first share."""
-        first, _, _ = self.target_gpus.partition(",")
-        return f"cuda:{first.strip()}" if first else self.device
+    def target_devices(self) -> list[str]:
+        numbers = [number.strip() for number in self.target_gpus.split(",")]
+        return [f"cuda:{number}" for number in numbers if number] or [self.device]
+
+    @property
+    def own_device(self) -> str:
+        """The draft's."""
+        return self.draft_device or self.target_devices[0]
 
     @property
     def start_limit_s(self) -> float:
@@ -180,7 +185,7 @@ def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     gpus = options.target_gpus if name == "target" else ""
-    device = (name == "draft" and options.draft_device) or options.first_device
+    device = options.own_device if name == "draft" else options.target_devices[0]
     threads, prefill_threads = options.threads, ""
     if threads is None and options.pin:
         threads = 1
@@ -275,9 +280,11 @@ class Stack:
         try:
             await self._start_queue()
             self._prepare(address)
-            doors = {"gateway", "front"} & set(self.processes)
-            await self._start_together(process for name, process in self.processes.items() if name not in doors)
-            await self._start_together(self.processes[name] for name in doors)
+            groups = start_groups(list(self.processes), self.options.target_devices, self.options.own_device)
+            if ["draft"] in groups:
+                self._report(ONE_GPU)
+            for names in groups:
+                await self._start_together(self.processes[name] for name in names)
         except BaseException as error:
             await self._shut_down(error if isinstance(error, SlipstreamError) else None)
             raise

@@ -8,6 +8,7 @@ import pytest
 from slipstream.budget import MIB
 from slipstream.engine import startup
 from slipstream.engine.startup import ModelServiceConfig
+from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair
 
 AVAILABLE = 60 * 1024 * MIB
@@ -16,7 +17,8 @@ AVAILABLE = 60 * 1024 * MIB
 def model(prefill: float) -> Any:
     """One whose prefills need so many bytes to one of keys and values."""
     return SimpleNamespace(
-        info=SimpleNamespace(device="cpu"),
+        info=SimpleNamespace(device="cpu", model_id="m"),
+        kv_bytes=lambda num_tokens: num_tokens * MIB,
         prefill_bytes=lambda kv_bytes: int(prefill * kv_bytes) + MIB,
         room=lambda free_bytes: free_bytes,
     )
@@ -50,8 +52,12 @@ def test_a_small_model_on_a_large_machine_takes_its_share(pair: Pair) -> None:
     assert pair.ours.prefill_bytes(AVAILABLE) == pair.ours.prefill_bytes(AVAILABLE // 2) < AVAILABLE // 100
 
 
-def test_where_there_is_no_room_nothing_is_promised() -> None:
-    assert config().budgets(model(10.0), 0.5, -1, 0.5)[0] == 0
+def test_where_there_is_no_room_for_a_caption_the_start_says_what_helps() -> None:
+    """Such as at the second of two models on one GPU."""
+    for options in ({}, {"kv_budget_mb": 1}):
+        assert config(**options).budgets(model(0.6), 0.5, -1, 0.5)[0] >= MIB
+    with pytest.raises(ModelNotUsable, match=r"^m: the weights leave 64\.4 GB on cpu, too little .*--draft-device"):
+        config().budgets(model(10.0), 0.5, -1, 0.5)
 
 
 def test_what_somebody_said_is_taken() -> None:

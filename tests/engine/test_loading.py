@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from slipstream.engine import load_model
+from slipstream.engine import load_model, loading
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
@@ -254,3 +255,28 @@ def test_too_little_memory_says_how_much_and_what_helps(
         load_model(str(pair.path), dtype=dtype)
     monkeypatch.setattr("slipstream.engine.loading._free_bytes", lambda device: 4 * num_weights)
     load_model(str(pair.path), dtype=dtype)
+
+
+def test_a_gpu_that_is_not_there_is_told_beside_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal\nCompile with ...")
+
+    monkeypatch.setattr(torch, "empty", fail)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ModelNotUsable, match=r"'cuda:7' .*; use 'cpu' or cuda:0 to cuda:3: .*invalid device ordinal$"):
+        loading._device("cuda:7")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with pytest.raises(ModelNotUsable, match="use 'cpu' or cuda:0, numbered among those of CUDA_VISIBLE_DEVICES=5: "):
+        loading._device("cuda:5")
+
+
+def test_room_that_another_model_took_meanwhile(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee ...")
+
+    monkeypatch.setattr(loading, "_load_weights", fail)
+    with pytest.raises(ModelNotUsable, match=r"no room any more .*--draft-device.*: CUDA out of memory.* GiB\.$"):
+        load_model(str(pair.path))

@@ -1,5 +1,7 @@
 """A model spread over processes computes what it does in one, and a lost process is noticed."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,3 +171,13 @@ def test_a_strict_width(spread: Spread, width: int) -> None:
 
 def test_ranks_of_one_machine_share_its_memory(spread: Spread) -> None:
     assert [model.room(1000) for model in spread.both()] == [1000, 1000 // spread.leader.size]
+
+
+def test_a_runner_alone_holds_no_vision_tower(spread: Spread) -> None:
+    """All that a follower keeps of its model, beside which a GPU is to have room."""
+    model = load_model(str(spread.path), dtype="float32")
+    tower = weakref.ref(model._adapter._model.model.vision_tower)  # type: ignore[attr-defined]
+    runner = model.runner
+    del model
+    gc.collect()
+    assert tower() is None and runner.num_layers == 3

@@ -172,6 +172,7 @@ def fails_late(error: Exception) -> Iterator[int]:
         (LOST, True),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), True),
         (torch.AcceleratorError("CUDA error: out of memory"), False),
+        (torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"), False),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), False),
         (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
         (ZeroDivisionError(), False),

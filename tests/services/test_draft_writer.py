@@ -221,3 +221,22 @@ async def test_embeddings_of_a_known_video_are_not_computed_again(
         lines = [await line(engine, await started(engine, some_frames(5, seed)), NUM_TOKENS) for seed in (1, 1, 2)]
     assert lines[0] == lines[1] != lines[2]
     assert encoded == [5, 5]
+
+
+async def test_a_device_that_is_lost_while_a_line_is_written_is_told(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process would live on until the next caption."""
+    lost, told = RuntimeError("CUDA error: an illegal memory access was encountered"), list[BaseException]()
+
+    def fail(*_: Any) -> None:
+        raise lost
+
+    async with running(model) as engine:
+        engine.thread.on_device_lost = told.append
+        session = await started(engine, some_frames(4, 1))
+        monkeypatch.setattr(model, "write_ahead", fail)
+        monkeypatch.setattr(model, "step", fail)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            await line(engine, session, NUM_TOKENS)
+    assert told and {*told} == {lost}

@@ -15,7 +15,8 @@ from slipstream.engine import VideoLM, load_model, video_lm
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
-from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.params import Proposal, SamplingParams
+from slipstream.sampling.sampler import TargetSampler
 from slipstream.session_messages import JudgeRequest, TargetStart
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import random_frames
@@ -153,3 +154,17 @@ async def test_logits_that_are_no_numbers_end_a_caption(model: VideoLM, monkeypa
         monkeypatch.setattr(model, "_run_step", broken)
         with pytest.raises(Exception, match="not finite"):
             await judge(engine, session, JudgeRequest((5, 6)))
+
+
+async def test_a_sampled_verdict_waits_no_more_for_a_longer_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the rule that tests each token, too: what it needs of all rows is read together."""
+    params = SamplingParams(temperature=0.9, seed=3, rule="rejection")
+    counts = []
+    for length in (1, 7):
+        logits, window = torch.zeros(length + 1, 300), [9] * length
+        proposals = [Proposal((9, 10), (0.001, 0.999))] * length  # p is above q, so each is accepted
+        with counted(monkeypatch) as waits:
+            assert TargetSampler(params, (), 300).judge(logits, (), window, proposals)[0] == length
+        assert waits.count("__float__") == length, "of what the draft sent, which lies on the CPU"
+        counts.append(len(waits) - length)
+    assert counts[0] == counts[1] <= 3

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -120,16 +121,19 @@ def follow(order: RankOrder) -> None:
     """Serves rank 0 until it is gone, which ends the process. Raises `SlipstreamError`, and whatever a pass does."""
     member: Member = join(order)
     torch.set_num_threads(order.threads)
-    model = load_model(
+    runner = load_model(
         order.model,
         dtype=order.dtype,
         device=order.devices[member.rank],
         attention=order.attention,
         strict_width=order.strict_width,
         group=member,
-    )
+    ).runner
+    gc.collect()  # the vision tower, which rank 0 alone needs
     device = torch.device(order.devices[member.rank])
-    follower = Follower(model.runner, device, member.rank, member.size)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    follower = Follower(runner, device, member.rank, member.size)
     member.ready(device)
     get_logger().info("rank.ready", rank=member.rank, size=member.size, device=str(device), pid=os.getpid())
     while True:

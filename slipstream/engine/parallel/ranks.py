@@ -74,8 +74,9 @@ class Group(ABC):
     def connect(self, device: torch.device) -> None:
         """Makes collectives work, on this rank's device."""
         backend = "nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
+        if backend == "nccl":
             torch.cuda.set_device(device)
+            os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which takes a minute beyond the timeout
         dist.init_process_group(
             backend,
             store=PrefixStore("model", self.store),

@@ -46,8 +46,8 @@ def localise(model: PreTrainedModel, size: int) -> None:
     head: Any = model.get_output_embeddings()
     table: Any = model.get_input_embeddings()
     words, is_tied = _whole(table.weight), head.weight is table.weight
-    table.weight = _fixed(words)
     model.set_output_embeddings(GatheredLinear(*_share_of(words if is_tied else head.weight, size)))
+    table.weight = _fixed(words if dist.get_rank() == 0 else words[:1].clone())  # the others are sent embeddings
     for module in (head, table):
         module.__dict__.pop("forward", None)
     for parent in list(model.modules()):

@@ -50,7 +50,8 @@ class Recorder:
         """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
         if self._device.type != "cuda":
             return compute
-        with torch.cuda.device(self._device):
+        # The inner of the two `stream` contexts of a recording that fails is not left, so there is one around it.
+        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from slipstream.engine.forward import DecodeState, Runner
 from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
-from slipstream.engine.kv_cache import LayerBuffers, round_up
+from slipstream.engine.kv_cache import round_up
 from slipstream.engine.segments import PassRows
 from slipstream.engine.static.glue import choose_glue
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, RunLayers, StaticStep, StepParts
+from slipstream.engine.static.trials import choose_windows
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
-from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
+from slipstream.engine.static.windows import MakeWindows, StepShape, WholeWindows
 from slipstream.engine.thread import finish_work, is_device_lost
 from slipstream.errors import ModelNotUsable
 from slipstream.logs import get_logger
@@ -26,8 +27,6 @@ from slipstream.speculation.protocol import TokenTree
 NUM_SESSIONS = (1, 2, 4)
 NUM_ROWS = (1, 2, 4, 8, 16, 32)
 CAPACITIES = (4096, 8192, 16384, 32768, 65536)
-MAX_ERROR = 2e-2
-"""Of a way to attend in 16 bits, beside the largest number that there is."""
 _REPEATS = 5
 
 
@@ -60,22 +59,20 @@ class StaticSteps:
         """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
         self._steps: dict[StepShape, StaticStep | None] = {}
         runner.pool = self.pool
-        self.attention, make_windows = self._choose_windows(int(runner.decoder.config.num_attention_heads))
+        recorder, make_windows = Recorder(like.device), cast(MakeWindows, WholeWindows)
+        self.attention = "whole"
+        """How windows attend. With a fixed width by the way whose bits stay the same, as over a pool in which no video
+        has room."""
+        if not width and self.pool.num_free >= CAPACITIES[0]:
+            num_heads = int(runner.decoder.config.num_attention_heads)
+            self.attention, make_windows = choose_windows(self.pool, num_heads, recorder)
         most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
         vocab_size = cast(Any, runner.lm_head).weight.shape[0]
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
-        decoder, recorder = runner.decoder, Recorder(like.device)
-        self.layers = "upstream"
+        self.layers, run_layers = _choose_layers(runner, num_axes, like)
         """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
-        run_layers: RunLayers = runner.run_through
-        if isinstance(runner, FusedRunner):
-            self.layers, run_layers = "exact", runner.fused
-        elif can_fuse(decoder, num_axes):
-            self.layers, glue = choose_glue(glue_shape(decoder), like)
-            run_layers = FusedLayers(decoder, lambda _: glue)
-        self._parts = StepParts(
-            decoder.embed_tokens, run_layers, runner.lm_head, self.pool, make_windows, num_axes, logits, recorder
-        )
+        embed_tokens, head = runner.decoder.embed_tokens, runner.lm_head
+        self._parts = StepParts(embed_tokens, run_layers, head, self.pool, make_windows, num_axes, logits, recorder)
 
     def fix_widths(self) -> None:
         """Has the windows of sessions that step alone take a fixed number of rows, where that costs next to nothing;
@@ -169,7 +166,7 @@ class StaticSteps:
         try:
             step = StaticStep(parts or self._parts, shape)
         except RuntimeError as error:
-            if is_device_lost(error) and "captur" not in str(error):  # what a recording does not allow harms nothing
+            if is_device_lost(error):
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
             if "out of memory" in str(error):
@@ -178,70 +175,19 @@ class StaticSteps:
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
 
-    def _choose_windows(self, num_heads: int) -> tuple[str, MakeWindows]:
-        """The fastest way to attend that is right here; with a fixed width the one whose bits stay the same, as with a
-        pool in which no video has room."""
-        if self._width or self.pool.num_free < CAPACITIES[0]:
-            return "whole", WholeWindows
-        ways = known_windows(self.pool)
-        timed = []
-        for name, make in ways:
-            try:
-                seconds, error = _try(self.pool, make, num_heads)
-            except (RuntimeError, ImportError, TypeError) as failure:  # of another torch, too
-                if is_device_lost(failure):
-                    raise
-                get_logger().info("static_attention.unusable", name=name, error=str(failure).partition("\n")[0])
-                continue
-            if error <= MAX_ERROR:
-                timed.append((seconds, name, make))
-        assert timed, "a masked attention works everywhere"
-        _, name, make = min(timed, key=lambda way: way[0])
-        return name, make
 
-
-NUM_TRIED = 8
-"""Rows of the windows that ways to attend are compared on."""
-
-
-def _try(pool: KVPool, make: MakeWindows, num_heads: int) -> tuple[float, float]:
-    """Seconds of the attention of one layer and the windows of two sessions, and its largest error beside the largest
-    number, in fp64."""
-    length = min(CAPACITIES[0], pool.num_free // 2)
-    extents = [cast(Extent, pool.take(size, pool)) for size in (length // 2, length)]
+def _choose_layers(runner: Runner, num_axes: int, like: Tensor) -> tuple[str, RunLayers]:
+    """By the name of what lies between the products, or "upstream"."""
+    if isinstance(runner, FusedRunner):
+        return "exact", runner.fused
+    if not can_fuse(runner.decoder, num_axes):
+        return "upstream", runner.run_through
+    name, glue = choose_glue(glue_shape(runner.decoder), like)
     try:
-        with torch.inference_mode():
-            return _timed_and_compared(pool, make, num_heads, extents[::-1])
-    finally:
-        for extent in extents:
-            pool.give_back(extent)
-
-
-def _timed_and_compared(
-    pool: KVPool, make: MakeWindows, num_heads: int, extents: Sequence[Extent]
-) -> tuple[float, float]:
-    like, head_dim = pool.keys[0], pool.keys[0].shape[-1]
-    generator = torch.Generator(like.device).manual_seed(0)
-    for extent in extents:
-        for held in (pool.view(0, extent).keys, pool.view(0, extent).values):
-            held.normal_(generator=generator)
-    past = [extent.length - NUM_TRIED * (1 + index) for index, extent in enumerate(extents)]
-    shape = StepShape(len(extents), NUM_TRIED, extents[0].length)
-    places = _places(shape, extents, past, like.device)
-    size = (num_heads, shape.num_all_rows, head_dim)
-    query = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
-    keys, values = (held[0][places.write_rows].transpose(0, 1) for held in (pool.keys, pool.values))
-    windows = make(pool, places)
-    seconds = []
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        windows.begin()
-        output = windows(0, query, keys, values, head_dim**-0.5)
-        finish_work(like.device)
-        seconds.append(time.perf_counter() - started)
-    by_session = zip(output.split(NUM_TRIED), query.split(NUM_TRIED, dim=1), extents, past, strict=True)
-    errors = [_error(rows, asked, pool.view(0, extent), seen) for rows, asked, extent, seen in by_session]
-    return statistics.median(seconds), max(errors)
+        return name, FusedLayers(runner.decoder, lambda _: glue)
+    except torch.OutOfMemoryError as error:  # the layers that were joined so far compute what they did before
+        get_logger().warning("static_layers.no_room", error=str(error).partition("\n")[0])
+        return "upstream", runner.run_through
 
 
 def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
@@ -255,32 +201,6 @@ def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
         finish_work(step.device)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:])
-
-
-def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> Places:
-    rows = torch.arange(shape.num_rows, device=device)
-    firsts = [extent.start + seen for extent, seen in zip(extents, past, strict=True)]
-    return Places(
-        shape,
-        torch.tensor([extent.start for extent in extents], device=device),
-        torch.tensor([extent.length for extent in extents], device=device),
-        torch.tensor(past, device=device),
-        torch.cat([first + rows for first in firsts]),
-        (rows[:, None] >= rows).long().expand(shape.num_sessions, -1, -1),
-    )
-
-
-def _error(output: Tensor, query: Tensor, held: LayerBuffers, past: int) -> float:
-    """Of [rows, heads, d] behind `past` tokens, beside the largest number of the same in fp64."""
-    num_heads, num_rows, head_dim = query.shape
-    keys, values = (rows[:, : past + num_rows].double() for rows in (held.keys, held.values))
-    folded = query.double().reshape(len(keys), -1, head_dim)
-    scores = folded @ keys.transpose(1, 2) * head_dim**-0.5
-    unseen = torch.ones(num_rows, keys.shape[1], dtype=torch.bool, device=query.device)
-    unseen = unseen.triu(1 + past).repeat(num_heads // len(keys), 1)
-    right = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ values
-    right = right.view(num_heads, num_rows, head_dim).transpose(0, 1)
-    return float((output.double() - right).abs().max() / right.abs().max())
 
 
 def _entries(batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Entry] | None:

@@ -6,12 +6,14 @@ Nothing here depends on what the host knows of a session, so that one graph serv
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slipstream.engine.attention import join_window, wide_dtype
+from slipstream.engine.attention import flash_of, join_window, wide_dtype
 from slipstream.engine.static.pool import KVPool
 
 
@@ -146,30 +148,59 @@ def past_by_copy(query: Tensor, pool: KVPool, layer: int, places: Places, scale:
     return (scores - lse[..., None]).exp() @ values, lse
 
 
-def past_by_varlen(query: Tensor, pool: KVPool, layer: int, places: Places, scale: float) -> tuple[Tensor, Tensor]:
-    """Torch's flash attention for sequences of different lengths (CUDA, 16 bits). A session is one query row, of which
-    all rows of its window are heads, so that its keys and values are read once; starts and lengths stay on the device.
-    """
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # torch 2.11
+VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, float], tuple[Tensor, Tensor]]
+"""Queries [sessions, heads, d], a layer's keys and values [pool rows, kv_heads, d], where each session begins in both
+(int32 [sessions + 1]), the most keys that one may have, how many it has (int32 [sessions]) and the scale -> output,
+shaped as the queries, and log-sum-exp [heads, sessions]."""
 
+
+def past_by_varlen(
+    attend: VarlenKernel, query: Tensor, pool: KVPool, layer: int, places: Places, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Flash attention for sequences of different lengths (CUDA, 16 bits). A session is one query row, of which all rows
+    of its window are heads, so that its keys and values are read once; starts and lengths stay on the device.
+    """
     sessions, kv_heads, num_folded, head_dim = query.shape
     one_row = query.reshape(sessions, kv_heads * num_folded, head_dim)
     counted = torch.arange(sessions + 1, dtype=torch.int32, device=query.device)
     starts = torch.cat([places.starts, places.starts[-1:] + places.lengths[-1:]]).to(torch.int32)
-    output, lse = varlen_attn(
-        one_row,
-        pool.keys[layer],
-        pool.values[layer],
-        counted,
-        starts,
-        1,
-        places.shape.capacity,
-        return_aux=AuxRequest(lse=True),
-        scale=scale,
-        enable_gqa=True,
-        seqused_k=places.past.to(torch.int32),
+    rows, used = (pool.keys[layer], pool.values[layer]), places.past.to(torch.int32)
+    output, lse = attend(one_row, *rows, counted, starts, places.shape.capacity, used, scale)
+    return output.reshape(query.shape), lse.T.reshape(sessions, kv_heads, num_folded)
+
+
+def torchs_varlen(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, starts: Tensor, most: int, used: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Torch's `VarlenKernel`: what `varlen_attn` calls, which itself cannot be told how many keys count before 2.13."""
+    output, lse, *_ = torch.ops.aten._flash_attention_forward(
+        query, keys, values, rows, starts, 1, most, 0.0, False, False, scale=scale, seqused_k=used
     )
-    return output.view(query.shape), lse.T.reshape(sessions, kv_heads, num_folded)
+    return output, lse
+
+
+def packages_varlen(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, starts: Tensor, most: int, used: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The `VarlenKernel` of flash-attn (2.7 or later)."""
+    from flash_attn.flash_attn_interface import (  # type: ignore[import-not-found,unused-ignore]
+        _flash_attn_varlen_forward,
+    )
+
+    output, lse, *_ = _flash_attn_varlen_forward(
+        query, keys, values, rows, starts, 1, most, 0.0, scale, False, seqused_k=used
+    )
+    return output, lse
+
+
+def varlen_of(name: str) -> VarlenKernel:
+    """Torch's by another implementation: "FA3" or "FA4", whose packages it looks for."""
+
+    def attend(*args: Any) -> tuple[Tensor, Tensor]:
+        with flash_of(name):
+            return torchs_varlen(*args)
+
+    return attend
 
 
 MakeWindows = Callable[[KVPool, Places], Windows]
@@ -182,5 +213,11 @@ def known_windows(pool: KVPool) -> Sequence[tuple[str, MakeWindows]]:
         return lambda pool, places: JoinedWindows(pool, places, attend_past)
 
     ways: list[tuple[str, MakeWindows]] = [("whole", WholeWindows), ("copy", joined(past_by_copy))]
-    half = pool.keys[0].dtype in (torch.float16, torch.bfloat16)
-    return [*ways, ("varlen", joined(past_by_varlen))] if half and pool.keys[0].is_cuda else ways
+    if not pool.keys[0].is_cuda or pool.keys[0].dtype not in (torch.float16, torch.bfloat16):
+        return ways
+    kernels = {
+        "varlen": torchs_varlen,
+        "flash-attn": packages_varlen,
+        **{f"varlen {name}": varlen_of(name) for name in ("FA3", "FA4")},
+    }
+    return [*ways, *((name, joined(partial(past_by_varlen, kernel))) for name, kernel in kernels.items())]

@@ -1,5 +1,7 @@
 """Static steps of a whole model: the logits of other steps, the same bits in every window, and what fits no step."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ from hypothesis import strategies as st
 
 from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.engine.startup import try_static_steps
-from slipstream.engine.static import steps
+from slipstream.engine.static import steps, trials
 from slipstream.engine.static.pool import PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, StaticStep
+from slipstream.engine.static.step import MAX_AHEAD, Recorder, StaticStep
 from slipstream.engine.static.windows import JoinedWindows, WholeWindows, known_windows
+from slipstream.engine.thread import is_device_lost
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
 from slipstream.speculation.protocol import TokenTree
@@ -43,7 +46,7 @@ def static_model(pair: Pair, **options: Any) -> VideoLM:
 def static(request: pytest.FixtureRequest, pair: Pair) -> VideoLM:
     """Takes static steps only: a step that fell back to an ordinary one would fail."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "known_windows", lambda pool: [w for w in known_windows(pool) if w[0] == request.param])
+        patch.setattr(trials, "known_windows", lambda pool: [w for w in known_windows(pool) if w[0] == request.param])
         model = static_model(pair)
     assert model.static is not None and model.static.attention == request.param
     return model
@@ -200,7 +203,7 @@ def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeyp
         raise RuntimeError("no kernel")
 
     ways = [("wrong", Wrong), ("fails", fail), ("whole", WholeWindows)]
-    monkeypatch.setattr(steps, "known_windows", lambda pool: ways)
+    monkeypatch.setattr(trials, "known_windows", lambda pool: ways)
     model = static_model(pair)
     assert model.static is not None and model.static.attention == "whole"
 
@@ -214,7 +217,7 @@ def test_a_model_whose_static_steps_differ_goes_on_without(pair: Pair, monkeypat
         return query
 
     monkeypatch.setattr(WholeWindows, "_attend", forgetful)
-    monkeypatch.setattr(steps.StaticSteps, "_choose_windows", lambda *_: ("whole", WholeWindows))
+    monkeypatch.setattr(steps, "choose_windows", lambda *_: ("whole", WholeWindows))
     model = load_model(str(pair.path))
     try_static_steps(model, POOL_BYTES)
     assert model.static is None
@@ -227,3 +230,73 @@ def test_positions_of_several_axes(tmp_path_factory: pytest.TempPathFactory) -> 
     ours.open_static_steps(POOL_BYTES)
     state, other = prefill(ours), prefill(theirs)
     close(ours.step([(state, [5, 6, 7])])[0], theirs.step([(other, [5, 6, 7])])[0])
+
+
+class FakeStream:
+    """As far as a recording knows CUDA's streams."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        pass
+
+
+def test_a_recording_that_fails_leaves_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own context of a recording does not leave it when the recording's end fails."""
+    current = [FakeStream()]
+
+    @contextlib.contextmanager
+    def stream(entered: FakeStream) -> Iterator[None]:
+        before, current[0] = current[0], entered
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    class Graph:
+        def __init__(self, graph: object, *, stream: FakeStream, **_: Any) -> None:
+            self._stream = stream
+
+        def __enter__(self) -> None:
+            current[0] = self._stream
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    for name, value in {
+        "Stream": FakeStream,
+        "graph_pool_handle": object,
+        "device": lambda device: contextlib.nullcontext(),
+        "current_stream": lambda *_: current[0],
+        "stream": stream,
+        "CUDAGraph": object,
+        "graph": Graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    first, ran = current[0], list[FakeStream]()
+    with pytest.raises(RuntimeError, match="capture") as failed:
+        Recorder(torch.device("cuda:0")).record(lambda: ran.append(current[0]))
+    assert current == [first] and first not in ran and len(ran) == 3
+    assert not is_device_lost(failed.value)
+
+
+def test_the_way_that_is_fastest_as_it_is_recorded_is_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes to launch a way's kernels, which a recording does once, counts for nothing."""
+    replaying: list[bool] = []
+
+    class Wordy(WholeWindows):
+        def __call__(self, *args: Any) -> torch.Tensor:
+            replaying.append(False)
+            return super().__call__(*args)
+
+    class Fast(Recorder):
+        def record(self, compute: Any) -> Any:
+            compute()
+            return lambda: replaying.append(True)
+
+    monkeypatch.setattr(trials, "known_windows", lambda pool: [("wordy", Wordy)])
+    monkeypatch.setattr(steps, "Recorder", Fast)
+    model = static_model(pair)
+    assert model.static is not None and model.static.attention == "wordy"
+    assert replaying == [False] * model.info.num_layers + [True] * trials._REPEATS

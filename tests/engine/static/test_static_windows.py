@@ -1,5 +1,7 @@
 """Static attention over a pool is the attention of any kernel, in fp64, whoever else is in the step."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,13 +19,31 @@ from slipstream.engine.static.windows import (
     StepShape,
     WholeWindows,
     past_by_copy,
+    past_by_varlen,
 )
 from slipstream.speculation.protocol import TokenTree
 
 HEAD_DIM, SCALE, CAPACITY = 4, 0.3, 256
+
+
+def varlen(
+    query: Tensor, keys: Tensor, values: Tensor, rows: Tensor, starts: Tensor, most: int, used: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """A `VarlenKernel` as flash attention's is documented: heads share a KV head with their neighbours."""
+    assert rows.tolist() == [*range(len(query) + 1)] and len(starts) == len(query) + 1 and int(used.max()) <= most
+    outputs, lses = [], []
+    for one, start, count in zip(query, starts.tolist(), used.tolist(), strict=False):
+        grouped = one.unflatten(0, (keys.shape[1], -1))
+        scores = grouped @ keys[start : start + count].permute(1, 2, 0) * scale
+        outputs.append((scores.softmax(-1) @ values[start : start + count].transpose(0, 1)).flatten(0, 1))
+        lses.append(scores.logsumexp(-1).flatten())
+    return torch.stack(outputs), torch.stack(lses, dim=1)
+
+
 KINDS: dict[str, MakeWindows] = {
     "whole": WholeWindows,
     "joined": lambda pool, places: JoinedWindows(pool, places, past_by_copy),
+    "varlen": lambda pool, places: JoinedWindows(pool, places, partial(past_by_varlen, varlen)),
 }
 
 

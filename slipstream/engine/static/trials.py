@@ -1,0 +1,124 @@
+"""Which way to attend the static steps of a model take: the fastest here of those that are right."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from slipstream.engine.kv_cache import LayerBuffers
+from slipstream.engine.static.pool import Extent, KVPool
+from slipstream.engine.static.step import Recorder
+from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
+from slipstream.engine.thread import finish_work, is_device_lost
+from slipstream.logs import get_logger
+
+MAX_ERROR = 2e-2
+"""Of a way to attend in 16 bits, beside the largest number that there is."""
+NUM_ROWS = 8
+"""Of the windows that ways are compared on."""
+MOST_TOKENS = {"cuda": 32_768, "cpu": 4096}
+"""Of a session that ways are compared on. What a long video costs decides on a GPU; a CPU has no choice worth a start
+that takes longer."""
+_REPEATS = 5
+
+
+def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder) -> tuple[str, MakeWindows]:
+    """By its name. Recorded as a step's layers are: what the host takes to launch a way's kernels counts for nothing
+    in a step, and would decide here."""
+    timed: list[tuple[float, str, MakeWindows]] = []
+    for name, make in known_windows(pool):
+        try:
+            seconds, error = _try(pool, make, num_heads, recorder)
+        except Exception as failure:  # packages, and other versions of torch, raise what they like
+            if is_device_lost(failure):
+                raise
+            get_logger().info("static_attention.unusable", name=name, error=str(failure).partition("\n")[0])
+            continue
+        get_logger().info("static_attention.tried", name=name, seconds=seconds, error=error)
+        if error <= MAX_ERROR:
+            timed.append((seconds, name, make))
+    _, name, make = min(timed, key=lambda way: way[0], default=(0.0, "whole", WholeWindows))
+    return name, make
+
+
+def _try(pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder) -> tuple[float, float]:
+    """Seconds of the attention of all layers and the windows of two sessions, and the largest error of the first layer
+    beside the largest number, in fp64."""
+    length = min(MOST_TOKENS[pool.keys[0].device.type], pool.num_free // 2)
+    extents = [cast(Extent, pool.take(size, pool)) for size in (length // 2, length)]
+    try:
+        with torch.inference_mode():
+            return _timed_and_compared(pool, make, num_heads, recorder, extents[::-1])
+    finally:
+        for extent in extents:
+            pool.give_back(extent)
+
+
+def _timed_and_compared(
+    pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder, extents: Sequence[Extent]
+) -> tuple[float, float]:
+    like, head_dim = pool.keys[0], pool.keys[0].shape[-1]
+    generator = torch.Generator(like.device).manual_seed(0)
+    for extent in extents:
+        for held in (pool.view(0, extent).keys, pool.view(0, extent).values):
+            held.normal_(generator=generator)
+    past = [extent.length - NUM_ROWS * (1 + index) for index, extent in enumerate(extents)]
+    shape = StepShape(len(extents), NUM_ROWS, extents[0].length)
+    places = _places(shape, extents, past, like.device)
+    size = (num_heads, shape.num_all_rows, head_dim)
+    query = torch.randn(size, dtype=like.dtype, device=like.device, generator=generator)
+    keys, values = (held[0][places.write_rows].transpose(0, 1) for held in (pool.keys, pool.values))
+    windows, output = make(pool, places), like.new_empty(shape.num_all_rows, num_heads, head_dim)
+
+    def attend() -> None:
+        windows.begin()
+        of_layers = [windows(layer, query, keys, values, head_dim**-0.5) for layer in range(len(pool.keys))]
+        output.copy_(of_layers[0])
+
+    seconds = _seconds(recorder.record(attend), like.device)
+    by_session = zip(output.split(NUM_ROWS), query.split(NUM_ROWS, dim=1), extents, past, strict=True)
+    errors = [_error(rows, asked, pool.view(0, extent), seen) for rows, asked, extent, seen in by_session]
+    return seconds, max(errors)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The median of some runs."""
+    seconds = []
+    for _ in range(_REPEATS):
+        finish_work(device)
+        started = time.perf_counter()
+        run()
+        finish_work(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def _places(shape: StepShape, extents: Sequence[Extent], past: Sequence[int], device: torch.device) -> Places:
+    rows = torch.arange(shape.num_rows, device=device)
+    firsts = [extent.start + seen for extent, seen in zip(extents, past, strict=True)]
+    return Places(
+        shape,
+        torch.tensor([extent.start for extent in extents], device=device),
+        torch.tensor([extent.length for extent in extents], device=device),
+        torch.tensor(past, device=device),
+        torch.cat([first + rows for first in firsts]),
+        (rows[:, None] >= rows).long().expand(shape.num_sessions, -1, -1),
+    )
+
+
+def _error(output: Tensor, query: Tensor, held: LayerBuffers, past: int) -> float:
+    """Of [rows, heads, d] behind `past` tokens, beside the largest number of the same in fp64. One KV head at a time:
+    the pool has taken most of the memory."""
+    num_rows, head_dim = query.shape[1:]
+    unseen = torch.ones(num_rows, past + num_rows, dtype=torch.bool, device=query.device).triu(1 + past)
+    by_head = zip(query.chunk(len(held.keys)), output.chunk(len(held.keys), dim=1), held.keys, held.values, strict=True)
+    errors, largest = [], []
+    for asked, found, keys, values in by_head:
+        scores = asked.double() @ keys[: past + num_rows].double().T * head_dim**-0.5
+        right = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1) @ values[: past + num_rows].double()
+        errors.append((found.transpose(0, 1).double() - right).abs().max())
+        largest.append(right.abs().max())
+    return float(torch.stack(errors).max() / torch.stack(largest).max())
