@@ -85,7 +85,7 @@ class SdpaKernel:
 
 
 class MatmulKernel(SdpaKernel):
-    """Two batched matmuls around a softmax, with K stored [dim, token]: the fastest for fp32 on a CPU."""
+    """Two batched matmuls around a softmax, with K stored [dim, token]: torch's fastest for fp32 on a CPU."""
 
     key_layout = Layout.HEAD_DIM_TOKEN
 

@@ -71,6 +71,6 @@ def _can_compile(dtype: torch.dtype) -> bool:
 
 
 def _compiled_kernel() -> Kernel:
-    from slipstream.engine.compiled.attention import CompiledKernel
+    from slipstream.engine.compiled.blocked_attention import CompiledKernel
 
     return CompiledKernel()

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from slipstream.engine.attention import MatmulKernel
-from slipstream.engine.compiled import attention as compiled
-from slipstream.engine.compiled.attention import BLOCK, MIN_SHARED_KEYS, CompiledKernel
+from slipstream.engine.compiled import blocked_attention as compiled
+from slipstream.engine.compiled.blocked_attention import BLOCK, MIN_SHARED_KEYS, CompiledKernel
 from slipstream.engine.compiled.code import Vectors, vectors_for
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.kv_cache import KVCache
