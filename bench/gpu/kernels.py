@@ -20,7 +20,8 @@ from torch import Tensor
 from bench.common import say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, attempt, measure_bandwidth
-from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, flash_of, get_kernel
+from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, flash_of
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
 

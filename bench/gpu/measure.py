@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.random_model import NUM_BEFORE, NUM_TEXT, RandomModel, chain, greedy_tokens, plan_of
-from slipstream.engine.attention import Kernel, SdpaKernel, get_kernel
+from slipstream.engine.attention import Kernel, SdpaKernel
 from slipstream.engine.forward import DecodeState, Prefill
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM

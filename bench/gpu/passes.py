@@ -19,8 +19,9 @@ from bench.common import say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, write_ahead
 from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
-from slipstream.engine.attention import SdpaKernel, get_kernel
+from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import DecodeState
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.static.step import MAX_AHEAD, Recorder
 from slipstream.engine.video_lm import VideoLM
 from slipstream.pruning import num_kept

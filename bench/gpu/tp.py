@@ -29,7 +29,7 @@ from bench.common import ROOT, peak_bytes, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, judge
 from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, make_upstream, plan_of, tiny
-from slipstream.engine.attention import get_kernel
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.follower import Follower
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Group, RankOrder, join, lead, rank_here

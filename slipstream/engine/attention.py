@@ -17,10 +17,8 @@ kept; the others lost.
     K @ q^T, softmax over the first axis           0.493  0.604  0.886  0.771  1.276
 """
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,11 +28,9 @@ from transformers import AttentionInterface
 
 from slipstream.engine.kv_cache import Layout
 from slipstream.engine.segments import Segment
-from slipstream.errors import ModelNotUsable
 
 IMPLEMENTATION = "slipstream"
 """Name under which the attention function is registered with transformers."""
-ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash", "joined")
 
 _MAX_ROWS = 64
 """Query rows that `MatmulKernel` scores at a time: bounds its score matrix and is the fastest block."""
@@ -90,7 +86,7 @@ class SdpaKernel:
 
 
 class MatmulKernel(SdpaKernel):
-    """Two batched matmuls around a softmax, with K stored [dim, token]: the fastest for fp32 on a CPU."""
+    """Two batched matmuls around a softmax, with K stored [dim, token]: torch's fastest for fp32 on a CPU."""
 
     key_layout = Layout.HEAD_DIM_TOKEN
 
@@ -222,41 +218,6 @@ class FlashKernel:
         batch = (tensor.transpose(0, 1)[None] for tensor in (query, keys, values))
         output: Tensor = self._attend(*batch, softmax_scale=scale, causal=True)
         return output[0].transpose(0, 1)
-
-
-def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_ends: bool = False) -> Kernel:
-    """The kernel called `name`; "auto" takes the fastest that works on `device` with `dtype`.
-
-    Args:
-        masked_ends: caches show rows that nobody may see, which takes a kernel with a mask.
-
-    Raises:
-        ModelNotUsable: an unknown name; flash attention without CUDA, half precision or its package; flash or joined
-            attention with masked ends.
-    """
-    half = dtype in (torch.float16, torch.bfloat16)
-    flash_works = device.type == "cuda" and half and importlib.util.find_spec("flash_attn") is not None
-    flash_works = flash_works and not masked_ends
-    if name == "auto":
-        name = "flash" if flash_works else "matmul" if device.type == "cpu" and not half else "sdpa"
-    if name == "flash" and not flash_works:
-        raise ModelNotUsable(
-            "attention 'flash' needs the flash-attn package, CUDA and a 16-bit dtype, and no strict width; use 'auto'"
-        )
-    if name == "joined" and masked_ends:
-        raise ModelNotUsable(
-            "attention 'joined' cuts keys where the window begins, so it has no strict width; use 'auto'"
-        )
-    attend_past = by_flash if half or device.type == "cpu" else by_matmul
-    kernels: dict[str, Callable[[], Kernel]] = {
-        "sdpa": SdpaKernel,
-        "matmul": MatmulKernel,
-        "flash": FlashKernel,
-        "joined": partial(JoinedKernel, attend_past),
-    }
-    if name not in kernels:
-        raise ModelNotUsable(f"unknown attention {name!r}; known: {', '.join(ATTENTION_NAMES)}")
-    return kernels[name]()
 
 
 class Attend(Protocol):

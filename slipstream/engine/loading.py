@@ -18,10 +18,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from slipstream.engine.attention import IMPLEMENTATION, get_kernel
+from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.fused_layers import fastest_runner
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import localise, placement
 from slipstream.engine.video_lm import Adapter, VideoLM
@@ -69,7 +70,7 @@ def load_model(
         ref: a local directory, or an id on the Hugging Face hub.
         dtype: float32, bfloat16 or float16; auto: bfloat16 on CUDA, where it halves memory and time, float32 elsewhere.
         device: what `torch.device` understands.
-        attention: one of `ATTENTION_NAMES`.
+        attention: one of `kernels.ATTENTION_NAMES`.
         strict_width: above 0, the width of every step, see `VideoLM.step`.
         group: the ranks that the model is spread over, of which this process is one and has `device`; None: no others.
         make_runner: what runs its passes; None: whatever is the fastest here.

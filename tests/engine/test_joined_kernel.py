@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.engine.attention import JoinedKernel, MatmulKernel, PastAttention, by_flash, by_matmul, get_kernel
+from slipstream.engine.attention import JoinedKernel, MatmulKernel, PastAttention, by_flash, by_matmul
+from slipstream.engine.kernels import get_kernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
 from slipstream.errors import ModelNotUsable

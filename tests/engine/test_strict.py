@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from slipstream.engine import DecodeState, VideoLM, load_model
-from slipstream.engine.attention import MatmulKernel, get_kernel
+from slipstream.engine.attention import MatmulKernel
+from slipstream.engine.kernels import get_kernel
 from slipstream.errors import ModelNotUsable
 from tests.engine.conftest import Pair, random_frames
 
