@@ -1,9 +1,12 @@
--- Jobs by their ids. Arguments: who compacts, after how many bytes to end, ids. Answers the first of them, at least one.
+-- Jobs by their ids, each with its content key at the end. Arguments: who compacts, after how many bytes to end, ids.
+-- Answers the first of them, at least one.
 local room, out = tonumber(arg(2)), {}
 elected('compactor', arg(1))
 for i = 3, num_args() do
   if room <= 0 then break end
-  out[#out + 1] = job_row(arg(i))
+  local row = job_row(arg(i))
+  row[#row + 1] = redis.call('HGET', job_key(arg(i)), 'content') or ''
+  out[#out + 1] = row
   room = room - job_bytes(arg(i))
 end
 return out
