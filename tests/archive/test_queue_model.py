@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from slipstream.archive.parts import PartLimits, PutAnswer
 from slipstream.archive.queue import BatchSpec, DamagedRecord, JobQueue, JobState, Lease, Outcome, Priority
-from tests.archive.worlds import DONE, POLICY, World, memory_world, redis_world, specs
+from tests.archive.worlds import POLICY, World, memory_world, redis_world, specs
 
 ResultT = TypeVar("ResultT")
 
