@@ -120,7 +120,7 @@ PARTS = {
             "spill_queue_mb": (128, "that jobs may take in Redis"),
             "spill_file_mb": (32, "of a result file's jobs"),
         },
-        zeros=("results_missing", "results_doubled", "over_memory"),
+        zeros=("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory"),
     ),
 }
 

@@ -45,10 +45,10 @@ LOSSLESS: dict[str, Any] = {"codec": "ffv1"}
 RANGED: dict[str, Any] = {
     "codec": "libx264",
     "container": "mp4",
-    "key_every": 4,
+    "key_every": 1,
     "codec_options": {"qp": "0", "preset": "ultrafast"},
 }
-"""Lossless, too, and with an index; of 60 segments of 10 s it has 2.6 MB, which is too much to be fetched whole."""
+"""Lossless, too, and with an index; too large to be fetched whole."""
 FILM_TIMEOUT_S, GETS_ON_S = 1800.0, 300.0
 Report = Mapping[str, Any]
 ResultT = TypeVar("ResultT")
