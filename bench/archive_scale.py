@@ -12,7 +12,7 @@ from bench.archive_placement import run_placement
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end
-from bench.film_kills import run_film
+from bench.film_kills import run_bucket_film, run_film
 from bench.film_lookup import run_lookup
 from bench.film_prompts import run_prompts
 from bench.output import finish
@@ -43,6 +43,12 @@ def in_time(report: Report) -> bool:
     return bool(report["largest_time_error_s"] <= report["frame_step_s"])
 
 
+def in_ranges(report: Report) -> bool:
+    """Whether each run of the film fetched less than the whole of it."""
+    runs = report["deaths"].get("gateway-0", 0) + report["films"]
+    return bool(0 < report["fetched_bytes"] < runs * report["film_bytes"])
+
+
 PARTS = {
     # A long film in segments, whose processes are killed at random points.
     "film": Part(
@@ -56,6 +62,13 @@ PARTS = {
         },
         zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
         check=in_time,
+    ),
+    # The same, of a film in a bucket; `--segments` and its like are those of `film`.
+    "film-bucket": Part(
+        run_bucket_film,
+        {},
+        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        check=lambda report: in_time(report) and in_ranges(report),
     ),
     # What captions of earlier segments are worth as drafts.
     "lookup": Part(
@@ -108,7 +121,7 @@ PARTS = {
             "spill_queue_mb": (128, "that jobs may take in Redis"),
             "spill_file_mb": (32, "of a result file's jobs"),
         },
-        zeros=("results_missing", "results_doubled", "over_memory"),
+        zeros=("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory"),
     ),
     # What each step of them takes of a processor.
     "steps": Part(run_steps, {"steps_jobs": (20_000, "taken through the same, step by step")}, zeros=("not_done",)),

@@ -46,6 +46,7 @@ SLOTS = 64
 """Of a worker: its jobs take no time, only round trips."""
 RESTART_S, LOOK_S = 0.5, 0.25
 LIMIT_MB, RATE_ASKED = 300, 2000
+LOOKED_UP = 500
 TIMEOUT_S = 4 * 3600.0
 T = TypeVar("T")
 
@@ -87,13 +88,21 @@ def made_up_results() -> list[str]:
 
 def outcome_of(lease: Lease, results: Sequence[str]) -> Outcome:
     """With one of these results."""
-    number = int(lease.custom_id) * 37 % len(results)
-    return Outcome(JobState.DONE, results[number], tallies={"tokens": 160.0})
+    result, content_key = results[_result_of(int(lease.custom_id))], _content_of(lease.custom_id)
+    return Outcome(JobState.DONE, result, tallies={"tokens": 160.0}, content_key=content_key)
 
 
 def made_up_jobs(numbers: Iterable[int]) -> list[JobSpec]:
     """Those of these numbers."""
     return [JobSpec(f"{number:08d}", write_job(JobPayload(_path(number), {}, ""))) for number in numbers]
+
+
+def _result_of(job: int) -> int:
+    return job * 37 % RESULTS
+
+
+def _content_of(custom_id: str) -> str:
+    return f"content of {custom_id}"
 
 
 async def work(given: Given) -> None:
@@ -144,6 +153,10 @@ class _Run:
     peak_resident: int = 0
     begin_bytes: int = 0
     end_bytes: int = 0
+    contents_lost: int = 0
+    """Of some that were looked for: those whose result, which lies in a file, is not found by its content."""
+    contents_invented: int = 0
+    """Results found of contents that nobody captioned."""
     """What Redis takes before the first job, and when all are in files."""
     submitted_s: float = 0.0
     done_s: float = 0.0
@@ -227,7 +240,17 @@ async def _drain(run: _Run) -> None:
         await watching
     run.end_bytes = await _memory(run)
     run.spent_s["hand_in"] = time.process_time() - began_cpu_s
+    await _look_up(run, queue)
     await queue.close()
+
+
+async def _look_up(run: _Run, queue: SpillQueue) -> None:
+    """Results by their content, as a batch of the same files would."""
+    total = run.args.spill_jobs
+    for number in run.chance.sample(range(total), min(LOOKED_UP, total)):
+        found = await queue.find_result(_content_of(f"{number:08d}"))
+        run.contents_lost += found != made_up_result(_result_of(number))
+        run.contents_invented += await queue.find_result(_content_of(f"{total + number:08d}")) is not None
 
 
 async def _submit(run: _Run, queue: SpillQueue) -> None:
@@ -319,6 +342,8 @@ def _report(run: _Run, results: Path) -> dict[str, Any]:
         "deaths_in_a_file": run.in_file,
         "results_missing": missing,
         "results_doubled": sum(found.values()) - len(found),
+        "contents_lost": run.contents_lost,
+        "contents_invented": run.contents_invented,
         "files": len(paths),
         "lines_mb": round(sum(path.stat().st_size for path in paths) / 1e6, 1),
         "tables_mb": round(sum(path.stat().st_size for path in results.glob(f"{BATCH}/*.parquet")) / 1e6, 1),

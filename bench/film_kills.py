@@ -3,16 +3,19 @@
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
 time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
 to the archive, and gateway and target are killed until there were enough deaths; where a film ends before, it is handed
-in again.
+in again. It is a file, or an object of an S3 bucket (moto's server) that the gateway reads by ranges; then the reader
+is cut off from the bucket, too, in the middle of whatever it reads.
 """
 
 import argparse
 import asyncio
+import os
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,14 +29,26 @@ from slipstream.errors import SlipstreamError
 from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.films import Film, frame_times, make_film, scene, write_film
+from tests.support.object_store import BUCKET as BUCKET_NAME
+from tests.support.object_store import ObjectServer, object_server
 from tests.support.processes import logged
 
 STEP_S, START_PTS_S = 0.125, 4.0
 CLIPS_COMPARED = 6
 MOST_AFTER_S = 2.0
 """A process is killed up to so long after a part was kept."""
-TARGET_SHARE = 0.25
-"""Of the deaths that are the target's; the others are the gateway's."""
+GATEWAY, TARGET, BUCKET = "gateway-0", "target", "bucket"
+SHARES = {TARGET: 0.25, BUCKET: 0.25}
+"""Of the deaths; the others are the gateway's."""
+CUT_OFF_S = 1.0
+LOSSLESS: dict[str, Any] = {"codec": "ffv1"}
+RANGED: dict[str, Any] = {
+    "codec": "libx264",
+    "container": "mp4",
+    "key_every": 1,
+    "codec_options": {"qp": "0", "preset": "ultrafast"},
+}
+"""Lossless, too, and with an index; too large to be fetched whole."""
 FILM_TIMEOUT_S, GETS_ON_S = 1800.0, 300.0
 Report = Mapping[str, Any]
 ResultT = TypeVar("ResultT")
@@ -48,6 +63,8 @@ class _FilmRun:
     path: Path
     cluster: Cluster
     captioner: AsyncCaptioner
+    bucket: ObjectServer | None = None
+    """Where the film lies, too."""
     reference: list[SegmentCaption] = field(default_factory=list)
     chance: random.Random = field(default_factory=random.Random)
 
@@ -60,17 +77,36 @@ class _FilmRun:
 
 async def run_film(given: argparse.Namespace) -> Report:
     """The part `film`."""
-    frames_a_scene = round(given.seconds / STEP_S)
-    scenes = [frames_a_scene] * given.segments
-    with tempfile.TemporaryDirectory(prefix="slipstream-film-") as folder:
-        film = make_film(scenes, frame_times(scenes, STEP_S, START_PTS_S), codec="ffv1")
-        path = Path(folder) / "film.mkv"
-        path.write_bytes(film.data)
-        options = ClusterOptions(given.target, given.draft, Path(folder), gateways=1, slots=2, lease_s=2.0, flags=FRESH)
-        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
-            run = _FilmRun(given, film, path, cluster, captioner, chance=random.Random(given.seed))
+    async with _film_run(given, None) as run:
+        report = await _undisturbed(run)
+        return report | await _disturbed(run)
+
+
+async def run_bucket_film(given: argparse.Namespace) -> Report:
+    """The part `film-bucket`."""
+    async with object_server() as bucket:
+        os.environ.update(bucket.environment)
+        async with _film_run(given, bucket) as run:
             report = await _undisturbed(run)
-            return report | await _disturbed(run)
+            bucket.put(run.path.name, run.film.data)
+            given_before = bucket.given
+            report |= await _disturbed(run)
+            fetched = bucket.given - given_before
+        return report | {"film_bytes": len(run.film.data), "fetched_bytes": fetched}
+
+
+@asynccontextmanager
+async def _film_run(given: argparse.Namespace, bucket: ObjectServer | None) -> AsyncIterator[_FilmRun]:
+    scenes = [round(given.seconds / STEP_S)] * given.segments
+    times_s = frame_times(scenes, STEP_S, START_PTS_S)
+    flags = FRESH | {"gateway": (*FRESH["gateway"], "--object-roots", f"s3://{BUCKET_NAME}")} if bucket else FRESH
+    with tempfile.TemporaryDirectory(prefix="slipstream-film-") as folder:
+        film = make_film(scenes, times_s, **(RANGED if bucket else LOSSLESS))
+        path = Path(folder) / ("film.mp4" if bucket else "film.mkv")
+        path.write_bytes(film.data)
+        options = ClusterOptions(given.target, given.draft, Path(folder), gateways=1, slots=2, lease_s=2.0, flags=flags)
+        async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
+            yield _FilmRun(given, film, path, cluster, captioner, bucket, chance=random.Random(given.seed))
 
 
 async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
@@ -88,7 +124,8 @@ async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
     differing = 0
     for number in run.chance.sample(range(len(run.reference)), min(CLIPS_COMPARED, len(run.reference))):
         length = round(run.given.seconds / STEP_S)
-        clip = write_film(scene(number, length), frame_times([length], STEP_S), codec="ffv1")
+        how = RANGED if run.bucket else LOSSLESS
+        clip = write_film(scene(number, length), frame_times([length], STEP_S), **how)
         plain = {name: value for name, value in run.options.items() if name != "segments"}
         caption = await run.captioner.caption(clip, method="autoregressive", **plain)
         differing += caption.text != run.reference[number].text
@@ -114,11 +151,9 @@ async def _disturbed(run: _FilmRun) -> dict[str, Any]:
         batches.append(batch)
         while deaths.total() < run.given.kills and await _gets_on(run, batch):
             await asyncio.sleep(run.chance.uniform(0, MOST_AFTER_S))
-            name = "target" if run.chance.random() < TARGET_SHARE else "gateway-0"
-            starts = run.cluster.processes[name].starts
-            run.cluster.kill(name)
+            name = _whose_turn(run)
+            await _strike(run, name)
             deaths[name] += 1
-            await run.cluster.wait_serving(name, starts + 1)
             say(f"{deaths.total()} of {run.given.kills} deaths, the last of {name}")
         await wait_ended([run.captioner], batch, FILM_TIMEOUT_S)
     report = {"deaths": dict(deaths), "films": len(batches), "archive_s": round(time.monotonic() - began, 2)}
@@ -126,8 +161,28 @@ async def _disturbed(run: _FilmRun) -> dict[str, Any]:
     return report | {name: sum(one[name] for one in found) for name in found[0]}
 
 
+def _whose_turn(run: _FilmRun) -> str:
+    share = run.chance.random()
+    if share < SHARES[TARGET]:
+        return TARGET
+    return BUCKET if run.bucket and share < SHARES[TARGET] + SHARES[BUCKET] else GATEWAY
+
+
+async def _strike(run: _FilmRun, name: str) -> None:
+    """Returns when it serves again."""
+    if run.bucket is not None and name == BUCKET:
+        run.bucket.cut_off()
+        await asyncio.sleep(CUT_OFF_S)
+        run.bucket.is_cut_off = False
+        return
+    starts = run.cluster.processes[name].starts
+    run.cluster.kill(name)
+    await run.cluster.wait_serving(name, starts + 1)
+
+
 async def _hand_in(run: _FilmRun, key: str) -> str:
-    item = BatchItem("film", str(run.path), run.options)
+    source = f"s3://{BUCKET_NAME}/{run.path.name}" if run.bucket else str(run.path)
+    item = BatchItem("film", source, run.options)
     return await _patiently(lambda: submit(run.captioner, key, [item]))
 
 

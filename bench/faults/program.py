@@ -86,7 +86,7 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "stop": run_stop,
         "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
         "files": lambda: _fuzz("files", given.seed, examples=given.files),
-        "old-files": lambda: _fuzz("old-files", given.seed, examples=-(-given.files // 2)),
+        "old-files": lambda: _fuzz("old-files", given.seed, examples=given.files),
         "fuzz": lambda: _fuzz("fuzz", given.seed, examples=ROUND, seconds=given.fuzz),
     }
 
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> None:
     counts = {
         "jobs": (200, "of `drain`"),
         "requests": (10_000, "of that part"),
-        "files": (2_000, "of that part, and half as many of `old-files`"),
+        "files": (2_000, "of that part, and as many of `old-files`"),
     }
     counts["fuzz"] = (120, "seconds of that part")
     parser = make_parser("faults", "Does the archive keep its promises?", **counts, seed=0)

@@ -34,6 +34,8 @@ class FinishedJob:
     """In its batch, from 0, as the jobs were handed in."""
     record: JobRecord
     parts: tuple[PartRecord, ...] = ()
+    content: str = ""
+    """SHA-256 of the key under which its result is found from other batches; "" where there is none."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ _FIELDS = [field.name for field in fields(JobRecord)]
 
 def _line_of(job: FinishedJob, said: Mapping[str, Any]) -> bytes:
     content = dict(said) | {"position": job.position, "record": vars(job.record)}
+    if job.content:
+        content["content"] = job.content
     if job.parts:
         content["parts"] = [[part.number, base64.b64encode(part.data).decode(), part.damage] for part in job.parts]
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
@@ -179,6 +183,6 @@ def _job_from(line: bytes) -> FinishedJob:
         values = {name: told[name] for name in _FIELDS if name in told}
         record = JobRecord(**values | {"state": JobState(told["state"])})
         parts = tuple(PartRecord(number, base64.b64decode(data), why) for number, data, why in content.get("parts", ()))
-        return FinishedJob(int(content["position"]), record, parts)
+        return FinishedJob(int(content["position"]), record, parts, str(content.get("content", "")))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"a line is no finished job: {error}") from None

@@ -4,6 +4,7 @@ For callers it is the same queue: a job has one position in its batch for good, 
 the compactor and the feeder ask of it is here, too; each script says what it fixes.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from slipstream.archive.queue import (
     JobSpec,
     JobState,
     QueuePolicy,
+    QueueUnavailable,
     SubmitOutcome,
     UnknownBatch,
     job_id,
@@ -26,13 +28,16 @@ from slipstream.archive.redis_rows import job_from, texts
 from slipstream.archive.result_files import FinishedJob, ResultFile
 from slipstream.archive.result_reader import ResultReader
 from slipstream.archive.results_folder import ResultDiffers, ResultsFolder
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, SlipstreamError
+from slipstream.logs import get_logger
 
 OUTSIDE_JOBS = 500
 """Of one chunk at most."""
 KNOWN_BATCHES = 64
 """Of which the files are remembered."""
 ROWS_BYTES = 4 * 1024**2
+LOOK_S = 5.0
+"""A result that is not read by then is made again."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,28 @@ class SpillQueue(RedisQueue):
         left = [part for part in finished[int(where)].parts if part.number >= after]
         return left[:limit], left[limit].number if len(left) > limit else 0
 
+    async def find_result(self, content_key: str) -> str | None:
+        """Also one that lies in a file. A store of objects that does not give it is no reason to wait: it is made
+        again."""
+        found = await super().find_result(content_key)
+        if found is not None:
+            return found
+        content = sha256(content_key)
+        where = texts(await self._run("find_filed", content))
+        if not where:
+            return None
+        batch_id, position = where[0], int(where[1])
+        try:
+            async with asyncio.timeout(LOOK_S):
+                job = (await self._reader.find(await self._files(batch_id), [position]))[position]
+        except QueueUnavailable:
+            raise
+        except (SlipstreamError, TimeoutError) as error:
+            get_logger().warning("results.unread", batch_id=batch_id, error=str(error) or f"no answer in {LOOK_S:g} s")
+            return None
+        is_it = job.content == content and job.record.state is JobState.DONE
+        return (job.record.result or None) if is_it else None
+
     async def _files(self, batch_id: str) -> list[ResultFile]:
         """Of a batch. Only those that came since are asked for."""
         known = self._known.setdefault(batch_id, _KnownFiles(""))
@@ -209,8 +236,9 @@ class SpillQueue(RedisQueue):
         rows = await self._run("rows", me, ROWS_BYTES, *(name for _, name in asked))
         jobs = []
         for (position, _), row in zip(asked, rows, strict=False):
-            record = job_from(plan.batch_id, row)
-            jobs.append(FinishedJob(position, record, await self._all_parts(record) if record.parts_done else ()))
+            record, content = job_from(plan.batch_id, row[:-1]), row[-1].decode(errors="replace")
+            parts = await self._all_parts(record) if record.parts_done else ()
+            jobs.append(FinishedJob(position, record, parts, content))
         return jobs
 
     async def _all_parts(self, record: JobRecord) -> tuple[PartRecord, ...]:

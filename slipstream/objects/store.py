@@ -24,8 +24,8 @@ from slipstream.errors import (
 SCHEMES = ("s3", "gs", "az", "file")
 CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
-ALLOW_HTTP = "AWS_ALLOW_HTTP"
-"""The one variable that the library leaves unread where it is told limits of time."""
+ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
+"""The one variable of each that the library leaves unread where it is told limits of time."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +93,27 @@ class ObjectStore:
         """Raises `InvalidConfig` without the extra `objects`, or where the environment makes no store of it."""
         try:
             import obstore
-            from obstore.store import from_url
+            from obstore.store import AzureStore, from_url
         except ImportError:
             raise InvalidConfig("objects need obstore: pip install 'slipstream[objects]'") from None
         self.root = root
         self._calls: Any = obstore
+        scheme, _, bucket = root.partition("://")
+        allow_http = os.environ.get(ALLOW_HTTP.get(scheme, ""), "").lower() == "true"
         options: dict[str, Any] = {
             "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=RETRY_S)},
             "client_options": {
                 "connect_timeout": timedelta(seconds=CONNECT_S),
                 "timeout": timedelta(seconds=REQUEST_S),
-                **({"allow_http": True} if os.environ.get(ALLOW_HTTP, "").lower() == "true" else {}),
+                **({"allow_http": True} if allow_http else {}),
             },
         }
         try:
-            self._store: Any = from_url("file:///") if root == "file://" else from_url(root, **options)
+            if scheme == "az":  # whose first word the library would take for the container
+                account, _, container = bucket.partition("/")
+                self._store: Any = AzureStore(container, account_name=account, **options)
+            else:
+                self._store = from_url("file:///") if scheme == "file" else from_url(root, **options)
         except Exception as error:
             raise InvalidConfig(f"{root} cannot be opened with this environment: {_first_line(error)}") from None
 

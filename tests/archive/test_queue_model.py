@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from slipstream.archive.parts import PartLimits, PutAnswer
 from slipstream.archive.queue import BatchSpec, DamagedRecord, JobQueue, JobState, Lease, Outcome, Priority
-from tests.archive.worlds import DONE, POLICY, World, memory_world, redis_world, specs
+from tests.archive.worlds import POLICY, World, memory_world, redis_world, specs
 
 ResultT = TypeVar("ResultT")
 
@@ -31,6 +31,7 @@ OWNERS = {"one": "a", "two": "b", "three": "b"}
 BATCHES = st.sampled_from(list(OWNERS))
 NUM_RUNS, NUM_STEPS = 15, 30
 ENDED = (JobState.DEAD, JobState.FAILED, JobState.CANCELLED)
+CONTENTS = ["a film", "another", "a third"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(pair=consumes(leases), state=st.sampled_from([JobState.DONE, JobState.DONE, JobState.FAILED]))
     def finish(self, pair: Pair, state: JobState) -> None:
-        outcome = Outcome(state, DONE.result, "why", "CODE", f"content of {pair.model.custom_id}", {"tokens": 1})
+        name = pair.model.custom_id  # of both batches the same contents, as the same file may be in several
+        outcome = Outcome(state, f'{{"text": "{name}"}}', "why", "CODE", CONTENTS[int(name[-1]) % 3], {"tokens": 1})
         committed = self.told(pair, lambda queue, lease: _finished(queue, lease, outcome))
         assert committed == self.told(pair, lambda queue, lease: _finished(queue, lease, outcome)), "repeated"
 
@@ -205,7 +207,8 @@ async def _swept(queue: JobQueue) -> int:
 
 async def _all_but_times(queue: JobQueue) -> Any:
     """What the queue holds as far as both must agree; each alone is checked for what must always hold."""
-    return await asyncio.gather(queue.depth(), *(_batch_but_times(queue, batch) for batch in OWNERS))
+    batches = (_batch_but_times(queue, batch) for batch in OWNERS)
+    return await asyncio.gather(queue.depth(), *map(queue.find_result, CONTENTS), *batches)
 
 
 async def _batch_but_times(queue: JobQueue, batch_id: str) -> Any:

@@ -20,6 +20,7 @@ from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
 from tests.archive.test_queue_model import (
     BATCHES,
+    CONTENTS,
     ENDED,
     OWNERS,
     Pair,
@@ -114,7 +115,7 @@ class SpillMachine(QueueMachine):
 
 async def _all_but_times_and_bytes(queue: JobQueue) -> Any:
     """What parts take in the store is less once they are in files."""
-    found: list[Any] = [await queue.depth()]
+    found: list[Any] = [await queue.depth(), [await queue.find_result(content) for content in CONTENTS]]
     for batch_id in OWNERS:
         parts, jobs, batch = await _batch_but_times(queue, batch_id)
         found.append((parts, jobs, replace(batch, parts_bytes=0)))

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from slipstream.archive.messages import BatchItem, Job, JobPart
 from slipstream.archive.queue import BatchState, JobState
-from slipstream.client.batch_handles import AsyncBatchHandle
+from slipstream.client.batch_handles import AsyncArchive, AsyncBatchHandle
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
@@ -87,6 +87,7 @@ async def test_a_gateway_killed_at_a_file_harms_nothing(
                 assert [job.custom_id async for job in batch.results()] == list(before[0])
                 again = await archive_at(channel).submit(items, key="all", **SMALL)
                 assert again.submitted is not None and again.submitted.num_known == 5
+                await _nothing_is_made_again(archive_at(channel), items[:3], before[0])
                 (videos / "missing.mp4").write_bytes((videos / "1.mp4").read_bytes())
                 assert await batch.retry(include_failed=True) == 1
                 assert (await batch.wait()).state is BatchState.COMPLETED
@@ -94,6 +95,16 @@ async def test_a_gateway_killed_at_a_file_harms_nothing(
                 assert jobs["missing"].caption is not None and list(jobs) == list(before[0])
             assert len(logged(gateway.log_path, "results.written")) >= 1
             assert not [entry for entry in logged(gateway.log_path, "results.not_written")]
+
+
+async def _nothing_is_made_again(archive: AsyncArchive, items: list[BatchItem], before: dict[str, Job]) -> None:
+    """The same files in another batch have the results that lie in files, which another gateway made."""
+    batch = await archive.submit(items, key="the same again", **SMALL)
+    assert (await batch.wait()).totals.reused == len(items)
+    async for job in batch.jobs():
+        earlier = before[job.custom_id]
+        assert job.receipt is not None and job.receipt.reused and job.caption is not None
+        assert earlier.caption is not None and job.caption.text == earlier.caption.text
 
 
 async def test_a_folder_that_cannot_be_used_is_a_start_up_error(stack: Stack, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Films with known times: each frame says when it is shown, each scene has colours of its own."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from typing import Any
 
 import av
 import numpy as np
@@ -39,11 +40,13 @@ def make_film(
     container: str = "matroska",
     size: tuple[int, int] = (64, 48),
     key_every: int = 12,
+    codec_options: Mapping[str, str] | None = None,
 ) -> Film:
     """Scenes of so many frames, shown at these times in whole milliseconds. `size`: width and height."""
     pictures = [picture for number, n in enumerate(scene_frames) for picture in scene(seed + number, n, size)]
     firsts = [0, *accumulate(scene_frames)][:-1]
-    data = write_film(pictures, times_s, codec=codec, container=container, key_every=key_every)
+    how: dict[str, Any] = {"codec": codec, "container": container, "codec_options": codec_options}
+    data = write_film(pictures, times_s, key_every=key_every, **how)
     return Film(data, tuple(times_s), tuple(times_s[first] for first in firsts))
 
 
@@ -70,12 +73,13 @@ def write_film(
     codec: str = "libx264",
     container: str = "matroska",
     key_every: int = 12,
+    codec_options: Mapping[str, str] | None = None,
 ) -> bytes:
     """RGB pictures [height, width, 3] as a file; with "ffv1" they are decoded as they are."""
     tick = Fraction(1, 1000)
     output_file = io.BytesIO()
     with av.open(output_file, "w", format=container) as output:
-        stream = output.add_stream(codec, rate=Fraction(25))
+        stream = output.add_stream(codec, rate=Fraction(25), options=dict(codec_options or {}))
         assert isinstance(stream, VideoStream)
         height, width, _ = pictures[0].shape
         stream.width, stream.height = width, height

@@ -20,6 +20,8 @@ EXAMPLES_VARIABLE = "SLIPSTREAM_FUZZ_EXAMPLES"
 SECONDS_VARIABLE = "SLIPSTREAM_FUZZ_S"
 SEED_VARIABLE = "SLIPSTREAM_FUZZ_SEED"
 MOST_ROUNDS = 10**6
+ROUND_EXAMPLES = 500
+"""What Hypothesis keeps of its examples grows with their number, until the round is over."""
 REPORT_VARIABLE = "SLIPSTREAM_FUZZ_REPORT"
 CALLS = 8
 """Requests of one example, at the same time."""
@@ -38,8 +40,10 @@ def fuzzing(usual_examples: int) -> settings:
 
 
 def fuzz(strategy: SearchStrategy[ExampleT], attack: Callable[[ExampleT], object], usual_examples: int) -> int:
-    """Tries examples until one makes `attack` raise, and shrinks that; how many were tried."""
-    num_tried, until = 0, time.monotonic() + float(os.environ.get(SECONDS_VARIABLE) or 0)
+    """Tries examples, in rounds of another seed each, until one makes `attack` raise, and shrinks that; how many were
+    tried."""
+    asked = fuzzing(usual_examples)
+    num_tried, num_asked, until = 0, 0, time.monotonic() + float(os.environ.get(SECONDS_VARIABLE) or 0)
     first_seed = int(os.environ.get(SEED_VARIABLE) or 0) * MOST_ROUNDS
 
     def counted(example: ExampleT) -> None:
@@ -48,8 +52,11 @@ def fuzz(strategy: SearchStrategy[ExampleT], attack: Callable[[ExampleT], object
         attack(example)
 
     for number in itertools.count(first_seed):
-        seed(number)(fuzzing(usual_examples)(given(strategy)(counted)))()
-        if time.monotonic() >= until:
+        left = asked.max_examples - num_asked
+        num_now = min(left if left > 0 else asked.max_examples, ROUND_EXAMPLES)
+        seed(number)(settings(asked, max_examples=num_now)(given(strategy)(counted)))()
+        num_asked += num_now
+        if num_asked >= asked.max_examples and time.monotonic() >= until:
             break
     return num_tried
 

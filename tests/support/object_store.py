@@ -36,6 +36,9 @@ class ObjectServer:
     """The first PUT of an object whose name has this word takes effect, and nobody hears of it."""
     kept_back: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when such an answer has come."""
+    is_cut_off: bool = False
+    """Nobody gets an answer."""
+    _clients: set[asyncio.StreamWriter] = field(default_factory=set)
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,6 +62,12 @@ class ObjectServer:
         self._resumed.set()
         self._resumed, self._stopped = asyncio.Event(), asyncio.Event()
 
+    def cut_off(self) -> None:
+        """Ends every connection, in the middle of whatever is read; takes none until `is_cut_off` is false again."""
+        self.is_cut_off = True
+        for client in self._clients:
+            client.transport.abort()
+
     async def paused(self) -> None:
         """Returns once it says nothing any more."""
         async with asyncio.timeout(START_S):
@@ -66,8 +75,11 @@ class ObjectServer:
 
     async def relay(self, upstream: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of a client."""
+        self._clients.add(writer)
         with contextlib.suppress(OSError):
-            if self.forbids:
+            if self.is_cut_off:
+                writer.transport.abort()
+            elif self.forbids:
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(FORBIDDEN)
                 await writer.drain()
@@ -75,6 +87,7 @@ class ObjectServer:
                 there, back = await asyncio.open_connection("127.0.0.1", upstream)
                 is_kept_back = asyncio.Event()
                 await asyncio.gather(self._ask(reader, back, is_kept_back), self._answer(there, writer, is_kept_back))
+        self._clients.discard(writer)
         writer.close()
 
     async def _ask(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, is_kept_back: asyncio.Event) -> None:

@@ -25,6 +25,9 @@
 --   b:<batch>:names   hash of jobs that have no record here, 12 bytes each: 8 of the id, 4 of the payload's digest; the
 --                field is the first four digits of the id
 --   b:<batch>:where   hash: positions of jobs with parts that are in result files
+--   contents          hash of results that are in result files, by content key, 14 bytes each: 6 of the key, 4 the number
+--                of the batch, 4 the position; the field is the first four digits of the key. `filed`: hash of batches by
+--                their numbers; an entry whose batch is not in it any more counts for nothing
 --   b:<batch>:chunks  list of '<object> <jobs> <mask>' of jobs that wait outside, `chunked` of the batch their number
 --   ended, chunks     zsets of batches that have such lists, by time and by turn
 --   chunked           hash: jobs that wait outside by owner
@@ -395,14 +398,25 @@ local function bytes_of(digits, first) return struct.pack('>I4', tonumber(string
 
 local function name_of(id, digest) return bytes_of(id, 5) .. bytes_of(id, 13), bytes_of(digest, 1) end
 
+-- Where an entry that begins with `name` is among `entries`, which have `size` bytes each; nil: there is none.
+local function entry_at(entries, name, size)
+  local at = string.find(entries, name, 1, true)
+  while at and (at - 1) % size ~= 0 do at = string.find(entries, name, at + 1, true) end
+  return at
+end
+
 -- 'known' or 'conflict' for a job that was handed in and may have no record here; nil for any other. And its neighbours.
 local function named(batch, id, digest)
   local names = redis.call('HGET', names_key(batch), string.sub(id, 1, 4))
   if not names then return nil, '' end
   local name, content = name_of(id, digest)
-  local at = string.find(names, name, 1, true)
-  while at and (at - 1) % 12 ~= 0 do at = string.find(names, name, at + 1, true) end
+  local at = entry_at(names, name, 12)
   return at and (string.sub(names, at + 8, at + 11) == content and 'known' or 'conflict'), names
+end
+
+-- Field and beginning of the entry of a result by its content key.
+local function content_name(content)
+  return string.sub(content, 1, 4), bytes_of(content, 5) .. struct.pack('>I2', tonumber(string.sub(content, 13, 16), 16))
 end
 
 local function remember(batch, id, digest, neighbours)

@@ -24,6 +24,9 @@ local function sweep(batch)
     redis.call('ZREM', P .. 'batches', batch)
     redis.call('ZREM', P .. 'o:' .. owner_of(batch), batch)
     for _, name in ipairs({ 'files', 'outside', 'names', 'where' }) do redis.call('DEL', P .. 'b:' .. batch .. ':' .. name) end
+    local number = redis.call('HGET', batch_key(batch), 'filed')
+    if number then redis.call('HDEL', P .. 'filed', number) end
+    if redis.call('EXISTS', P .. 'filed') == 0 then redis.call('DEL', P .. 'contents') end
     redis.call('DEL', batch_key(batch))
     redis.call('ZREM', P .. 'expiry', batch)
   end
