@@ -54,6 +54,9 @@ CAME_WITH = {
     "several targets and drafts of a gateway, and which takes a caption": 1,
     "results that are committed together": 1,
     "what is usual in a batch, as the page asks for it": 1,
+    "attention that is compiled for the CPU: code, products, attention; which way to attend a model gets": 4,
+    "ways to attend, tried as a GPU records them": 1,
+    "services of one GPU start in turn": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
