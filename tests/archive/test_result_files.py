@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from slipstream.archive import result_files
 from slipstream.archive.chunks import Chunk, write_chunk
+from slipstream.archive.messages import ModelReceipt, Receipt
 from slipstream.archive.parts import PartRecord
 from slipstream.archive.queue import DamagedRecord, JobRecord, JobSpec, JobState, Priority
+from slipstream.archive.records import JobPayload, job_of, write_job, write_result
 from slipstream.archive.result_files import FinishedJob, ResultFile, ResultFileWriter, read_block, survey
 from slipstream.archive.result_table import ResultTableWriter, digest_of, row_of
+from slipstream.messages import Caption, VideoFacts
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 JOB = JobRecord("id", "batch", "a", JobState.DONE, "{}", "", "", "", "w", 1, 0, 0, "", 1.0, 2.0, 3.0)
@@ -104,6 +107,28 @@ def test_the_table_says_which_lines_it_goes_with() -> None:
         ("a", 9, "cancelled"),
     ]
     assert [part["error"] for part in rows[1]["parts"]] == ["another release wrote this part"]
+
+
+def test_a_row_says_what_the_job_says() -> None:
+    video = VideoFacts(duration_s=2.5, num_frames=3, timestamps_s=(0.0, 1.0, 2.0))
+    caption = Caption("a cat", 7, None, video=video, options={"method": "autoregressive"})
+    model = ModelReceipt("target", "revision", "float32")
+    receipt = Receipt("1.0", model, None, {"prompt": "?"}, "of the video", 9, "of the text")
+    payload = write_job(JobPayload("/a.mp4", {}, ""))
+    record = replace(JOB, payload=payload, result=write_result(caption, receipt), attempts=2)
+    row, job = row_of(FinishedJob(4, record)), job_of(record)
+    assert job.caption is not None and job.receipt is not None
+    assert row == {
+        **{name: getattr(job, name) for name in ("custom_id", "job_id", "source", "error", "error_code", "attempts")},
+        **{name: getattr(job, name) for name in ("created_s", "started_s", "ended_s")},
+        **{"state": "done", "kind": "video", "position": 4, "epoch": record.epoch, "parts": []},
+        **{"text": job.caption.text, "num_tokens": job.caption.num_tokens, "method": job.caption.options["method"]},
+        **{"num_frames": job.caption.video.num_frames, "duration_s": job.caption.video.duration_s},
+        **{"target_model": job.receipt.target.model_id, "target_revision": job.receipt.target.revision},
+        **{name: getattr(job.receipt, name) for name in ("video_sha256", "text_sha256", "slipstream_version")},
+    }
+    other = row_of(FinishedJob(4, replace(record, result='{"v":99}')))
+    assert other["error"] == job_of(replace(record, result='{"v":99}')).error and other["text"] is None
 
 
 def test_a_chunk_holds_what_was_handed_in() -> None:
