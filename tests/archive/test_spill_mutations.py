@@ -20,12 +20,24 @@ async def two_at_once(spill: Spill, folder: Path) -> None:
     await checks.test_two_compactors_and_two_feeders_at_once_do_no_harm(spill, folder)
 
 
+async def late(spill: Spill, folder: Path) -> None:
+    await checks.test_a_feeder_that_comes_late_feeds_nothing(spill)
+
+
 async def cancelled(spill: Spill, folder: Path) -> None:
     await checks.test_a_cancelled_batch_ends_and_its_jobs_are_told(spill)
 
 
 async def retained(spill: Spill, folder: Path) -> None:
     await checks.test_a_batch_goes_after_its_retention_and_its_files_stay(spill, folder)
+
+
+async def contents(spill: Spill, folder: Path) -> None:
+    await checks.test_a_content_goes_with_the_last_batch_that_has_it(spill)
+
+
+async def emptied(spill: Spill, folder: Path) -> None:
+    await checks.test_a_bucket_of_entries_of_batches_that_are_gone_is_emptied(spill)
 
 
 MUTATIONS: dict[str, tuple[str, str, Check]] = {
@@ -50,7 +62,7 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "",
         two_at_once,
     ),
-    "the cursor is not looked at": ("or (h[3] or '0') ~= arg(3) then return 0", "then return 0", two_at_once),
+    "the cursor is not looked at": ("or (h[3] or '0') ~= arg(3) then return 0", "then return 0", late),
     "what waits outside is forgotten": (
         "return tonumber(n[1] or 0) + tonumber(n[2] or 0) + tonumber(n[3] or 0)",
         "return tonumber(n[1] or 0) + tonumber(n[2] or 0)",
@@ -62,6 +74,10 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "if false then",
         retained,
     ),
+    "contents are forgotten": ("    file_content(h[2], at)\n", "", contents),
+    "the earlier of two equal contents stays": ("if old then entries =", "if false then entries =", contents),
+    "contents of batches that are gone are found": ("redis.call('HDEL', P .. 'filed', number)", "", contents),
+    "contents of batches that are gone stay": ("== 0 then entries = pruned(entries) end", "== 0 then end", emptied),
 }
 
 
@@ -74,7 +90,8 @@ async def test_the_named_check_sees_it(
     assert any(rule in text for text in scripts.values()), "the rule is written otherwise now"
     mutated = {name: text.replace(rule, instead) for name, text in scripts.items()}
     monkeypatch.setattr("slipstream.archive.redis_queue.load_scripts", lambda: mutated)
-    spill = Spill(redis_url, f"file://{tmp_path}", request.node.name)
+    name = request.node.name.translate(str.maketrans("[]", "()"))  # in a pattern for keys brackets mean something
+    spill = Spill(redis_url, f"file://{tmp_path}", name)
     try:
         with pytest.raises(Exception):  # noqa: B017, PT011 (an assert, or an error of ours)
             await check(spill, tmp_path)

@@ -142,6 +142,23 @@ async def test_two_compactors_and_two_feeders_at_once_do_no_harm(spill: Spill, t
         await other.queue.close()
 
 
+async def test_a_feeder_that_comes_late_feeds_nothing(spill: Spill) -> None:
+    await spill.fill(*NAMES)
+    for lease in await spill.queue.take("w", 200):
+        await spill.queue.finish(lease, DONE)
+    while await spill.compactor.step():
+        pass
+    due = await spill.queue.next_chunk("a")
+    assert due is not None
+    jobs = due.chunk.jobs_in(await spill.folder.read(due.chunk.name))
+    assert await spill.queue.feed(due, due.fed, jobs[:2])
+    assert not await spill.queue.feed(due, due.fed, jobs[:2]), "another has fed them"
+    async with Redis.from_url(spill.url) as redis:
+        await redis.delete(f"{{{spill.name}}}:feeder")
+    await spill.work()
+    assert [(job.custom_id, job.state) for job in await spill.list()] == [(name, JobState.DONE) for name in NAMES]
+
+
 async def _both_work(spill: Spill, other: Spill, redis: Any) -> None:
     for lease in await spill.queue.take("w", 20):
         await spill.queue.finish(lease, DONE)
@@ -290,6 +307,20 @@ async def test_a_content_goes_with_the_last_batch_that_has_it(spill: Spill) -> N
                 pass
         assert [await spill.queue.find_result(name) for name in NAMES[:3]] == left
     assert not {"contents", "filed"} & await spill.keys()
+
+
+async def test_a_bucket_of_entries_of_batches_that_are_gone_is_emptied(spill: Spill) -> None:
+    key, field = f"{{{spill.name}}}:contents", sha256("content")[:4]
+    gone = b"".join(bytes([number]) * 6 + (99).to_bytes(4, "big") + bytes(4) for number in range(16))
+    async with Redis.from_url(spill.url) as redis:
+        await redis.hset(key, field, gone)
+        await spill.queue.open_batch(BatchSpec("batch", "me"))
+        await spill.queue.submit("batch", specs("n0"))
+        (lease,) = await spill.queue.take("w", 1)
+        await spill.queue.finish(lease, replace(DONE, content_key="content"))
+        await spill.work()
+        stored: Any = await redis.hget(key, field)
+    assert len(stored) == 14 and await spill.queue.find_result("content") == DONE.result
 
 
 async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> None:
