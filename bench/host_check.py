@@ -235,7 +235,7 @@ async def strike_hosts(num_jobs: int, seed: int) -> dict[str, Any]:
 
 async def soak_hosts(num_jobs: int, seed: int, seconds: int) -> dict[str, Any]:
     """Batch after batch, until the time is over."""
-    chance, soak, left = random.Random(seed), _Soak(seed), dict[str, int]()
+    chance, soak, left = random.Random(seed), Soak(seed), dict[str, int]()
     async with _three_hosts(num_jobs) as (cluster, items, expected):
         began = time.monotonic()
         while time.monotonic() - began < seconds and not left:
@@ -249,7 +249,7 @@ async def soak_hosts(num_jobs: int, seed: int, seconds: int) -> dict[str, Any]:
 
 
 @dataclass
-class _Soak:
+class Soak:
     """What came of the batches of one seed so far."""
 
     seed: int

@@ -64,10 +64,10 @@ class _Rolling(FaultInjector):
         it has ended."""
         batch = ""
         for (name, release), items in zip(self.steps(), instalments, strict=True):
-            batch = await self._hand_in(items)
             if (name, release) == (LAST_GATEWAY, self._releases.newer):
                 await self._hand_in_films()
                 await self._wait_given_back()
+            batch = await self._hand_in(items)
             if (name, release) == (FIRST_GATEWAY, self._releases.older):
                 await self._hand_in_films()
             await self.move(name, release)
