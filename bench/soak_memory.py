@@ -1,8 +1,8 @@
 """Whether processes that are killed now and then grow: pure, over what they held after each batch of a soak.
 
 What a process holds at the end says little where it may have begun a minute ago. So growth is counted from batch to
-batch, of those that lived through both and through the one before, in which they warmed up. The median counts: a decoder that is replaced just then, or a
-server that rewrites its log, is another 80 MB for a moment.
+batch, of those that lived through both and through the one before, in which they warmed up. The median counts: a
+decoder that is replaced just then, or a server that rewrites its log, is another 80 MB for a moment.
 """
 
 from collections.abc import Mapping, Sequence
