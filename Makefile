@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/slipstream/rpc/v1/*.proto)
 
 .PHONY: setup gen fmt check test demo secrets up down clean
-.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale scale-check simulate documents compose-check front-check front-clients sbom
+.PHONY: bench replay-bench gpu-bench gpu-check guarantees identity draft-faults faults fuzz archive-bench archive-scale scale-check scale-soak simulate documents compose-check front-check front-clients sbom
 
 setup: $(VENV)/.ready
 
@@ -75,6 +75,10 @@ archive-scale: setup
 scale-check: setup
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[scale-check]'
 	$(BIN)/python -m bench scale-check
+
+# Three hours: five seeds, half an hour each and what they begin with. What each found is kept, whatever becomes of the next.
+scale-soak: setup
+	$(BIN)/python -m bench scale-check --only soak --seeds 1 2 3 4 5
 
 # In an environment of its own, so that it does not list itself.
 sbom: setup

@@ -17,19 +17,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from redis.asyncio import Redis
 
 from bench.common import ROOT, run_to_end, say
-from bench.faults.drain import LEASE_S, Harmed, harm_batch, undisturbed_texts
+from bench.faults.drain import LEASE_S, Harmed, harm_batch, longest_pause_s, undisturbed_texts
+from bench.output import FOLDER
+from bench.soak_memory import Memory, growth_of, memory_faults
 from slipstream.archive.messages import BatchItem
 from slipstream.archive.redis_queue import RedisQueue
-from tests.support.archive_faults.history import Kind
 from tests.support.archive_faults.injector import FaultInjector, Strike
 from tests.support.cluster import ClusterOptions
 from tests.support.hosts import REDIS_PORT, HostCluster
@@ -42,9 +41,8 @@ OFF_S, CUT_S, FROZEN_S = (6.0, 15.0), (3.0, 25.0), (3.0, 15.0)
 STRIKES = 3
 """Of each batch of the soak."""
 PROCESS_KINDS = ("kill", "freeze")
+SERVICES = ("gateway", "target", "draft", "redis", "sentinel")
 STORE = {"sentinel": "redis"}
-SLACK_MB = 20
-"""That a process may have grown between the middle and the end of a soak."""
 
 
 # -- what happens to hosts --------------------------------------------------------------------------------------------
@@ -149,9 +147,7 @@ def plan_batch(chance: random.Random) -> list[Strike]:
 
 def _draw_strike(chance: random.Random, share: float) -> Strike:
     kind = chance.choice(("switch off", "cut off", "cut off", "fail over", "drain", "kill", "kill", "freeze", "freeze"))
-    service = (
-        chance.choice(("gateway", "target", "draft", "redis", "sentinel")) if kind in ("kill", "freeze") else "host"
-    )
+    service = chance.choice(SERVICES) if kind in PROCESS_KINDS else "host"
     victim = f"{service}-{chance.randrange(HOSTS)}"
     return Strike(kind, victim, share, chance.uniform(0, 1.5), freeze_s=chance.uniform(*FROZEN_S))
 
@@ -165,8 +161,22 @@ async def run_hosts(given: argparse.Namespace) -> Mapping[str, Any]:
 
 
 async def run_soak(given: argparse.Namespace) -> Mapping[str, Any]:
-    """The part `soak`."""
-    return await _apart("soak", given.soak_clips, given.seed, given.soak_s)
+    """The part `soak`, seed after seed. What each has found so far is in a file of its own after each of its batches,
+    whatever becomes of it, of the next seeds and of this machine."""
+    reports: dict[str, Any] = {}
+    for seed in given.seeds:
+        path = _kept_soak(seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        found = await _apart("soak", given.soak_clips, seed, given.soak_s)
+        reports[str(seed)] = found if "missing" in found or not path.exists() else json.loads(path.read_text()) | found
+        path.write_text(json.dumps(reports[str(seed)]) + "\n")
+        say(f"soak, seed {seed}: {'passed' if reports[str(seed)].get('passed') else 'NOT passed'}: {path}")
+    return {"passed": all(report.get("passed") for report in reports.values()), "seeds": reports}
+
+
+def _kept_soak(seed: int) -> Path:
+    return FOLDER / f"soak-seed-{seed}.json"
 
 
 async def _apart(part: str, *asked: object) -> Mapping[str, Any]:
@@ -174,7 +184,7 @@ async def _apart(part: str, *asked: object) -> Mapping[str, Any]:
     try:
         words = inside([sys.executable, "-m", "bench.host_check", part, *map(str, asked)])
     except OSError as error:
-        return {"missing": str(error)}
+        return {"passed": False, "missing": str(error)}
     process = await asyncio.create_subprocess_exec(*words, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     try:
         output, _ = await process.communicate()
@@ -217,7 +227,7 @@ async def strike_hosts(num_jobs: int, seed: int) -> dict[str, Any]:
         "distinct_texts": len(set(expected.values())),
         "by_gateway": sorted(Counter(entry.worker for entry in batch.history.entries).values()),
         "left_in_queue": left,
-        "longest_pause_s": _longest_pause_s(batch),
+        "longest_pause_s": longest_pause_s(batch),
         "wall_s": round(wall_s, 1),
         "acts": [asdict(act) for act in batch.history.acts],
     }
@@ -225,39 +235,58 @@ async def strike_hosts(num_jobs: int, seed: int) -> dict[str, Any]:
 
 async def soak_hosts(num_jobs: int, seed: int, seconds: int) -> dict[str, Any]:
     """Batch after batch, until the time is over."""
-    chance, batches, memory = random.Random(seed), list[Harmed](), list[dict[str, int]]()
-    left = dict[str, int]()
+    chance, soak, left = random.Random(seed), Soak(seed), dict[str, int]()
     async with _three_hosts(num_jobs) as (cluster, items, expected):
         began = time.monotonic()
         while time.monotonic() - began < seconds and not left:
             plan = plan_batch(chance)
-            batches.append(await _harm(cluster, f"soak-{len(batches)}", items, expected, plan, chance))
-            say(f"batch {len(batches)}: {batches[-1].verdict.violations or 'well'}")
+            batch = await _harm(cluster, f"soak-{len(soak.batches)}", items, expected, plan, chance)
             left = await _left(cluster)
-            memory.append(cluster.memory_bytes())
+            soak.add(batch, time.monotonic() - began, left, _memory(cluster))
+            say(f"batch {len(soak.batches)}: {batch.verdict.violations or 'well'}")
             await _forget_results(cluster)
-        wall_s = time.monotonic() - began
-    verdicts = [batch.verdict for batch in batches]
-    grown = _grown_mb(memory)
-    violations = [fault for verdict in verdicts for fault in verdict.violations]
-    jobs = sum(verdict.jobs for verdict in verdicts)
-    identical = sum(verdict.identical for verdict in verdicts)
-    level = max(grown.values(), default=0) <= SLACK_MB
-    return {
-        "passed": not violations and not left and identical == jobs and level,
-        "seconds": round(wall_s),
-        "batches": len(batches),
-        "jobs": jobs,
-        "identical": identical,
-        "committed_once": sum(verdict.committed_once for verdict in verdicts),
-        "stale_commits_refused": sum(verdict.stale_commits_refused for verdict in verdicts),
-        "reruns": sum(verdict.reruns for verdict in verdicts),
-        "acts": Counter(f"{act.kind} {act.victim}" for batch in batches for act in batch.history.acts),
-        "left_in_queue": left,
-        "longest_pause_s": max(map(_longest_pause_s, batches)),
-        "grown_mb": grown,
-        "violations": violations[:50],
-    }
+    return soak.report()
+
+
+@dataclass
+class Soak:
+    """What came of the batches of one seed so far."""
+
+    seed: int
+    batches: list[Harmed] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+    seconds: float = 0.0
+    left: Mapping[str, int] = field(default_factory=dict)
+
+    def add(self, batch: Harmed, seconds: float, left: Mapping[str, int], memory: Memory) -> None:
+        """One more, which is kept on the disk at once as one of a seed that has not ended."""
+        self.batches.append(batch)
+        self.memory.append(memory)
+        self.seconds, self.left = seconds, left
+        kept = self.report() | {"passed": False, "has_ended": False}
+        _kept_soak(self.seed).write_text(json.dumps(kept) + "\n")
+
+    def report(self) -> dict[str, Any]:
+        verdicts = [batch.verdict for batch in self.batches]
+        jobs, identical = (sum(getattr(verdict, name) for verdict in verdicts) for name in ("jobs", "identical"))
+        violations = [fault for verdict in verdicts for fault in verdict.violations]
+        violations += memory_faults(growths := growth_of(self.memory), SERVICES)
+        return {
+            "passed": not violations and not self.left and identical == jobs,
+            "has_ended": True,
+            "seconds": round(self.seconds),
+            "batches": len(self.batches),
+            "jobs": jobs,
+            "identical": identical,
+            "committed_once": sum(verdict.committed_once for verdict in verdicts),
+            "stale_commits_refused": sum(verdict.stale_commits_refused for verdict in verdicts),
+            "reruns": sum(verdict.reruns for verdict in verdicts),
+            "acts": Counter(f"{act.kind} {act.victim}" for batch in self.batches for act in batch.history.acts),
+            "left_in_queue": self.left,
+            "longest_pause_s": max(map(longest_pause_s, self.batches)),
+            "memory": {service: asdict(growth) for service, growth in growths.items()},
+            "violations": violations[:50],
+        }
 
 
 async def _harm(
@@ -289,22 +318,10 @@ async def _forget_results(cluster: HostCluster) -> None:
             await redis.delete(key)
 
 
-def _longest_pause_s(batch: Harmed) -> float:
-    """In which nothing was committed, between the first commit and the last."""
-    moments = sorted(event.at for event in batch.history.events if event.kind is Kind.COMMITTED)
-    return round(max((after - before for before, after in pairwise(moments)), default=0.0), 1)
-
-
-def _grown_mb(memory: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Of each process's memory after the batches: how much more the last third has than the middle one."""
-    third = len(memory) // 3
-    if not third:
-        return {}
-    middle, last = memory[third : 2 * third], memory[-third:]
-    return {
-        name: round((median(one[name] for one in last) - median(one[name] for one in middle)) / 1e6)
-        for name in memory[0]
-    }
+def _memory(cluster: HostCluster) -> Memory:
+    """Of every process: how often it was started, and what it holds now."""
+    held = cluster.memory_bytes()
+    return {name: (process.starts, held[name]) for name, process in cluster.processes.items()}
 
 
 if __name__ == "__main__":

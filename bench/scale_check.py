@@ -2,7 +2,7 @@
 lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
 are at hand. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks of a real Slurm, one of them
 preempted. `hosts` and `soak`: three hosts, network namespaces of this machine, switched off, cut off and failed over.
-`queues`: four gateways on four queues, beside one.
+`queues`: four gateways on four queues, beside one. `releases`: an older release and this one on one queue.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from bench.host_check import run_hosts, run_soak
 from bench.output import finish
 from bench.queue_rates import run_queues
 from bench.ray_check import run_ray
+from bench.release_check import OLDER, run_releases
 from bench.slurm_check import run_slurm
 from slipstream.archive.queue import BatchSpec, JobSpec, QueuePolicy, QueueUnavailable, SubmitOutcome
 from slipstream.archive.redis_queue import RedisQueue
@@ -179,6 +180,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Coroutine[Any, Any, Report]]]
     "hosts": run_hosts,
     "soak": run_soak,
     "queues": run_queues,
+    "releases": run_releases,
 }
 
 
@@ -197,6 +199,9 @@ def main(argv: Sequence[str]) -> None:
     flags |= {"crds": ("", "folder of CustomResourceDefinitions to hold manifests to")}
     flags |= {"clips": (500, "of `hosts`"), "soak_clips": (60, "of each batch of `soak`")}
     flags |= {"soak_s": (1800, "seconds of `soak`, which ends with the batch that it is in then")}
+    flags |= {"older": (OLDER, "of `releases`: the folder of an older checkout, or a commit of this one's history")}
+    flags |= {"release_jobs": (10, "of `releases`, handed in before each of 12 moves")}
+    flags |= {"seeds": ([1], "of `soak`, one after the other; each has a file of its own")}
     parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from slipstream import AsyncCaptioner
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job
+from slipstream.archive.queue import Priority
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import SlipstreamError
 
@@ -14,11 +15,16 @@ POLL_S = 0.5
 
 
 async def submit(
-    captioner: AsyncCaptioner, key: str, items: Sequence[BatchItem], timeout_s: float = CALL_TIMEOUT_S
+    captioner: AsyncCaptioner,
+    key: str,
+    items: Sequence[BatchItem],
+    timeout_s: float = CALL_TIMEOUT_S,
+    *,
+    priority: Priority = Priority.NORMAL,
 ) -> str:
     """Hands the batch in by one call; its id. Raises `SlipstreamError`, and TimeoutError after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
-        return (await (await archive_of(captioner)).submit(BatchOptions(key), items)).batch_id
+        return (await (await archive_of(captioner)).submit(BatchOptions(key, priority=priority), items)).batch_id
 
 
 async def wait_ended(captioners: Sequence[AsyncCaptioner], batch: str, timeout_s: float) -> Batch:

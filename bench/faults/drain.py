@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,26 @@ async def harm_batch(
             await asyncio.wait({harming})
         if not harming.cancelled():
             harming.result()
-        jobs = await list_jobs(captioners[0], batch_id)
-        entries = await read_entries(cluster.redis_url, batch_id, jobs)
+    return await judge(cluster, batch_id, items, expected, injector)
+
+
+async def judge(
+    cluster: Cluster, batch_id: str, items: Sequence[BatchItem], expected: Mapping[str, str], injector: FaultInjector
+) -> Harmed:
+    """What came of a batch that has ended."""
+    async with cluster.captioner() as captioner:
+        jobs = await list_jobs(captioner, batch_id)
+    entries = await read_entries(cluster.redis_url, batch_id, jobs)
     ids = {entry.job_id for entry in entries}
     events = [event for event in injector.events() if event.job_id in ids]
     history = History([item.custom_id for item in items], events, injector.acts, entries)
     return Harmed(check(history, expected, cluster.options.lease_s, places=cluster.options.places), history, jobs)
+
+
+def longest_pause_s(batch: Harmed) -> float:
+    """In which nothing was committed, between the first commit and the last."""
+    moments = sorted(event.at for event in batch.history.events if event.kind is Kind.COMMITTED)
+    return round(max((after - before for before, after in pairwise(moments)), default=0.0), 1)
 
 
 NUM_NEIGHBOURS = 16
