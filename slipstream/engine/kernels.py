@@ -17,7 +17,7 @@ from slipstream.engine.attention import (
 )
 from slipstream.errors import ModelNotUsable
 
-ATTENTION_NAMES = ("auto", "compiled", "matmul", "sdpa", "flash", "joined")
+ATTENTION_NAMES = ("auto", "matmul", "sdpa", "flash", "joined", "compiled")
 
 
 def get_kernel(name: str, device: torch.device, dtype: torch.dtype, *, masked_ends: bool = False) -> Kernel:

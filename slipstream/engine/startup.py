@@ -49,7 +49,7 @@ class ModelServiceConfig(WireOptions):
     ranks: int = option(
         "processes that share the model on the CPU; as many GPUs are named by --gpus", default=1, check=between(1, 64)
     )
-    attention: str = option("attention kernel: auto, compiled, matmul, sdpa, flash or joined", default="auto")
+    attention: str = option("attention kernel: auto, matmul, sdpa, flash, joined or compiled", default="auto")
     static_steps: str = option(
         "decoding steps of fixed shapes over one pool of keys and values, which a GPU replays as graphs: auto, on or"
         " off; auto: on CUDA",

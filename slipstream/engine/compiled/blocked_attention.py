@@ -296,10 +296,14 @@ class CompiledKernel(MatmulKernel):
         num_rows_at_once = max(MAX_ROWS * len(keys) // heads, 1)
         output = query.new_empty(num_rows, heads, head_dim).transpose(0, 1)
         query = query if query.stride(2) == 1 else query.contiguous()
+        mask = segment.window_mask
+        if num_rows <= num_rows_at_once:  # decoding: without views, which take as long as a draft's attention
+            _run(attention, (query, keys, values, output, mask), segment.past, scale, num_threads)
+            return output
         for first in range(0, num_rows, num_rows_at_once):
             rows = slice(first, first + num_rows_at_once)
-            mask = segment.window_mask[rows]
-            _run(attention, (query[:, rows], keys, values, output[:, rows], mask), segment.past, scale, num_threads)
+            block = query[:, rows], keys, values, output[:, rows], mask[rows]
+            _run(attention, block, segment.past, scale, num_threads)
         return output
 
 
@@ -334,8 +338,3 @@ def _run(
         attention.run(order)
     else:
         team(attention.address, order, threads, 0)
-
-
-def is_available(dtype: torch.dtype) -> bool:
-    """Whether this processor has vectors for it."""
-    return vectors_for(dtype) is not None
