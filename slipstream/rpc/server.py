@@ -370,9 +370,8 @@ async def _wait_for_end(stopping: asyncio.Event, parent_pid: int | None, lifecyc
 def bound(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> Iterator[str]:
     """Binds the address, or says that it is taken. A unix socket is guarded by a lock, as a second server would
     otherwise steal its path."""
-    lock: IO[str] | None = None
-    if listen.startswith("unix:"):
-        lock = _open_lock(listen)
+    lock = _open_lock(listen) if listen.startswith("unix:") else None
+    if lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -110,15 +110,11 @@ class StackOptions:
         """Whether the target is the pocket reader, which knows only synthetic pages."""
         return Path(self.target_model).expanduser().resolve() == POCKET_READER
 
-    @property
-    def target_devices(self) -> list[str]:
+    def devices_of(self, name: str) -> list[str]:
+        """Of target or draft; the target may have several."""
         numbers = [number.strip() for number in self.target_gpus.split(",")]
-        return [f"cuda:{number}" for number in numbers if number] or [self.device]
-
-    @property
-    def own_device(self) -> str:
-        """The draft's."""
-        return self.draft_device or self.target_devices[0]
+        of_target = [f"cuda:{number}" for number in numbers if number] or [self.device]
+        return of_target if name == "target" else [self.draft_device or of_target[0]]
 
     @property
     def start_limit_s(self) -> float:
@@ -162,8 +158,8 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
-    module = options.modules.get(name) or _default_modules()[name]
-    return [sys.executable, "-m", module, *spelled, *options.extra_flags.get(name, ())]
+    modules = _default_modules() | options.modules
+    return [sys.executable, "-m", modules[name], *spelled, *options.extra_flags.get(name, ())]
 
 
 def service_environment(name: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -185,8 +181,7 @@ def _with_http_folder(options: StackOptions, folder: Path) -> StackOptions:
 def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     gpus = options.target_gpus if name == "target" else ""
-    device = options.own_device if name == "draft" else options.target_devices[0]
-    threads, prefill_threads = options.threads, ""
+    device, threads, prefill_threads = options.devices_of(name)[0], options.threads, ""
     if threads is None and options.pin:
         threads = 1
     elif threads is None and device == "cpu":
@@ -280,7 +275,7 @@ class Stack:
         try:
             await self._start_queue()
             self._prepare(address)
-            groups = start_groups(list(self.processes), self.options.target_devices, self.options.own_device)
+            groups = start_groups(list(self.processes), *map(self.options.devices_of, ("target", "draft")))
             if ["draft"] in groups:
                 self._report(ONE_GPU)
             for names in groups:

@@ -9,17 +9,18 @@ ONE_GPU = (
 )
 
 
-def start_groups(names: Sequence[str], target_devices: Sequence[str], draft_device: str) -> list[list[str]]:
+def start_groups(names: Sequence[str], target_devices: Sequence[str], draft_devices: Sequence[str]) -> list[list[str]]:
     """The services, one group after the other: what the doors lead to comes before them. Target and draft of one GPU
     do not start together: each takes a share of the memory that it finds free, and would take the other's.
 
     Args:
         names: of all services.
-        target_devices: of all shares of the target; a draft's `draft_device` may be one of them.
+        target_devices: of all shares of the target; the draft's may be one of them.
     """
     doors = [name for name in names if name in DOORS]
     behind = [name for name in names if name not in doors]
-    if draft_device.startswith("cuda") and _gpu(draft_device) in map(_gpu, target_devices) and "draft" in behind:
+    shared = set(map(_gpu, target_devices)) & set(map(_gpu, draft_devices))
+    if "draft" in behind and any(device.startswith("cuda") for device in shared):
         return [[name for name in behind if name != "draft"], ["draft"], doors]
     return [behind, doors]
 

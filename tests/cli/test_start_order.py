@@ -25,8 +25,8 @@ APART = [["target", "reader"], ["draft"], ["gateway", "front"]]
 )
 def test_who_starts_together(options: dict[str, str], groups: list[list[str]]) -> None:
     made = StackOptions(**options)  # type: ignore[arg-type]
-    assert start_groups(NAMES, made.target_devices, made.own_device) == groups
+    assert start_groups(NAMES, made.devices_of("target"), made.devices_of("draft")) == groups
 
 
 def test_without_a_draft_there_is_nobody_to_wait_for() -> None:
-    assert start_groups(["target", "gateway"], ["cuda:0"], "cuda:0") == [["target"], ["gateway"]]
+    assert start_groups(["target", "gateway"], ["cuda:0"], ["cuda:0"]) == [["target"], ["gateway"]]
