@@ -158,7 +158,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     elif name != "reader":
         flags |= _model_flags(options, name)
     spelled = [word for flag, value in flags.items() if value for word in (f"--{flag}", value)]
-    modules = _default_modules() | options.modules
+    modules = {**_default_modules(), **options.modules}
     return [sys.executable, "-m", modules[name], *spelled, *options.extra_flags.get(name, ())]
 
 

@@ -8,12 +8,13 @@ from bench.archive_scale import PARTS
 
 BOUNDED = {name: part for name, part in PARTS.items() if part.zeros or part.at_most}
 TIMES = {"largest_time_error_s": 0.125, "frame_step_s": 0.125}
+RANGES = {"deaths": {"gateway-0": 8}, "films": 1, "film_bytes": 10, "fetched_bytes": 80}
 COPIES: dict[str, Any] = {"recall": 0.95, "precision": 0.99, "search": {"recall": 0.95, "precision": 0.99}}
 
 
 def sound(name: str) -> dict[str, Any]:
     part = PARTS[name]
-    return dict.fromkeys(part.zeros, 0) | dict(part.at_most) | TIMES
+    return dict.fromkeys(part.zeros, 0) | dict(part.at_most) | TIMES | RANGES
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -34,6 +35,11 @@ def test_one_above_its_bound_fails_and_so_does_one_that_is_missing(name: str, fi
 
 def test_a_segment_that_is_out_of_time_fails() -> None:
     assert not PARTS["film"].passes(sound("film") | {"largest_time_error_s": 0.126})
+
+
+@pytest.mark.parametrize("fetched", [0, 90])
+def test_a_film_that_is_fetched_whole_or_not_from_the_bucket_fails(fetched: int) -> None:
+    assert not PARTS["film-bucket"].passes(sound("film-bucket") | {"fetched_bytes": fetched})
 
 
 def test_copies_that_are_told_from_others_pass() -> None:
