@@ -255,10 +255,13 @@ def _write_attend(module: Any, vectors: Vectors, head_dim: int) -> None:
 class _Attention:
     """Compiled for one kind of number and width of heads."""
 
-    vectors: Vectors
     code: Compiled
     address: int
     run: Callable[[Any], None]
+    num_columns: int
+    """Keys of a tile."""
+    scale_form: str
+    """How `struct` packs a scale into 8 bytes."""
 
 
 @cache
@@ -271,7 +274,8 @@ def _attention(dtype: torch.dtype, head_dim: int) -> _Attention | None:
     _write_attend(module, vectors, head_dim)
     code = Compiled(module)
     address = code.address("attend")
-    return _Attention(vectors, code, address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address))
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    return _Attention(code, address, run, vectors.width, "=d" if vectors.num_bits == 64 else "=fxxxx")
 
 
 @cache
@@ -290,7 +294,7 @@ class CompiledKernel(MatmulKernel):
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, segment: Segment, scale: float) -> Tensor:
         num_threads = torch.get_num_threads()
         attention = _attention(query.dtype, query.shape[-1])
-        if attention is None or not _can_read(keys, values, attention.vectors) or (num_threads > 1 and not _team()):
+        if attention is None or not _can_read(keys, values, attention.num_columns) or (num_threads > 1 and not _team()):
             return super().attend(query, keys, values, segment, scale)
         heads, num_rows, head_dim = query.shape
         num_rows_at_once = max(MAX_ROWS * len(keys) // heads, 1)
@@ -307,12 +311,12 @@ class CompiledKernel(MatmulKernel):
         return output
 
 
-def _can_read(keys: Tensor, values: Tensor, vectors: Vectors) -> bool:
+def _can_read(keys: Tensor, values: Tensor, num_columns: int) -> bool:
     """Whether keys lie [dim, token] and values [token, dim], and as many keys as a tile has columns may be read
     wherever a block ends, if only to be left out."""
     if keys.stride(1) != 1 or values.stride(2) != 1:
         return False
-    num_beyond = -keys.shape[1] % vectors.width
+    num_beyond = -keys.shape[1] % num_columns
     last = sum((size - 1) * stride for size, stride in zip(keys.shape, keys.stride(), strict=True))
     end = keys.storage_offset() + last + num_beyond + 1
     return end * keys.element_size() <= keys.untyped_storage().nbytes()
@@ -331,7 +335,7 @@ def _run(
     distances = [*query.stride()[:2], keys.stride(0), keys.stride(2), *values.stride()[:2], *output.stride()[:2]]
     counts = [num_rows, group_size, num_keys, past, num_shares, num_parts]
     base_2 = scale * math.log2(math.e)
-    packed = struct.pack("=d" if attention.vectors.num_bits == 64 else "=fxxxx", base_2)
+    packed = struct.pack(attention.scale_form, base_2)
     order = (ctypes.c_int64 * len(_ORDER))(*places, *distances, *counts, *struct.unpack("=q", packed), 0, 0)
     team = _team() if threads > 1 and num_keys > MIN_SHARED_KEYS else None
     if team is None:
