@@ -59,7 +59,7 @@ def method_row(method: BenchMethod, samples: Sequence[Sample], agreement: Iterab
         "first_token_s": median(sample.first_token_s for sample in own),
         "identical": _identical_share(own, plain),
         "A": median(agreement),
-        **_speculation(method.m_kind, own, plain.values()),
+        **_speculation(method, own, plain.values()),
         "peak_bytes": _peaks(own),
         "latency": {name: found for name in LATENCIES if (found := _median_of(own, name)) is not None},
         **({"note": "; ".join(notes)} if notes else {}),
@@ -71,17 +71,19 @@ def rate_ratio(samples: Sequence[Sample], method: str, other: str) -> float | No
     return median(_ratios([s for s in samples if s.method == method], by_clip(samples, other), _rate))
 
 
-def _speculation(m_kind: str | None, own: Sequence[Sample], plain: Iterable[Sample]) -> Row:
+def _speculation(method: BenchMethod, own: Sequence[Sample], plain: Iterable[Sample]) -> Row:
     """A drafting method's T_p(0) is plain decoding's: its own few plain passes are those that nobody drafted for."""
+    m_kind = method.m_kind
     row: Row = {name: _median_of(own, figure) for name, figure in _FIGURES.items()}
     single_pass_s = _median_of(own if m_kind is None else plain, "plain_pass_s") or _median_of(own, "plain_pass_s")
     costs = pooled_costs(sample.costs for sample in own)
+    drafted_token_s = (row["T_q"] or 0.0) if method.family is Family.SELF else 0.0  # within the round
     accepted_length = row["mean_tokens_per_pass" if m_kind == TOKENS_A_VERIFICATION else "mean_accepted_length"]
     return row | {
         "M": None if m_kind is None else accepted_length,
         "M_kind": m_kind,
         "T_p0": single_pass_s,
-        "round_overhead_s": round_overhead_s(costs) if costs else None,
+        "round_overhead_s": round_overhead_s(costs, drafted_token_s) if costs else None,
         "c": single_pass_s / row["T_q"] if single_pass_s and row["T_q"] else None,
     }
 

@@ -196,7 +196,7 @@ def draw_token_parts(document: Row) -> Figure | None:
             axes.plot([1e3 * row["T_q"]] * 2, [place - 0.33, place + 0.33], color=INK, linewidth=1.4)
     axes.set_yticks(range(len(rows)), [row.get("title") or row["name"] for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)
-    axes.set_xlabel("milliseconds a token of decoding (medians over clips; mark: what the draft takes to write one)")
+    axes.set_xlabel("milliseconds a token of decoding\n(medians over clips; mark: what the draft takes to write one)")
     axes.margins(x=0.08)
     axes.grid(True, axis="x")
     figure.legend(handles=[patch(*look) for look in TOKEN_PARTS.values()], loc="outside lower center", ncols=2)
