@@ -31,9 +31,9 @@ BLUE, GREEN, SKY, RED = "#0072b2", "#009e73", "#56b4e9", "#d55e00"
 YELLOW, PURPLE, GREY = "#f0e442", "#cc79a7", "#8c959f"
 STYLE = Path(__file__).with_name("pictures.mplstyle")
 DIGITS = 1
+"""Behind the point of a place in an SVG, whose unit is a 72nd of an inch."""
 COLOURS = 64
 """Of a PNG."""
-"""Behind the point of a place in an SVG, whose unit is a 72nd of an inch."""
 
 
 def styled() -> AbstractContextManager[None]:

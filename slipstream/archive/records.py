@@ -58,8 +58,8 @@ _JOB_VERSIONS = {JobKind.DOCUMENT: DOCUMENT_VERSION, JobKind.FILM: FILM_VERSION}
 MAX_UNPACKED_BYTES = 8 * 1024**2
 """Of one part."""
 MAX_DIGITS = 20
-ReadT = TypeVar("ReadT")
 """Of a number of 64 bits. Python converts at most 4,300."""
+ReadT = TypeVar("ReadT")
 
 
 class OtherVersion(SlipstreamError):
