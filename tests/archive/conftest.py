@@ -1,4 +1,4 @@
-"""One durable server for all tests of the folder that do not harm it."""
+"""One durable server for all tests of the folder that do not harm it, and one for each that does."""
 
 import os
 import tempfile
@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from slipstream.stack.redis_server import EmbeddedServer
+from tests.archive.spilled import Spill
 from tests.archive.worlds import World, memory_world, redis_world
 
 
@@ -28,3 +29,16 @@ async def world(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator
     await made.queue.close()
     if made.redis is not None:
         await made.redis.aclose()
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer(tmp_path / "data") as running:
+        yield running
+
+
+@pytest.fixture
+async def spill(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Spill]:
+    made = Spill(redis_url, f"file://{tmp_path}", request.node.name)
+    yield made
+    await made.queue.close()

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from slipstream.archive.queue import BatchSpec, JobState
 from slipstream.errors import InvalidConfig, PermissionDenied
-from tests.archive.test_spill_queue import NAMES, Spill, files_in
+from tests.archive.spilled import NAMES, Spill, files_in
 from tests.archive.worlds import DONE, specs
 
 

@@ -6,38 +6,38 @@ from pathlib import Path
 import pytest
 
 from slipstream.archive.redis_queue import load_scripts
-from tests.archive import test_spill_queue as checks
-from tests.archive.test_spill_queue import Spill
+from tests.archive import test_filed_contents, test_spill_queue
+from tests.archive.spilled import Spill
 
 Check = Callable[[Spill, Path], Awaitable[None]]
 
 
 async def in_place(spill: Spill, folder: Path) -> None:
-    await checks.test_each_job_is_in_its_place_wherever_it_lies(spill, folder)
+    await test_spill_queue.test_each_job_is_in_its_place_wherever_it_lies(spill, folder)
 
 
 async def two_at_once(spill: Spill, folder: Path) -> None:
-    await checks.test_two_compactors_and_two_feeders_at_once_do_no_harm(spill, folder)
+    await test_spill_queue.test_two_compactors_and_two_feeders_at_once_do_no_harm(spill, folder)
 
 
 async def late(spill: Spill, folder: Path) -> None:
-    await checks.test_a_feeder_that_comes_late_feeds_nothing(spill)
+    await test_spill_queue.test_a_feeder_that_comes_late_feeds_nothing(spill)
 
 
 async def cancelled(spill: Spill, folder: Path) -> None:
-    await checks.test_a_cancelled_batch_ends_and_its_jobs_are_told(spill)
+    await test_spill_queue.test_a_cancelled_batch_ends_and_its_jobs_are_told(spill)
 
 
 async def retained(spill: Spill, folder: Path) -> None:
-    await checks.test_a_batch_goes_after_its_retention_and_its_files_stay(spill, folder)
+    await test_spill_queue.test_a_batch_goes_after_its_retention_and_its_files_stay(spill, folder)
 
 
 async def contents(spill: Spill, folder: Path) -> None:
-    await checks.test_a_content_goes_with_the_last_batch_that_has_it(spill)
+    await test_filed_contents.test_a_content_goes_with_the_last_batch_that_has_it(spill)
 
 
 async def emptied(spill: Spill, folder: Path) -> None:
-    await checks.test_a_bucket_of_entries_of_batches_that_are_gone_is_emptied(spill)
+    await test_filed_contents.test_a_bucket_of_entries_of_batches_that_are_gone_is_emptied(spill)
 
 
 MUTATIONS: dict[str, tuple[str, str, Check]] = {

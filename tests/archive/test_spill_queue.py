@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gzip
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,86 +23,21 @@ from slipstream.archive.queue import (
     BatchSpec,
     BatchState,
     DamagedRecord,
-    JobRecord,
     JobSpec,
     JobState,
     Outcome,
     QueuePolicy,
     Retried,
     SubmitOutcome,
-    sha256,
 )
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import MARKER, ResultDiffers, ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
 from slipstream.errors import InvalidConfig, ObjectNotFound
+from tests.archive.spilled import NAMES, Spill, files_in, lines_of
 from tests.archive.worlds import DONE, POLICY, specs
 from tests.support.mortal import Killed, Life, MortalFolder, MortalQueue
 from tests.support.object_store import object_server
-
-ROOM = 240_000
-"""For some fifty jobs that are yet to be done."""
-NAMES = [f"n{number}" for number in range(150)]
-
-
-class Spill:
-    """One queue of its own name, its folder, and who works on it."""
-
-    def __init__(self, url: str, address: str, name: str, room: int = ROOM, file_bytes: int = 9000) -> None:
-        self.url, self.name, self.file_bytes = url, name, file_bytes
-        self.policy = replace(POLICY, max_backlog=10_000, queue_bytes=room)
-        self.folder = ResultsFolder(address)
-        self.queue = SpillQueue(url, self.folder, name, self.policy)
-        self.compactor = Compactor(self.queue, self.folder, file_bytes, 0.0)
-        self.feeder = Feeder(self.queue, self.folder)
-
-    async def fill(self, *names: str, **fields: Any) -> Counter[SubmitOutcome]:
-        await self.queue.open_batch(BatchSpec("batch", "me"))
-        answers = Counter(await self.queue.submit("batch", specs(*names, **fields)))
-        await self.queue.seal_batch("batch")
-        return answers
-
-    async def work(self, until: int = 1 << 30) -> None:
-        """Until nothing is left to do, or so many are done."""
-        while (await self.queue.get_batch("batch")).counts[JobState.DONE] < until:
-            leases = await self.queue.take("w", 20)
-            for lease in leases:
-                await self.queue.finish(lease, replace(DONE, tallies={"tokens": 1.0}))
-            if not [leases, await self.compactor.step(), await self.feeder.step()].count(True) and not leases:
-                break
-
-    async def list(self, limit: int = 37, states: frozenset[JobState] = frozenset()) -> list[JobRecord]:
-        jobs, after = await self.queue.list_jobs("batch", states, limit=limit)
-        while after:
-            more, after = await self.queue.list_jobs("batch", states, after, limit)
-            jobs += more
-        return jobs
-
-    async def state(self) -> BatchState:
-        return (await self.queue.get_batch("batch")).state
-
-    async def keys(self) -> set[str]:
-        async with Redis.from_url(self.url) as redis:
-            found: list[bytes] = await redis.keys(f"{{{self.name}}}:*")
-            return {key.decode().partition(":")[2] for key in found}
-
-
-@pytest.fixture
-async def spill(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Spill]:
-    made = Spill(redis_url, f"file://{tmp_path}", request.node.name)
-    yield made
-    await made.queue.close()
-
-
-def files_in(folder: Path, pattern: str) -> list[Path]:
-    """Of the batch."""
-    return sorted(folder.glob(f"batch/{pattern}"))
-
-
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    """Of all result files."""
-    paths = files_in(folder, "part-*.jsonl.gz")
-    return [json.loads(line) for path in paths for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 async def test_each_job_is_in_its_place_wherever_it_lies(spill: Spill, tmp_path: Path) -> None:
@@ -258,69 +192,6 @@ def test_whoever_is_killed_each_job_is_done_and_written_once(
             await spill.queue.close()
 
     asyncio.run(run())
-
-
-async def test_results_in_files_are_found_by_their_content(spill: Spill, tmp_path: Path) -> None:
-    """From any gateway, as long as their batch is known and their file is there; never another's."""
-    await spill.queue.open_batch(BatchSpec("batch", "me"))
-    await spill.queue.submit("batch", specs(*NAMES[:40]))
-    for lease in await spill.queue.take("w", 40):
-        name = lease.custom_id
-        await spill.queue.finish(lease, Outcome(JobState.DONE, f"result of {name}", content_key=f"content {name}"))
-    await spill.work()
-    fresh = Spill(spill.url, f"file://{tmp_path}", spill.name)
-    found = [await fresh.queue.find_result(f"content {name}") for name in NAMES[:41]]
-    assert found == [f"result of {name}" for name in NAMES[:40]] + [None]
-    await _entries_say(spill, "content n1", "content n2")
-    assert await fresh.queue.find_result("content n1") is None, "what lies there is of another content"
-    for file in files_in(tmp_path, "part-*.jsonl.gz"):
-        file.unlink()
-    assert await fresh.queue.find_result("content n39") == "result of n39", "read before, and kept"
-    gone = Spill(spill.url, f"file://{tmp_path}", spill.name)
-    assert await gone.queue.find_result("content n39") is None
-    await fresh.queue.close()
-    await gone.queue.close()
-
-
-async def _entries_say(spill: Spill, content: str, other: str) -> None:
-    """Lets the entry of a content point where the other's does, as that of an equal beginning would."""
-    async with Redis.from_url(spill.url) as redis:
-        key, name, there = f"{{{spill.name}}}:contents", sha256(content), sha256(other)
-        stored: Any = await redis.hget(key, there[:4])
-        await redis.hset(key, name[:4], bytes.fromhex(name[4:16]) + stored[6:])
-
-
-async def test_a_content_goes_with_the_last_batch_that_has_it(spill: Spill) -> None:
-    await spill.queue.open_batch(BatchSpec("batch", "me"))
-    await spill.queue.open_batch(BatchSpec("old", "me"))
-    for batch, names in (("old", NAMES[:40]), ("batch", NAMES[:2])):
-        await spill.queue.submit(batch, specs(*names))
-        await spill.queue.seal_batch(batch)
-        for lease in await spill.queue.take("w", 40):
-            await spill.queue.finish(lease, Outcome(JobState.DONE, batch, content_key=lease.custom_id))
-        await spill.work()
-    assert [await spill.queue.find_result(name) for name in NAMES[:3]] == ["batch", "batch", "old"]
-    for batch, left in (("old", ["batch", "batch", None]), ("batch", [None] * 3)):
-        async with Redis.from_url(spill.url) as redis:
-            await redis.zadd(f"{{{spill.name}}}:expiry", {batch: 1})
-            while await spill.queue.sweep():
-                pass
-        assert [await spill.queue.find_result(name) for name in NAMES[:3]] == left
-    assert not {"contents", "filed"} & await spill.keys()
-
-
-async def test_a_bucket_of_entries_of_batches_that_are_gone_is_emptied(spill: Spill) -> None:
-    key, field = f"{{{spill.name}}}:contents", sha256("content")[:4]
-    gone = b"".join(bytes([number]) * 6 + (99).to_bytes(4, "big") + bytes(4) for number in range(16))
-    async with Redis.from_url(spill.url) as redis:
-        await redis.hset(key, field, gone)
-        await spill.queue.open_batch(BatchSpec("batch", "me"))
-        await spill.queue.submit("batch", specs("n0"))
-        (lease,) = await spill.queue.take("w", 1)
-        await spill.queue.finish(lease, replace(DONE, content_key="content"))
-        await spill.work()
-        stored: Any = await redis.hget(key, field)
-    assert len(stored) == 14 and await spill.queue.find_result("content") == DONE.result
 
 
 async def test_a_cancelled_batch_ends_and_its_jobs_are_told(spill: Spill) -> None:

@@ -1,8 +1,9 @@
 """Both queues behind one handle, with time that passes when a test says so."""
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,3 +117,12 @@ async def take_one(world: World, worker: str = "w") -> Lease:
     """The one job that can be taken."""
     (lease,) = await world.queue.take(worker, 1)
     return lease
+
+
+@contextlib.asynccontextmanager
+async def queue_at(url: str, policy: QueuePolicy | None = None) -> AsyncIterator[RedisQueue]:
+    queue = RedisQueue(url, policy=policy)
+    try:
+        yield queue
+    finally:
+        await queue.close()

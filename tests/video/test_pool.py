@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -328,18 +327,6 @@ async def test_two_owners_with_a_decoder_each_replace_none() -> None:
         pool.close()
 
 
-async def test_a_file_system_that_hangs_stops_only_those_who_ask_it() -> None:
-    healed = threading.Event()
-    hung, well = FileThreads(0.3, max_threads=2), FileThreads(10.0)
-    waiting = [asyncio.create_task(hung.run(healed.wait)) for _ in range(4)]
-    assert await well.run(lambda: "answers") == "answers"
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ServiceUnavailable] * 4
-    healed.set()
-    hung._timeout_s = 60.0
-    assert await hung.run(lambda: "again") == "again"
-
-
 async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: list[ConfinedProcess] = []
 
@@ -359,59 +346,6 @@ async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monk
         await sample(pool, b"refuse")
     pool.close()
     assert [process.process.returncode for process in replaced] == [-signal.SIGKILL]
-
-
-async def test_what_a_file_system_gives_too_late_is_closed(tmp_path: Path) -> None:
-    (tmp_path / "clip").write_bytes(CLIP)
-    healed, opened = threading.Event(), []
-
-    def open_late() -> BinaryIO:
-        healed.wait()
-        opened.append((tmp_path / "clip").open("rb"))
-        return opened[0]
-
-    with pytest.raises(ServiceUnavailable, match=r"limit of 0\.1 s"):
-        await FileThreads(0.1).run(open_late)
-    healed.set()
-    await eventually(lambda: bool(opened) and opened[0].closed)
-
-
-async def test_a_file_that_is_open_just_as_nobody_waits_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    files, opened = FileThreads(), [io.BytesIO()]
-    opening = asyncio.create_task(files.run(lambda: opened[0]))
-    hand_over = files._hand_over
-
-    def hand_over_too_late(*given: Any) -> None:
-        hand_over(*given)
-        opening.cancel()
-
-    monkeypatch.setattr(files, "_hand_over", hand_over_too_late)
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    await eventually(lambda: opened[0].closed)
-
-
-async def test_a_file_that_is_open_when_the_loop_has_ended_is_closed() -> None:
-    healed, opened = threading.Event(), [io.BytesIO()]
-
-    def open_late() -> io.BytesIO:
-        healed.wait()
-        return opened[0]
-
-    async def leave() -> None:
-        opening = asyncio.ensure_future(FileThreads().run(open_late))
-        await eventually(lambda: any(thread.name == "files" for thread in threading.enumerate()))
-        opening.cancel()
-
-    await file_threads_rest()
-    await asyncio.to_thread(asyncio.run, leave())
-    healed.set()
-    await eventually(lambda: opened[0].closed)
-
-
-async def test_errors_of_a_file_system_reach_the_caller() -> None:
-    with pytest.raises(IsADirectoryError):
-        await FileThreads().run(Path("/").read_bytes)
 
 
 async def test_what_decoders_could_not_give_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
