@@ -30,6 +30,8 @@ from slipstream.speculation.placement import choose_draft, choose_target
 from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction
 
 SESSION = "/slipstream.rpc.v1.Draft/Session"
+SILENCE_LOOKS = 10
+"""How often, in the time after which a draft is held for frozen, it is asked whether it owes anything."""
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
 
 
@@ -270,15 +272,19 @@ class DraftCall(_Call[draft_pb2.DraftRequest]):
 
     async def events(self, silence_s: float, owes: Callable[[], bool]) -> AsyncIterator[DraftEvent]:
         """What the draft says, to the end. Raises its failure as one of our errors, and `DraftFault` for what cannot be
-        read, or when it owes tokens and nothing has come for `silence_s`.
+        read, or when it has owed tokens for `silence_s` and nothing has come.
 
-        A pending read must not be cancelled, as that would cancel the call; so it is waited for with a limit.
+        A pending read must not be cancelled, as that would cancel the call; so it is waited for with a limit, and asked
+        again and again what is owed: a draft that has waited for the target for long is not silent the moment that it
+        is told to go on.
         """
         while True:
             reading = heard(asyncio.ensure_future(self._call.read()))
+            owed_looks = 0
             try:
-                while not (await asyncio.wait({reading}, timeout=silence_s))[0]:
-                    if owes():
+                while not (await asyncio.wait({reading}, timeout=silence_s / SILENCE_LOOKS))[0]:
+                    owed_looks = owed_looks + 1 if owes() else 0
+                    if owed_looks > SILENCE_LOOKS:
                         raise DraftFault(f"the draft was silent for {silence_s:g} s", FaultKind.SILENT)
                 message = reading.result()
             except grpc.aio.AioRpcError as error:
