@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from bench.replay.device_times import DeviceTimes
+from slipstream.engine.forward import Begun, Note
 from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.ride_plan import RideCounts
 from slipstream.engine.row_prefill import Ride, RowPrefill
@@ -147,7 +148,7 @@ class ReplayedModel(VideoLM):
         with self._pace.lasting(self._step_s(batch)):
             return super()._run_step(batch)
 
-    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> None:
+    def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> None:
         """Every token takes a pass of the table's time."""
 
     def _step_s(self, batch: Sequence[tuple[DecodeState, Window]]) -> float:

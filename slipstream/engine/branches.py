@@ -48,7 +48,7 @@ class Branches:
             pass_s: seconds of a pass by the nodes that it reads.
         """
         open_nodes = [(each.log, -node) for node, each in self._unread.items() if each.end < write_until]
-        if not open_nodes or self.tree.is_full:
+        if not open_nodes or not self.tree.room:
             self._reading = []
             return False
         likeliest = heapq.nlargest(max_rows, open_nodes)

@@ -1,7 +1,7 @@
 """The layer loop over upstream decoder layers, and one session's place in it: `Prefill` while the prompt runs,
 `DecodeState` afterwards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -26,6 +26,10 @@ class Decoder(Protocol):
     norm: nn.Module
     rotary_emb: nn.Module
     embed_tokens: nn.Embedding
+
+
+Note = Callable[[Tensor], None]
+"""Is told the logits [sessions, vocab] that a token is chosen by, which the next ones overwrite. It must not wait."""
 
 
 class ForwardPass:
@@ -193,10 +197,10 @@ class Runner:
         """A packed pass as a whole; see `ForwardPass.finish`."""
         return self.start(batch).finish()
 
-    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int] | None:
+    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int] | None:
         """Greedy tokens of a session behind `token`, at the given positions as a pass takes them: at least one, of
         which all but the last are in the cache then, too; -1 where logits are not finite. They are proposals: they
-        may round otherwise than a pass does. None: this takes passes here."""
+        may round otherwise than a pass does. `note` is told each one's logits. None: this takes passes here."""
         return None
 
 
@@ -283,6 +287,10 @@ class PromptRows:
     """The video's rows, int64, ascending."""
     num_text_tokens: int
     """Behind the video."""
+
+
+Begun = Sequence[tuple[DecodeState, int]]
+"""Sessions, and the token that each of them goes on behind."""
 
 
 class Prefill:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from slipstream.engine.attention import Attend, attend_segments
-from slipstream.engine.forward import Decoder, Runner
+from slipstream.engine.forward import Decoder, Note, Runner
 from slipstream.engine.kv_cache import KVCache, LayerBuffers
 from slipstream.engine.segments import Rows, pack
 from slipstream.sampling.sampler import NO_TOKEN
@@ -284,7 +284,7 @@ class RowWriter:
         self._logits = buffer(len(head))
         self._norms = [weight * shape.hidden_size**0.5 for weight in layers.norms]
 
-    def write(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int]:
+    def write(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int]:
         """See `Runner.write_ahead`."""
         num_tokens = position_ids.shape[-1]
         cache.reserve(cache.length + num_tokens)
@@ -301,6 +301,8 @@ class RowWriter:
             num_written += 1
             _multiply(self._head, self._norm(-1), self._logits)
             torch.max(self._logits, 0, keepdim=True, out=(found[num_written], read[num_written]))
+            if note is not None:
+                note(self._logits[None])
         cache.advance(num_written)
         written = torch.where(largest.isfinite(), token_ids, NO_TOKEN)
         chosen: list[int] = written[1 : num_written + 1].tolist()
@@ -377,11 +379,11 @@ class FusedRunner(Runner):
             segment.cache.advance(segment.length)
         return list(logits.split([segment.length for segment in packed.segments]))
 
-    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor) -> list[int] | None:
+    def write_ahead(self, cache: KVCache, token: int, position_ids: Tensor, note: Note | None) -> list[int] | None:
         if self._writer is None and can_write_rows(self.fused, self.decoder, self.lm_head):
             self._writer = RowWriter(self.fused, self.decoder.embed_tokens.weight, cast(Tensor, self.lm_head.weight))
         with torch.inference_mode():
-            return None if self._writer is None else self._writer.write(cache, token, position_ids)
+            return None if self._writer is None else self._writer.write(cache, token, position_ids, note)
 
 
 def fastest_runner(decoder: Decoder, lm_head: nn.Module, *args: Any, num_axes: int, **options: Any) -> Runner:

@@ -14,7 +14,7 @@ from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM
-from slipstream.engine.written_tree import WrittenTree
+from slipstream.engine.written_tree import Ranked, RankedAhead, WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
@@ -97,8 +97,8 @@ class LineWriter:
             assert session.grows is not None, "what branches knows how"
             num_sharing = max(len(self._writing), 1)
             return session.branches.choose(partial(self._share_s, num_sharing), session.grows.rows, write_until)
-        is_full = session.written is not None and session.written.is_full
-        return len(session.line.output) < write_until and not is_full
+        has_room = session.written is None or session.written.room > 0
+        return len(session.line.output) < write_until and has_room
 
     def _share_s(self, num_sharing: int, num_rows: int) -> float:
         """A session's share of a pass in which it has so many rows: each further row is paid in full."""
@@ -171,31 +171,39 @@ class LineWriter:
         """The next token of every session, or the next few where that takes no wait between them."""
         num_tokens = min(map(self._room_ahead, sessions), default=0)
         batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens else []
+        width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
+        ranked = RankedAhead(width) if width else None
+        note = ranked.note if ranked is not None else None
         try:
-            written = self._model.write_ahead(batch, num_tokens) if batch else None
+            written = self._model.write_ahead(batch, num_tokens, note) if batch else None
         except Exception:
             written = None  # a step of one token finds out whose fault it is
         if written is None:
             self._step(sessions)
             return
-        for session, token_ids in zip(sessions, written, strict=True):
-            self._take(session, token_ids)
+        candidates: Sequence[Sequence[Ranked]] = ranked.read() if ranked is not None else [()] * len(sessions)
+        for session, token_ids, of_session in zip(sessions, written, candidates, strict=True):
+            self._take(session, token_ids, of_session)
 
     def _room_ahead(self, session: DraftSession) -> int:
         """Tokens that the session may write without a look at their logits."""
         line, state = session.line, session.work.state
         num_unseen = len(line.output) - (state.num_tokens - state.num_prompt_tokens)
-        if session.growth is not None or session.written is not None:
+        if session.growth is not None or session.branches is not None:
             return 0
         if num_unseen != 1 or not session.sampler.takes_largest:
             return 0
-        return min(line.write_until, self._room(session)) - len(line.output)
+        room = min(line.write_until, self._room(session)) - len(line.output)
+        return room if session.written is None else min(room, session.written.room)
 
-    def _take(self, session: DraftSession, written: Sequence[int]) -> None:
+    def _take(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
         """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
         taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
         state = session.work.state
         state.rollback(state.num_tokens - len(written) + len(taken))
+        if session.written is not None and session.grows is not None:
+            for token, found in zip(taken, candidates, strict=False):
+                session.written.go_on(*found.led_by(token, session.grows.width, session.sampler.vocab_size))
         if taken:
             self._append(session, taken)
         else:
@@ -257,8 +265,7 @@ class LineWriter:
         """Notes the candidates behind the main path's end; the best of them goes on."""
         assert session.grows is not None, "only a line that branches has a tree"
         token_ids, sure = session.sampler.candidates(logits, session.line.output, session.grows.width)
-        tree.tip = tree.add(tree.tip, token_ids, sure)
-        tree.passed()
+        tree.go_on(token_ids, sure)
         return token_ids[0]
 
     def _append(self, session: DraftSession, token_ids: Sequence[int], proposal: Proposal | None = None) -> None:

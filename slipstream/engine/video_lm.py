@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.forward import DecodeState, Prefill, PromptRows, Runner
+from slipstream.engine.forward import Begun, DecodeState, Note, Prefill, PromptRows, Runner
 from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.row_prefill import Ride, RowPrefill
 from slipstream.engine.segments import Additions, GreedyRows, Observer, PassRows, Rows, Window, end_of, kept_rows
@@ -31,8 +31,7 @@ __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "Vide
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
 MAX_SECONDS_PER_FRAME = 86_400
-MAX_VIDEO_S = 100 * 86_400
-"""No film is longer, and its times are short words."""
+MAX_VIDEO_S = 100 * 86_400  # no film is longer, and its times are short words
 
 
 class VideoLM:
@@ -323,10 +322,11 @@ class VideoLM:
         state.rollback(num_tokens + len(token_ids))
         return PassRows(logits[: len(token_ids)])
 
-    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+    def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> list[list[int]] | None:
         """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,
         of which all but the last are in the cache then, too. None, and nothing has happened, where that takes no less
-        than `step` again and again. A token below 0 says that the logits were not finite. It rounds as it likes.
+        than `step` again and again. A token below 0 says that the logits were not finite. It rounds as it likes. `note`
+        is told the logits of each token of all states.
 
         Raises:
             LimitExceeded: see `step`.
@@ -335,18 +335,18 @@ class VideoLM:
             raise LimitExceeded(f"the answer has reached the end of the context of {self.info.max_context} tokens")
         started = time.perf_counter()
         write = self._write_alone if self.static is None else self.static.write_ahead
-        written = write(batch, num_tokens)
+        written = write(batch, num_tokens, note)
         if written is not None:
             self.on_pass(len(batch), time.perf_counter() - started)
         return written
 
-    def _write_alone(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+    def _write_alone(self, batch: Begun, num_tokens: int, note: Note | None) -> list[list[int]] | None:
         """Without static steps: of one session alone, as several share the reading of weights in a pass."""
         if len(batch) > 1 or self.strict_width:
             return None
         state, token = batch[0]
         positions = self._on_all_axes(state.next_position + torch.arange(min(num_tokens, MAX_AHEAD)))
-        written = self.runner.write_ahead(state.cache, token, positions[..., None, :])
+        written = self.runner.write_ahead(state.cache, token, positions[..., None, :], note)
         return None if written is None else [written]
 
     def text_stream(self) -> TextStream:

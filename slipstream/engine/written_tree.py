@@ -3,11 +3,47 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from slipstream.errors import ProtocolViolation
 from slipstream.session_messages import DraftTokens
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT
 from slipstream.speculation.trees.growth import Growth
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The likeliest tokens of a place, the first before all, and the draft's own chance of each."""
+
+    token_ids: list[int]
+    sure: list[float]
+
+    def led_by(self, token_id: int, count: int, vocab_size: int) -> tuple[list[int], list[float]]:
+        """At most `count`, first the token that the model went on with: of equals it may have taken another one."""
+        pairs = zip(self.token_ids, self.sure, strict=True)
+        others = [(each, sure) for each, sure in pairs if each != token_id and each < vocab_size]
+        kept = [(token_id, self.sure[0]), *others[: count - 1]]
+        return [each for each, _ in kept], [sure for _, sure in kept]
+
+
+class RankedAhead:
+    """The likeliest tokens at each place of lines that a model writes by itself, which nobody waits for meanwhile."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._found: list[tuple[Tensor, Tensor]] = []
+
+    def note(self, logits: Tensor) -> None:
+        """Of the next place, [sessions, vocab]."""
+        sure, token_ids = logits.softmax(-1).topk(min(self._width, logits.shape[-1]))
+        self._found.append((sure, token_ids))
+
+    def read(self) -> list[list[Ranked]]:
+        """By session, and place."""
+        sure, token_ids = (torch.stack(each, 1).tolist() for each in zip(*self._found, strict=True))
+        return [list(map(Ranked, *of_session)) for of_session in zip(token_ids, sure, strict=True)]
 
 
 @dataclass(slots=True)
@@ -39,9 +75,14 @@ class WrittenTree:
         self._num_passes = 0
 
     @property
-    def is_full(self) -> bool:
-        """Another pass might add more nodes than may live."""
-        return len(self.nodes) + self._growth.nodes_per_pass > MAX_NODES
+    def room(self) -> int:
+        """Passes that cannot add more nodes than may live."""
+        return (MAX_NODES - len(self.nodes)) // self._growth.nodes_per_pass
+
+    def go_on(self, token_ids: Sequence[int], sure: Sequence[float]) -> None:
+        """A pass has read the main path's end: its candidates, of which the first is the next one."""
+        self.tip = self.add(self.tip, token_ids, sure)
+        self.passed()
 
     def add(self, parent: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
         """The candidates behind a node, the best first, whose number is the result."""

@@ -138,3 +138,11 @@ def test_sixteen_bits_a_strict_width_another_family_and_company_take_passes(pair
     for model in (load_model(path, dtype="bfloat16"), load_model(path, strict_width=4), load_model(str(other))):
         assert model.write_ahead([(prefill(model), 5)], 2) is None
     assert pair.ours.write_ahead([(prefill(pair.ours), 5), (prefill(pair.ours, 2), 5)], 2) is None
+
+
+def test_logits_are_told_token_by_token(model: VideoLM) -> None:
+    state, other, told = prefill(model), prefill(model), list[torch.Tensor]()
+    written = model.write_ahead([(state, 5)], 3, lambda logits: told.append(logits.clone()))
+    assert written is not None and len(told) == len(written[0])
+    for logits, token in zip(told, [5, *written[0]], strict=False):
+        close(logits, model.step([(other, [token])])[0])

@@ -1,5 +1,6 @@
 """Dynamic trees that the draft writes on a tiny model: every candidate is the one that the model alone would name."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -8,20 +9,24 @@ import pytest
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.written_tree import Ranked
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT, AdvanceLine, JoinPoint, MoveLine, RestartLine
 from tests.services.model_sessions import some_frames
-from tests.services.test_draft_writer import line, opened, prepared, running, started
+from tests.services.test_draft_writer import MIB, line, opened, prepared, running, started
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 NUM_TOKENS = 20
 SIBLINGS = {"width": 2, "max_rows": 1}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    return load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+@pytest.fixture(scope="module", params=["any shape", "static"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    model = load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
+    if request.param == "static":
+        model.open_static_steps(64 * MIB)
+    return model
 
 
 @dataclass
@@ -64,6 +69,34 @@ async def test_the_main_path_is_the_chain_that_it_would_write(model: VideoLM) ->
     assert heard.parents == [ROOT, ROOT, *(node for node in range(0, 2 * NUM_TOKENS - 2, 2) for _ in range(2))]
     assert all(best != second for best, second in zip(heard.tokens[::2], heard.tokens[1::2], strict=True))
     assert all(1 > best >= second > 0 for best, second in zip(heard.chances[::2], heard.chances[1::2], strict=True))
+
+
+async def test_candidates_written_ahead_are_those_of_passes(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a chain and a wider tree."""
+    company: tuple[dict[str, int], ...] = (SIBLINGS, {}, {"width": 3, "max_rows": 1})
+    async with running(model) as engine:
+        together = [await started(engine, some_frames(), **asked) for asked in company]
+        lines = asyncio.gather(line(engine, together[1], NUM_TOKENS), Heard().listen(engine, together[2], 60, 1))
+        ahead = await Heard().listen(engine, together[0], 2 * NUM_TOKENS, 1)
+        chain, wider = await lines
+        monkeypatch.setattr(model, "write_ahead", lambda *_: None)
+        passes = await Heard().listen(engine, await started(engine, some_frames(), **SIBLINGS), 2 * NUM_TOKENS, 1)
+    assert (ahead.tokens, ahead.parents) == (passes.tokens, passes.parents)
+    assert ahead.chances == pytest.approx(passes.chances, rel=1e-3)
+    assert ahead.tokens[::2] == wider.tokens[::3] == chain and ahead.tokens[1::2] == wider.tokens[1::3]
+
+
+@pytest.mark.parametrize(
+    ("token_id", "expected"),
+    [
+        (4, ([4, 9], [0.5, 0.5])),
+        (9, ([9, 4], [0.5, 0.5])),
+        (6, ([6, 4], [0.5, 0.5])),
+    ],
+)
+def test_the_token_that_was_taken_leads(token_id: int, expected: tuple[list[int], list[float]]) -> None:
+    """Also of equals, of which there may be more than were ranked; what is no token follows nothing."""
+    assert Ranked([4, 300, 9], [0.5, 0.5, 0.5]).led_by(token_id, 2, vocab_size=256) == expected
 
 
 async def test_orders_of_a_tree(model: VideoLM) -> None:

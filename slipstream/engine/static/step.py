@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from slipstream.engine.attention import Attend
+from slipstream.engine.forward import Note
 from slipstream.engine.fused_layers import on_axes
 from slipstream.engine.segments import PassRows
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
@@ -113,7 +114,7 @@ class StaticStep:
                 for *pair, entry in zip(*by_session, entries, strict=False)
             ]
 
-    def write_ahead(self, entries: Sequence[Entry], num_tokens: int) -> list[list[int]]:
+    def write_ahead(self, entries: Sequence[Entry], num_tokens: int, note: Note | None) -> list[list[int]]:
         """For each entry of one token the greedy tokens that follow it, each fed to the model by the device itself;
         `NO_TOKEN` where logits are not finite. The cache then holds all of them but the last. One row shapes only."""
         assert self._shape.num_rows == 1 and 0 < num_tokens <= MAX_AHEAD
@@ -121,6 +122,8 @@ class StaticStep:
             self._inputs.fill(entries)
             for _ in range(num_tokens):
                 self._replay()
+                if note is not None:
+                    note(self._logits[: len(entries)])
             written: list[list[int]] = self._inputs.written[: len(entries), :num_tokens].tolist()
         return written
 

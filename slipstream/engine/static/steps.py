@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from slipstream.engine.forward import DecodeState, Runner
+from slipstream.engine.forward import Begun, DecodeState, Note, Runner
 from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
 from slipstream.engine.kv_cache import round_up
 from slipstream.engine.segments import PassRows
@@ -128,7 +128,7 @@ class StaticSteps:
             state.cache.advance(len(entry.token_ids))
         return found
 
-    def write_ahead(self, batch: Sequence[tuple[DecodeState, int]], num_tokens: int) -> list[list[int]] | None:
+    def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None) -> list[list[int]] | None:
         """See `VideoLM.write_ahead`."""
         num_tokens = min(num_tokens, MAX_AHEAD)
         for state, _ in batch:
@@ -137,7 +137,7 @@ class StaticSteps:
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
-        written = step.write_ahead(entries, num_tokens)
+        written = step.write_ahead(entries, num_tokens, note)
         for state, _ in batch:
             state.cache.advance(num_tokens)
         return written

@@ -101,8 +101,10 @@ def test_steps_are_taken_again_whoever_comes(static: VideoLM, monkeypatch: pytes
 
 def test_tokens_are_written_ahead_as_one_by_one(pair: Pair, static: VideoLM) -> None:
     states, others = [prefill(static), prefill(static, 2)], [prefill(pair.ours), prefill(pair.ours, 2)]
-    written = static.write_ahead([(states[0], 5), (states[1], 9)], 9)
+    told: list[torch.Tensor] = []
+    written = static.write_ahead([(states[0], 5), (states[1], 9)], 9, lambda logits: told.append(logits.clone()))
     assert written is not None and [len(tokens) for tokens in written] == [MAX_AHEAD] * 2
+    assert [logits.argmax(-1).tolist() for logits in told] == [list(each) for each in zip(*written, strict=True)]
     for state, other, first, tokens in zip(states, others, (5, 9), written, strict=True):
         expected, token = [], first
         for _ in range(MAX_AHEAD):
