@@ -4,6 +4,7 @@ The pocket models decide the tokens, so tau is theirs; passes last as long as ta
 divides all of a table's times, which keeps their ratios; what is shown is multiplied again.
 """
 
+import asyncio
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.common import held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
+from bench.common import MODELS, Task, held_out_clips, machine_facts, make_parser, run_caption, run_to_end, say
+from bench.methods.agreement import Agreement, draft_agreements
+from bench.methods.comparison import RECORDED_PRUNERS
 from bench.methods.prediction import predictions
 from bench.methods.samples import Sample, stack_sample
 from bench.output import finish
@@ -38,20 +41,45 @@ NOTE = "REPLAY: the times are those of the table, not of this machine; tau is th
 
 async def measure(given: Namespace, folder: Path) -> dict[str, Any]:
     """Every table's stack, one after the other. `folder` is for tables without prefills."""
-    clips, tables = held_out_clips(given.clips), []
+    clips, tables, agreements = held_out_clips(given.clips), [], Agreements(given.frames)
     for replay in [open_replay(path, given.speed) for path in given.tables]:
-        tables.append(await _run_table(replay if given.prefill else replay.without_prefill(folder), clips, given))
+        paced = replay if given.prefill else replay.without_prefill(folder)
+        tables.append(await _run_table(paced, clips, given, agreements))
     shape = {"clips": len(clips), "frames": given.frames, "max_new_tokens": given.tokens, "alpha": ALPHA}
     return {"replay": True, "note": NOTE, **shape, "tables": tables, "machine": machine_facts()}
 
 
-async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace) -> dict[str, Any]:
+class Agreements:
+    """What the draft makes of plain decoding's text, asked once a clip: the text is that of every table."""
+
+    def __init__(self, num_frames: int) -> None:
+        self.prompt = ""
+        self._num_frames = num_frames
+        self._known: dict[tuple[str, str], Agreement] = {}
+
+    async def of(self, replay: Replay, plain: Sequence[Sample], pruner: str) -> dict[str, Agreement]:
+        """By clip, for a draft at the table's pace. None of what is not recorded."""
+        if pruner not in RECORDED_PRUNERS:
+            return {}
+        share = {"pass_s": replay.draft.pass_s(ALPHA) / replay.speed, "row_share": replay.draft.row_share}
+        return {sample.clip: replace(await self._ask(sample, pruner), **share) for sample in plain}
+
+    async def _ask(self, sample: Sample, pruner: str) -> Agreement:
+        key = sample.clip, pruner
+        if key not in self._known:
+            video, most = Path(sample.clip), len(sample.token_ids)
+            task = Task(video, self._num_frames, self.prompt, most, MODELS["target"], MODELS["draft"])
+            (self._known[key],) = await asyncio.to_thread(draft_agreements, task, sample.token_ids, [pruner], ALPHA)
+        return self._known[key]
+
+
+async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace, agreements: Agreements) -> dict[str, Any]:
     say(f"REPLAY of {replay.name} at speed {replay.speed:.2f}")
     samples: list[Sample] = []
     methods = asked_methods(given.methods, given.pruner)
     options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
     async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
-        prompt = (await captioner.info()).default_prompt
+        prompt = agreements.prompt = (await captioner.info()).default_prompt
         template = CaptionOptions(prompt=prompt, num_frames=given.frames, alpha=ALPHA, max_window=MAX_WINDOW)
         template = replace(template, temperature=given.temperature, seed=SEED)
         for name, method in methods.items():
@@ -62,7 +90,9 @@ async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace) ->
             for name in names[turn:] + names[:turn]:
                 say(f"REPLAY of {replay.name}: {name} on {clip.name}")
                 samples.append(await _caption(captioner, clip, name, methods[name], template, given.tokens))
-    return _document(replay, samples, methods)
+    plain = [sample for sample in samples if sample.method == PLAIN and not given.temperature]
+    recorded = {name: await agreements.of(replay, plain, method.pruner) for name, method in methods.items()}
+    return _document(replay, samples, methods, recorded)
 
 
 def asked_methods(names: Sequence[str], pruner: str) -> dict[str, Method]:
@@ -81,14 +111,21 @@ async def _caption(
     return stack_sample(name, str(clip), await run_caption(captioner, clip, asked.over(template)))
 
 
-def _document(replay: Replay, samples: Sequence[Sample], methods: Mapping[str, Method]) -> dict[str, Any]:
+def _document(
+    replay: Replay,
+    samples: Sequence[Sample],
+    methods: Mapping[str, Method],
+    agreements: Mapping[str, Mapping[str, Agreement]],
+) -> dict[str, Any]:
     alphas = {name: 0.0 if m.pruner == "none" else ALPHA for name, m in methods.items() if m.speculative}
-    predicted = predictions(samples, methods, {}, max_window=MAX_WINDOW)
+    most_rows = {name: method.growth.rows for name, method in methods.items() if method.growth is not None}
+    predicted = predictions(samples, methods, agreements, max_window=MAX_WINDOW)
     return {
         "table": replay.name,
         "speed": replay.speed,
-        "methods": replay_rows(replay, samples, alphas),
+        "methods": replay_rows(replay, samples, alphas, most_rows),
         "prediction_error": predicted["prediction_error"],
+        "predictions": predicted["methods"],
     }
 
 

@@ -30,6 +30,10 @@ class Replay:
     def name(self) -> str:
         return self.target.name
 
+    def draft_pass_s(self, pass_s: float, num_rows: int) -> float:
+        """What a pass of one row takes with so many."""
+        return pass_s * (1 + self.draft.row_share * (num_rows - 1))
+
     def without_prefill(self, folder: Path) -> "Replay":
         """The same from a copy in `folder`, in which prefills and frames last what they really take."""
         table = json.loads(self.path.read_text())
@@ -64,18 +68,25 @@ LATE = 1.1
 """Passes that took longer than this many times their table's time show that the machine was too slow for the replay."""
 
 
-def replay_rows(replay: Replay, samples: Sequence[Sample], alphas: Mapping[str, float]) -> list[dict[str, object]]:
+def replay_rows(
+    replay: Replay, samples: Sequence[Sample], alphas: Mapping[str, float], most_rows: Mapping[str, int] | None = None
+) -> list[dict[str, object]]:
     """A row a method: medians over the clips.
 
     Args:
         alphas: by method, the share of the video that its draft does without.
+        most_rows: by method, the most rows of its draft's passes, where that is more than one.
     """
+    rows = most_rows or {}
     plain = {sample.clip: sample for sample in samples if sample.method == PLAIN}
     methods = list(dict.fromkeys(sample.method for sample in samples))
-    return [_row(replay, [s for s in samples if s.method == name], plain, alphas.get(name)) for name in methods]
+    own = {name: [sample for sample in samples if sample.method == name] for name in methods}
+    return [_row(replay, own[name], plain, alphas.get(name), rows.get(name, 1)) for name in methods]
 
 
-def _row(replay: Replay, own: Sequence[Sample], plain: Mapping[str, Sample], alpha: float | None) -> dict[str, object]:
+def _row(
+    replay: Replay, own: Sequence[Sample], plain: Mapping[str, Sample], alpha: float | None, most_rows: int
+) -> dict[str, object]:
     def figure(name: str, factor: float = 1.0) -> float | None:
         return median(sample.figures[name] * factor for sample in own if sample.figures.get(name))
 
@@ -96,7 +107,7 @@ def _row(replay: Replay, own: Sequence[Sample], plain: Mapping[str, Sample], alp
         "c": table_target_s / table_draft_s if table_draft_s else None,
         "table_T_p": table_target_s,
         "table_T_q": table_draft_s,
-        "late": _is_late(own, replay, draft_s, table_draft_s),
+        "late": _is_late(own, replay, draft_s, table_draft_s and replay.draft_pass_s(table_draft_s, most_rows)),
         # Nobody's, where prefills lasted what they really take.
         "first_token_s": median(s.first_token_s * replay.speed for s in own) if replay.target.prefill_s else None,
         "end_to_end": _end_to_end(pairs) if replay.target.prefill_s else None,

@@ -74,6 +74,13 @@ def test_passes_that_took_too_long_are_told(pass_s: float, draft_pass_s: float) 
     assert row["late"]
 
 
+def test_passes_of_several_rows_take_longer_by_the_table() -> None:
+    sample, replay = _sample("slipstream_tree", 9.0, 0.105, draft_pass_s=0.0145), open_replay(LARGEST, 4.0)
+    for most_rows, late in ((6, False), (1, True)):
+        (row,) = replay_rows(replay, [sample], {"slipstream_tree": 0.9}, {"slipstream_tree": most_rows})
+        assert row["late"] is late
+
+
 async def test_a_stack_takes_as_long_as_it_is_told_and_says_so(world: World, tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     times = {"target": {"pass_s": {"1": 0.2}}, "draft": {"pass_s": {"0": 0.1}}}
