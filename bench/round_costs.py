@@ -18,7 +18,7 @@ from bench.tables import print_rows
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
-METHODS = ("autoregressive", "slipstream")
+METHODS = ["autoregressive", "slipstream"]
 LOOP, MODEL, OTHERS = "event loop", "model", "others"
 """A service's first thread, the busiest of the others where there is a model, and the rest: gRPC's, PyTorch's."""
 NS = 1e9
@@ -76,14 +76,16 @@ class RoundSample:
         return row
 
 
-async def measure(num_captions: int, num_frames: int, max_new_tokens: int) -> dict[str, Any]:
+async def measure(
+    num_captions: int, num_frames: int, max_new_tokens: int, methods: Sequence[str]
+) -> dict[str, Any]:
     """Medians by method; every caption's video is prefilled before, so that decoding alone is left."""
     samples: list[RoundSample] = []
     clips = held_out_clips(2)
     async with Stack(StackOptions(threads=1, pin=True)) as stack, connect_async(stack.gateway_address) as captioner:
         pids = {name: process.pid for name, process in stack.processes.items()}
         for number in range(-len(clips), num_captions):
-            for method, traced in product(METHODS, (False, True)):
+            for method, traced in product(methods, (False, True)):
                 asked = CaptionOptions(method=method, num_frames=num_frames, max_new_tokens=max_new_tokens, gate=False)
                 sample = await _sample(captioner, clips[number % len(clips)], replace(asked, trace=traced), pids)
                 if number >= 0:
@@ -92,7 +94,7 @@ async def measure(num_captions: int, num_frames: int, max_new_tokens: int) -> di
     rows = [
         {"method": method, "traced": traced}
         | _medians([sample.row() for sample in samples if (sample.method, sample.traced) == (method, traced)])
-        for method, traced in product(METHODS, (False, True))
+        for method, traced in product(methods, (False, True))
     ]
     return {"captions": num_captions, "frames": num_frames, "rows": rows}
 
@@ -115,7 +117,8 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def main(argv: Sequence[str]) -> None:
     flags: dict[str, Any] = {"captions": 6, "frames": 64, "tokens": 200}
+    flags["methods"] = (METHODS, "that take turns")
     given = make_parser("round-costs", "What a round costs besides the models.", **flags).parse_args(argv)
-    document = run_to_end(measure(given.captions, given.frames, given.tokens))
+    document = run_to_end(measure(given.captions, given.frames, given.tokens, given.methods))
     print_rows("milliseconds on a core a target pass", document["rows"])
     finish("round-costs", document | {"machine": machine_facts()})
