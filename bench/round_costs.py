@@ -76,9 +76,7 @@ class RoundSample:
         return row
 
 
-async def measure(
-    num_captions: int, num_frames: int, max_new_tokens: int, methods: Sequence[str]
-) -> dict[str, Any]:
+async def measure(num_captions: int, num_frames: int, max_new_tokens: int, methods: Sequence[str]) -> dict[str, Any]:
     """Medians by method; every caption's video is prefilled before, so that decoding alone is left."""
     samples: list[RoundSample] = []
     clips = held_out_clips(2)

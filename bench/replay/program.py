@@ -61,8 +61,8 @@ class Agreements:
         """By clip, for a draft at the table's pace. None of what is not recorded."""
         if pruner not in RECORDED_PRUNERS:
             return {}
-        share = {"pass_s": replay.draft.pass_s(ALPHA) / replay.speed, "row_share": replay.draft.row_share}
-        return {sample.clip: replace(await self._ask(sample, pruner), **share) for sample in plain}
+        pass_s, row_share = replay.draft.pass_s(ALPHA) / replay.speed, replay.draft.row_share
+        return {s.clip: replace(await self._ask(s, pruner), pass_s=pass_s, row_share=row_share) for s in plain}
 
     async def _ask(self, sample: Sample, pruner: str) -> Agreement:
         key = sample.clip, pruner

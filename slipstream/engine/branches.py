@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from slipstream.engine.segments import Window
-from slipstream.engine.written_tree import WrittenTree
+from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.speculation.protocol import ROOT, TokenTree
 from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.rows import PassTime, num_draft_rows
@@ -40,12 +40,13 @@ class Branches:
         self._reading: list[int] = []
         self._unread = {tree.root: Unread(0.0, len(text))}
 
-    def choose(self, pass_s: PassTime, max_rows: int, write_until: int) -> bool:
+    def choose(self, pass_s: PassTime, ahead_s: float, max_rows: int, write_until: int) -> bool:
         """Decides by rule R what the next pass reads: at most `max_rows` nodes. False when nothing is left before
         `write_until`, or the tree is full.
 
         Args:
             pass_s: seconds of a pass by the nodes that it reads.
+            ahead_s: of a token that is written on from the end of a chain; infinite where none can be.
         """
         open_nodes = [(each.log, -node) for node, each in self._unread.items() if each.end < write_until]
         if not open_nodes or not self.tree.room:
@@ -53,8 +54,17 @@ class Branches:
             return False
         likeliest = heapq.nlargest(max_rows, open_nodes)
         best = likeliest[0][0]
-        num_rows = num_draft_rows([math.exp(log - best) for log, _ in likeliest], pass_s, max_rows)
+        chances = [math.exp(log - best) for log, _ in likeliest]
+        num_rows = num_draft_rows(chances, pass_s, max_rows)
+        rate = sum(chances[:num_rows]) / pass_s(num_rows)
         self._reading = sorted(-node for _, node in likeliest[:num_rows])
+        following = self._next_of_chain()
+        if (
+            following is not None
+            and self._unread[following].end < write_until
+            and (math.exp(self._unread[following].log - best) >= rate * ahead_s)
+        ):
+            self._reading = [following]
         return True
 
     def window(self, num_known: int) -> Window:
@@ -69,18 +79,52 @@ class Branches:
 
     def grow(self, rows: Tensor, candidates: Candidates) -> None:
         """Takes the logits [n, vocab] behind what was read."""
-        root = self.tree.root
         for node, logits in zip(self._reading, rows, strict=True):
             above = [self.tree.nodes[each].token_id for each in self.tree.path(node)]
-            token_ids, sure = candidates(logits, [*self.text, *above], self._width)
-            place = self._unread.pop(node)
-            first = self.tree.add(node, token_ids, sure)
-            for rank, each in enumerate(sure):
-                log = place.log + math.log(self._calibration.chance(rank, each))
-                self._unread[first + rank] = Unread(log, place.end + 1)
-        self._read += [node for node in self._reading if node != root]
+            self._hang(node, *candidates(logits, [*self.text, *above], self._width))
         self._reading = []
         self.tree.passed()
+
+    def _hang(self, node: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
+        """A node was read: what follows it, the first of which is the result."""
+        place = self._unread.pop(node)
+        first = self.tree.add(node, token_ids, sure)
+        for rank, each in enumerate(sure):
+            log = place.log + math.log(self._calibration.chance(rank, each))
+            self._unread[first + rank] = Unread(log, place.end + 1)
+        if node != self.tree.root:
+            self._read.append(node)
+        return first
+
+    def _next_of_chain(self) -> int | None:
+        """The likeliest node behind all those that were read, if these are a chain."""
+        end = self._read[-1] if self._read else self.tree.root
+        if end in self._unread:
+            return end
+        below = self.tree.children(end)
+        return below[0] if below and self.tree.path(end) == self._read else None
+
+    def end_of_chain(self, num_known: int, write_until: int) -> tuple[int, int]:
+        """Where the next pass reads one node, and all nodes read so far are above it, as in a chain: the node's token,
+        and how many tokens may follow before `write_until`. None may, where it is otherwise.
+
+        Args:
+            num_known: tokens of the text, or nodes behind it, that the cache holds.
+        """
+        (node, *others), root = self._reading, self.tree.root
+        num_unread = len(self.text) + len(self._read) - num_known
+        if others or self.tree.path(node)[:-1] != self._read or num_unread != int(node == root):
+            return 0, 0
+        token = self.text[-1] if node == root else self.tree.nodes[node].token_id
+        return token, min(write_until - self._unread[node].end, self.tree.room)
+
+    def go_on(self, token_ids: Sequence[int], candidates: Sequence[Ranked], vocab_size: int) -> None:
+        """That was done: the tokens that follow, each of which was read but for the last, and what else was likely."""
+        (node,) = self._reading
+        for token, found in zip(token_ids, candidates, strict=False):
+            node = self._hang(node, *found.led_by(token, self._width, vocab_size))
+            self.tree.passed()
+        self._reading = []
 
     def move(self, root: int) -> list[int]:
         """The text goes on down to `root`, and what is not below it is gone. The result: which of the rows behind the

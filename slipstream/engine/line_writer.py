@@ -1,6 +1,7 @@
 """Writes the draft's lines: the rounds of passes on the model's thread, and what leaves of each line. Knows no wire."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -13,16 +14,20 @@ from slipstream.engine.batcher import step_each
 from slipstream.engine.draft_session import DraftLine, DraftSession, TreeGrowth
 from slipstream.engine.segments import Window
 from slipstream.engine.thread import Lane, ModelThread
-from slipstream.engine.video_lm import DecodeState, VideoLM
+from slipstream.engine.video_lm import VideoLM
 from slipstream.engine.written_tree import Ranked, RankedAhead, WrittenTree
 from slipstream.errors import ProtocolViolation
 from slipstream.sampling.params import Proposal
 from slipstream.session_messages import DraftTokens
-from slipstream.speculation.pacing import WindowCosts
+from slipstream.speculation.pacing import PassMean, WindowCosts
 from slipstream.speculation.protocol import MoveLine, RestartLine, TokenTree, num_common
 
 FLUSH_S = 0.005
 """A chunk that is not yet whole leaves after this long: fast drafts send windows, slow drafts send tokens."""
+FIRST_PASS_S = 0.001
+"""What a pass is held for until one was measured."""
+AHEAD = -1
+"""Stands for the rows of a token that is written without a look at it."""
 
 
 class LineWriter:
@@ -35,8 +40,12 @@ class LineWriter:
         self._woken: list[DraftSession] = []
         self._is_running = False
         self._writing: dict[DraftSession, None] = {}
-        self._row_costs = WindowCosts()
+        self._row_costs = WindowCosts(PassMean(FIRST_PASS_S))
         """Seconds of a pass by its rows beyond one a session."""
+        self._ahead_s = PassMean(FIRST_PASS_S / 2)
+        """Seconds of a token that is written without a look at it."""
+        self._prepared: set[int] = set()
+        """Rows of which there was a pass."""
         self._loop = asyncio.get_running_loop()
 
     def wake(self, session: DraftSession) -> None:
@@ -96,7 +105,9 @@ class LineWriter:
         if session.branches is not None:
             assert session.grows is not None, "what branches knows how"
             num_sharing = max(len(self._writing), 1)
-            return session.branches.choose(partial(self._share_s, num_sharing), session.grows.rows, write_until)
+            pass_s = partial(self._share_s, num_sharing)
+            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if session.sampler.takes_largest else math.inf
+            return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until)
         has_room = session.written is None or session.written.room > 0
         return len(session.line.output) < write_until and has_room
 
@@ -169,11 +180,13 @@ class LineWriter:
 
     def _pass(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session, or the next few where that takes no wait between them."""
-        num_tokens = min(map(self._room_ahead, sessions), default=0)
-        batch = [(session.work.state, session.line.output[-1]) for session in sessions] if num_tokens else []
+        ends = [self._end_of_line(session) for session in sessions]
+        num_tokens = min((room for _, room in ends), default=0)
+        batch = [(s.work.state, token) for s, (token, _) in zip(sessions, ends, strict=True)] if num_tokens else []
         width = max((session.grows.width for session in sessions if session.grows is not None), default=0)
         ranked = RankedAhead(width) if width else None
         note = ranked.note if ranked is not None else None
+        started = time.perf_counter()
         try:
             written = self._model.write_ahead(batch, num_tokens, note) if batch else None
         except Exception:
@@ -181,33 +194,41 @@ class LineWriter:
         if written is None:
             self._step(sessions)
             return
+        if all(session.branches is not None for session in sessions):
+            self._learn(AHEAD, (time.perf_counter() - started) / len(written[0]))
         candidates: Sequence[Sequence[Ranked]] = ranked.read() if ranked is not None else [()] * len(sessions)
         for session, token_ids, of_session in zip(sessions, written, candidates, strict=True):
             self._take(session, token_ids, of_session)
 
-    def _room_ahead(self, session: DraftSession) -> int:
-        """Tokens that the session may write without a look at their logits."""
+    def _end_of_line(self, session: DraftSession) -> tuple[int, int]:
+        """The token that a session goes on behind, and how many may follow without a look at their logits."""
         line, state = session.line, session.work.state
-        num_unseen = len(line.output) - (state.num_tokens - state.num_prompt_tokens)
-        if session.growth is not None or session.branches is not None:
-            return 0
-        if num_unseen != 1 or not session.sampler.takes_largest:
-            return 0
-        room = min(line.write_until, self._room(session)) - len(line.output)
-        return room if session.written is None else min(room, session.written.room)
+        write_until = min(line.write_until, self._room(session))
+        num_known = state.num_tokens - state.num_prompt_tokens
+        if session.growth is not None or not session.sampler.takes_largest:
+            return 0, 0
+        if session.branches is not None:
+            return session.branches.end_of_chain(num_known, write_until)
+        if len(line.output) - num_known != 1:
+            return 0, 0
+        room = write_until - len(line.output)
+        return line.output[-1], room if session.written is None else min(room, session.written.room)
 
     def _take(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
         """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
         taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
         state = session.work.state
         state.rollback(state.num_tokens - len(written) + len(taken))
-        if session.written is not None and session.grows is not None:
-            for token, found in zip(taken, candidates, strict=False):
-                session.written.go_on(*found.led_by(token, session.grows.width, session.sampler.vocab_size))
-        if taken:
-            self._append(session, taken)
-        else:
+        if not taken:
             self._step([session])
+        elif session.branches is not None:
+            session.branches.go_on(taken, candidates, session.sampler.vocab_size)
+            self._send_in_time(session)
+        else:
+            if session.written is not None and session.grows is not None:
+                for token, found in zip(taken, candidates, strict=False):
+                    session.written.go_on(*found.led_by(token, session.grows.width, session.sampler.vocab_size))
+            self._append(session, taken)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
         """The next token of every session; the first of a caption comes from the prefill's logits."""
@@ -215,7 +236,9 @@ class LineWriter:
         stepping = [(state, unseen) for _, state, unseen in batch if unseen]
         started = time.perf_counter()
         outcomes = iter(step_each(self._model.step, stepping) if stepping else ())
-        self._learn(stepping, time.perf_counter() - started)
+        trees = [window for _, window in stepping if isinstance(window, TokenTree)]
+        if trees and len(trees) == len(stepping):
+            self._learn(sum(len(tree.new_token_ids) - 1 for tree in trees), time.perf_counter() - started)
         for session, _, unseen in batch:
             outcome = next(outcomes) if unseen else session.prompt_logits
             if not isinstance(outcome, torch.Tensor):
@@ -226,11 +249,15 @@ class LineWriter:
             else:
                 self._choose(session, outcome[-1] if unseen else outcome)
 
-    def _learn(self, batch: Sequence[tuple[DecodeState, Window]], seconds: float) -> None:
-        """What a pass took, by its rows beyond one a session: of passes over nodes alone."""
-        trees = [window for _, window in batch if isinstance(window, TokenTree)]
-        if trees and len(trees) == len(batch):
-            self._row_costs.observe(sum(len(tree.new_token_ids) - 1 for tree in trees), seconds)
+    def _learn(self, num_rows: int, seconds: float) -> None:
+        """What a pass over nodes alone took, by its rows beyond one a session, or a token `AHEAD`. The first one of so
+        many may have prepared something, and is no measure."""
+        if num_rows not in self._prepared:
+            self._prepared.add(num_rows)
+        elif num_rows == AHEAD:
+            self._ahead_s.observe(seconds)
+        else:
+            self._row_costs.observe(num_rows, seconds)
 
     def _grow(self, session: DraftSession, rows: torch.Tensor) -> None:
         growth, sampler = session.growth, session.sampler

@@ -1,18 +1,24 @@
 """Dynamic trees that the draft writes on a tiny model: every candidate is the one that the model alone would name."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+import torch
 
 from slipstream.engine import VideoLM, load_model
+from slipstream.engine.branches import Branches
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
-from slipstream.engine.written_tree import Ranked
+from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.speculation.lines import MAX_NODES
 from slipstream.speculation.protocol import ROOT, AdvanceLine, JoinPoint, MoveLine, RestartLine
+from slipstream.speculation.trees.calibration import Calibration
+from slipstream.speculation.trees.growth import Growth
 from tests.services.model_sessions import some_frames
 from tests.services.test_draft_writer import MIB, line, opened, prepared, running, started
 from tests.support.tiny_checkpoint import write_tiny_llava
@@ -196,3 +202,46 @@ async def test_sessions_that_branch_together_do_so_as_if_alone(model: VideoLM) -
         for session, other in zip(sessions, alone, strict=True):
             heard = await Heard().listen(engine, session, 40, 1)
             await check_candidates(engine, other, heard, [], 1)
+
+
+def grown(chances: list[list[float]]) -> Branches:
+    """Behind a root, and then behind the first candidate of each place, candidates with these chances."""
+    branches = Branches(WrittenTree(1, Growth(3, 4)), [7], 3, Calibration())
+    for place, sure in enumerate(chances):
+        assert branches.choose(lambda rows: 1.0, 0.0, 1, 99)
+        branches.go_on([10 * place], [Ranked([10 * place, 1, 2], sure)], 256)
+    return branches
+
+
+def test_a_chain_is_written_on_where_that_gives_more_chance_a_second() -> None:
+    """Of two nodes that are as likely, each half as likely as the root."""
+    branches = grown([[0.5, 0.5, 0.0]])
+    cheap_rows, dear_rows = (lambda rows: 1.0), (lambda rows: 1.0 * rows)
+    assert branches.choose(dear_rows, 0.9, 4, 9) and branches.end_of_chain(1, 9) == (0, 7)
+    assert branches.choose(cheap_rows, 0.9, 4, 99) and branches.end_of_chain(1, 99) == (0, 0), "both, in one pass"
+    assert branches.choose(cheap_rows, 0.4, 4, 99) and branches.end_of_chain(1, 3) == (0, 1)
+    assert branches.choose(dear_rows, math.inf, 1, 99), "where nothing can be written ahead, the likeliest is read"
+
+
+def test_a_chain_may_leave_the_main_path_and_is_none_with_two_ends() -> None:
+    branches = grown([[0.4, 0.6, 0.0]])
+    assert branches.choose(lambda rows: 1.0, 0.9, 1, 99)
+    branches.grow(torch.zeros(1, 256), lambda *_: ([3, 4, 5], [0.5, 0.3, 0.2]))
+    assert branches.choose(lambda rows: 1.0, 0.0, 1, 9) and branches.end_of_chain(2, 9) == (3, 6)
+    assert branches.choose(lambda rows: 1.0, math.inf, 1, 99) and branches.end_of_chain(2, 99) == (0, 0)
+
+
+async def test_branches_are_written_ahead_while_they_are_a_chain(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything was measured, two nodes a pass are not worth as much as a token that is held for half as long."""
+    calls, write_ahead = list[int](), model.write_ahead
+
+    def spy(batch: Any, num_tokens: int, note: Any) -> Any:
+        calls.append(num_tokens)
+        return write_ahead(batch, num_tokens, note)
+
+    monkeypatch.setattr(model, "write_ahead", spy)
+    async with running(model) as engine:
+        await Heard().listen(engine, await started(engine, some_frames(), width=3, max_rows=2), 60, 1)
+    assert calls and all(0 < each <= NUM_TOKENS for each in calls)
