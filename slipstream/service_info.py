@@ -39,6 +39,10 @@ class ModelInfo:
     frame_size: FrameSize = ANY_SIZE
     """What the checkpoint's own processor resizes frames to."""
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
+    gpu_uuids: tuple[str, ...] = ()
+    """Of the GPUs that hold the weights: two services may know one GPU by other numbers."""
+    uses_mps: bool = False
+    """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION
     """What the service speaks, and the least that it understands; 0, which old releases leave, is 1."""
     least_protocol_version: int = LEAST_PROTOCOL_VERSION
@@ -139,6 +143,11 @@ def check_protocol(role: str, model: ModelInfo, other_role: str, other: ModelInf
                 f"the {old_role} speaks protocol version {speaks}, and the {new_role} needs at least version "
                 f"{new.least_protocol_version}: upgrade the {old_role}"
             )
+
+
+def take_turns(target: ModelInfo, draft: ModelInfo) -> bool:
+    """Whether both are on one GPU that runs one of them at a time, so that T_p and T_q add up."""
+    return bool(set(target.gpu_uuids) & set(draft.gpu_uuids)) and not (target.uses_mps and draft.uses_mps)
 
 
 def check_pair(target: ModelInfo, draft: ModelInfo) -> None:

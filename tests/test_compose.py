@@ -20,6 +20,7 @@ import yaml
 from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
 from slipstream.documents.messages import DocumentLimits
+from slipstream.engine.startup import MPS_FOLDER, MPS_VARIABLE
 from slipstream.errors import InvalidConfig
 from slipstream.services.draft.__main__ import DraftConfig
 from slipstream.services.front.config import FrontConfig
@@ -108,6 +109,13 @@ def test_only_who_fetches_videos_gets_a_network_that_leads_outside() -> None:
         assert (document.get("networks"), outside) == (
             ({"egress": None}, {"gateway"}) if "egress" in name else (None, set())
         )
+
+
+def test_mps_is_the_same_for_both_models() -> None:
+    target, draft = (services("compose.mps.yaml")[name] for name in ("target", "draft"))
+    assert target == draft and target["ipc"] == "host"
+    assert target["volumes"] == ["${SLIPSTREAM_MPS:-/tmp/nvidia-mps}:/tmp/nvidia-mps"]
+    assert target["environment"] == {MPS_VARIABLE: MPS_FOLDER}
 
 
 def test_secrets_are_files() -> None:

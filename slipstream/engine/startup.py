@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,8 @@ class ModelServiceConfig(WireOptions):
 # How a model comes up: loaded on its own thread, and one pass run, so that kernels are chosen and faults show.
 
 FRAMES, SIDE, STEPS = 2, 64, (1, 2, 4, 8)
+MPS_VARIABLE, MPS_FOLDER = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"
+"""Where clients look for the daemon's pipes."""
 MAX_DIFFERENCE = 0.05
 """Of a static step's logits from those of any other step, beside the largest: more than 16 bits explain."""
 
@@ -194,8 +197,20 @@ async def start_model(
             loop.call_soon_threadsafe(fail, error)
 
     model = await thread.run(lambda: _load(order) if order.size == 1 else load_together(order, on_lost)[0])
+    model.info = replace(model.info, gpu_uuids=gpu_uuids(order.devices), uses_mps=uses_mps())
     await thread.run(lambda: warm_up(model))
     return model, thread
+
+
+def gpu_uuids(devices: Sequence[str]) -> tuple[str, ...]:
+    """Of those of these devices that are GPUs of this machine, sorted."""
+    gpus = [device for device in devices if torch.device(device).type == "cuda"]
+    return tuple(sorted({str(torch.cuda.get_device_properties(device).uuid) for device in gpus}))
+
+
+def uses_mps() -> bool:
+    """Whether CUDA finds the pipes of an MPS daemon, and so becomes a client of it."""
+    return (Path(os.environ.get(MPS_VARIABLE) or MPS_FOLDER) / "control").exists()
 
 
 def rank_order(config: ModelServiceConfig, strict_width: int) -> RankOrder:

@@ -23,7 +23,7 @@ from slipstream.rpc.pools import ASK_TIMEOUT_S, one_or_pool, until_answered
 from slipstream.rpc.tls import PeerSecurity
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.sampling.params import Proposal
-from slipstream.service_info import ModelInfo, ServiceLoad, check_pair, check_protocol
+from slipstream.service_info import ModelInfo, ServiceLoad, check_pair, check_protocol, take_turns
 from slipstream.session_messages import DraftEvent, DraftStart, PrefillStage, StageProgress, TargetEvent, TargetStart
 from slipstream.speculation.lines import Standing
 from slipstream.speculation.placement import choose_draft, choose_target
@@ -32,6 +32,7 @@ from slipstream.speculation.protocol import JoinPoint, JudgeWindow, LineAction
 SESSION = "/slipstream.rpc.v1.Draft/Session"
 SILENCE_LOOKS = 10
 """How often, in the time after which a draft is held for frozen, it is asked whether it owes anything."""
+ONE_GPU_FIX = "target and draft take turns on one GPU, so a draft may make captions slower: give it another, or run MPS"
 RequestT = TypeVar("RequestT", target_pb2.TargetRequest, draft_pb2.DraftRequest)
 
 
@@ -331,6 +332,7 @@ class Peers:
 
         self.target = one_or_pool("target", target, connect_target, choose_target)
         self.draft = one_or_pool("draft", draft, connect_draft, choose_draft) if draft else None
+        self._told: list[ModelInfo] = []
 
     async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Raises `ServiceUnavailable` when no draft answers or this one is left alone, and `ModelNotUsable` or
@@ -356,8 +358,12 @@ class Peers:
 
     def check_draft(self, draft: ModelInfo) -> None:
         """Raises `ModelNotUsable` or `VersionMismatch` for one that does not fit the target that answered last."""
-        if self.target.model is not None:
-            check_pair(self.target.model, draft)
+        if self.target.model is None:
+            return
+        check_pair(self.target.model, draft)
+        if take_turns(self.target.model, draft) and draft not in self._told:
+            self._told.append(draft)
+            get_logger().warning("peers.one_gpu", gpus=draft.gpu_uuids, fix=ONE_GPU_FIX)
 
     async def close(self) -> None:
         """Closes all channels."""
