@@ -55,6 +55,18 @@ HintsOption = Annotated[
         rich_help_panel=BATCH_PANEL,
     ),
 ]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Names the batch.",
+        show_default="a digest of output or sources, and options",
+        rich_help_panel=BATCH_PANEL,
+    ),
+]
+SkipBadOption = Annotated[
+    bool,
+    typer.Option("--skip-bad", help="Name bad rows of a manifest and hand in the others.", rich_help_panel=BATCH_PANEL),
+]
 
 
 @dataclass(frozen=True)
@@ -140,14 +152,7 @@ def submit_command(
     ] = None,
     form: FormatOption = None,
     csv_raw: RawOption = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Names the batch.",
-            show_default="a digest of output or sources, and options",
-            rich_help_panel=BATCH_PANEL,
-        ),
-    ] = None,
+    name: NameOption = None,
     priority: Annotated[
         Priority, typer.Option(help="Against other batches.", rich_help_panel=BATCH_PANEL)
     ] = Priority.NORMAL,
@@ -161,12 +166,7 @@ def submit_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     hints_from: HintsOption = None,
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad", help="Name bad rows of a manifest and hand in the others.", rich_help_panel=BATCH_PANEL
-        ),
-    ] = False,
+    skip_bad: SkipBadOption = False,
     documents: DocumentFlags,
     options: CaptionOptions,
     connection: ConnectionOptions,
