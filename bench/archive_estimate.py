@@ -1,9 +1,10 @@
 """How near `slipstream archive estimate` comes: a sample of held-out clips is captioned by real services, and all the
 others, which it did not see. Half of them go before and half behind it: a machine that others use too does not stay as
-fast.
+fast. The clips are files, or objects of an S3 bucket (moto's server).
 """
 
 import argparse
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +14,15 @@ from bench.common import CLIP_FOLDER, held_out_clips, say
 from bench.faults.batches import archive_of, list_jobs, submit, wait_ended
 from bench.tables import print_rows
 from slipstream import AsyncCaptioner
-from slipstream.archive.estimates import Interval, choose, strata_of
+from slipstream.archive.estimates import Interval, choose
 from slipstream.archive.messages import BatchItem, BatchOptions, Job
 from slipstream.archive.queue import JobState
 from slipstream.cli.archive.estimate import result_bytes
-from slipstream.client.archive_estimate import caption_sample
+from slipstream.cli.archive.sources import Sources
+from slipstream.client.archive_estimate import caption_sample, stratified
 from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
+from tests.support.object_store import BUCKET, object_server
 
 TIMEOUT_S = 3600.0
 
@@ -27,13 +30,31 @@ TIMEOUT_S = 3600.0
 async def run_estimate(given: argparse.Namespace) -> Mapping[str, Any]:
     """The part `estimate`."""
     clips = held_out_clips(given.estimate_clips)
-    items = [BatchItem(clip.stem, str(clip)) for clip in clips]
+    return await _estimated(given, [BatchItem(clip.stem, str(clip)) for clip in clips], FRESH)
+
+
+async def run_bucket_estimate(given: argparse.Namespace) -> Mapping[str, Any]:
+    """The part `estimate-bucket`: sizes are those that the bucket's listing says."""
+    async with object_server() as bucket:
+        os.environ.update(bucket.environment)
+        for clip in held_out_clips(given.estimate_clips):
+            bucket.put(f"held-out/{clip.name}", clip.read_bytes())
+        items = await asyncio.to_thread(list, Sources([f"s3://{BUCKET}/held-out/"]))
+        flags = FRESH | {"gateway": (*FRESH["gateway"], "--object-roots", f"s3://{BUCKET}")}
+        unsized = sum(item.num_bytes is None for item in items)
+        return {**await _estimated(given, items, flags), "without_size": unsized}
+
+
+async def _estimated(
+    given: argparse.Namespace, items: Sequence[BatchItem], flags: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The same of items, wherever they lie."""
     asked = {"num_frames": given.estimate_frames, "max_new_tokens": given.estimate_tokens}
-    options = ClusterOptions(given.target, given.draft, CLIP_FOLDER, gateways=1, slots=2, lease_s=15.0, flags=FRESH)
+    options = ClusterOptions(given.target, given.draft, CLIP_FOLDER, gateways=1, slots=2, lease_s=15.0, flags=flags)
     unsampled = _unsampled(items, given)
     before, after = unsampled[::2], unsampled[1::2]
     async with Cluster(options, say) as cluster, cluster.captioner() as captioner:
-        await _captioned(captioner, "warm", [BatchItem("warm", str(clips[0]), {"seed": given.seed})], asked)
+        await _captioned(captioner, "warm", [replace(items[0], custom_id="warm", caption={"seed": given.seed})], asked)
         jobs = await _captioned(captioner, "before", before, asked)
         sampled = await caption_sample(
             await archive_of(captioner),
@@ -71,8 +92,7 @@ async def run_estimate(given: argparse.Namespace) -> Mapping[str, Any]:
 
 def _unsampled(items: Sequence[BatchItem], given: argparse.Namespace) -> list[BatchItem]:
     """Those that the sample will not have."""
-    strata = strata_of([os.stat(item.source).st_size for item in items])
-    seen = set(choose(strata, given.estimate_sample, given.seed))
+    seen = set(choose(stratified(items), given.estimate_sample, given.seed))
     return [item for place, item in enumerate(items) if place not in seen]
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.archive_duplicates import run_duplicates, told_apart
-from bench.archive_estimate import run_estimate
+from bench.archive_estimate import run_bucket_estimate, run_estimate
+from bench.archive_manifest import run_manifest
 from bench.archive_placement import run_placement
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
@@ -89,6 +90,8 @@ PARTS = {
         },
         at_most={"estimate_error": 0.15},
     ),
+    # The same, of clips in a bucket; `--estimate-clips` and its like are those of `estimate`.
+    "estimate-bucket": Part(run_bucket_estimate, {}, zeros=("without_size",), at_most={"estimate_error": 0.15}),
     # How long a question over very many texts takes.
     "search": Part(
         run_search,
@@ -122,6 +125,21 @@ PARTS = {
             "spill_file_mb": (32, "of a result file's jobs"),
         },
         zeros=("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory"),
+    ),
+    # A very long manifest with bad lines: read as a whole, and a shorter one handed in by who is killed.
+    "manifest": Part(
+        run_manifest,
+        {
+            "manifest_lines": (10_000_000, "that are read"),
+            "manifest_jobs": (100_000, "lines of the manifest that is handed in"),
+            "manifest_kills": (5, "of who hands in, and of the feeder"),
+            "manifest_queue_mb": (64, "that jobs may take in Redis"),
+        },
+        zeros=(
+            *("items_wrong", "bad_wrong", "jobs_bad_wrong", "conflicts_wrong", "known_wrong"),
+            *("results_missing", "results_doubled", "results_invented"),
+        ),
+        at_most={"read_growth_mb": 100.0},
     ),
     # What each step of them takes of a processor.
     "steps": Part(run_steps, {"steps_jobs": (20_000, "taken through the same, step by step")}, zeros=("not_done",)),

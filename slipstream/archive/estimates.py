@@ -1,12 +1,13 @@
 """What captioning a whole archive will take, from a sample of it that was captioned. Pure: figures in, intervals out.
 
-The sample is stratified by the size of the files, where that is known: long videos are rare and cost most. A total is
-the sum over strata of the number of items times the mean of the sampled ones. Its interval is of a bootstrap within the
-strata, each resampled with one less than it has, so that small strata do not look too certain (Rao and Wu, 1988). It
+The sample is stratified by the size of the files, where that is known, within their formats: long videos are rare and
+cost most, and how long so many bytes are depends on the format. A listing of a bucket says both. A total is the sum
+over strata of the number of items times the mean of the sampled ones. Its interval is of a bootstrap within the strata,
+each resampled with one less than it has, so that small strata do not look too certain (Rao and Wu, 1988). It
 covers the choice of the sample; not that the machine will be busier, or that the archive is not what was listed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ RESAMPLES = 2000
 LEVEL = 0.9
 """Of the intervals."""
 UNKNOWN_SIZE = -1
+UNSIZED = 0
+"""The stratum of items of that size."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,39 @@ class Estimate:
     video_s: Interval
 
 
-def strata_of(sizes: Sequence[int], num_strata: int = STRATA) -> NDArray[np.int64]:
-    """[num_items] the stratum of each item: equal numbers of them, by size in bytes. Those of `UNKNOWN_SIZE` are one of
-    their own."""
+def strata_of(
+    sizes: Sequence[int], formats: Sequence[int] | None = None, num_strata: int = STRATA
+) -> NDArray[np.int64]:
+    """[num_items] the stratum of each item: equal numbers of them, by size in bytes. Those of `UNKNOWN_SIZE` are
+    `UNSIZED`, one of their own.
+
+    Args:
+        formats: a number for the format of each. One that enough items have is parted by itself, the rest together.
+        num_strata: of items of one format; of several there may be up to twice as many, and one more.
+    """
     size = np.asarray(sizes, dtype=np.int64)
+    format_ = np.zeros(len(size), dtype=np.int64) if formats is None else np.asarray(formats, dtype=np.int64)
+    strata = np.full(len(size), UNSIZED, dtype=np.int64)
     known = np.flatnonzero(size != UNKNOWN_SIZE)
-    strata = np.zeros(len(size), dtype=np.int64)
-    order = known[np.argsort(size[known], kind="stable")]
-    strata[order] = 1 + np.arange(len(order)) * num_strata // max(len(order), 1)
+    first = UNSIZED + 1
+    for group in _of_one_format(known, format_, num_strata):
+        number = max(round(num_strata * len(group) / len(known)), 1)
+        order = group[np.argsort(size[group], kind="stable")]
+        strata[order] = first + np.arange(len(order)) * number // len(order)
+        first += number
     return strata
+
+
+def _of_one_format(
+    items: NDArray[np.int64], formats: NDArray[np.int64], num_strata: int
+) -> Iterator[NDArray[np.int64]]:
+    """Items whose format half a stratum or more have; and the rest."""
+    found, counts = np.unique(formats[items], return_counts=True)
+    common = found[2 * num_strata * counts >= len(items)]
+    for one in common:
+        yield items[formats[items] == one]
+    if len(rest := items[~np.isin(formats[items], common)]):
+        yield rest
 
 
 def choose(strata: NDArray[np.int64], num_sampled: int, seed: int) -> list[int]:

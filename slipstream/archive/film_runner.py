@@ -1,5 +1,5 @@
 """Runs one film of the archive: each segment is a part, kept as soon as it is captioned; of several prompts each answer
-is one, and the summary of the whole is the last.
+is one, and the summary of the whole is the last. Where that needs summaries of groups first, each is kept as a note.
 
 Frames are decoded ahead of the models, some segments at a time, and as many segments are captioned at once as the
 gateway has archive slots.
@@ -7,7 +7,7 @@ gateway has archive slots.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ from slipstream.archive.duplicates import DuplicateFinder
 from slipstream.archive.messages import JobPart
 from slipstream.archive.model_runs import ModelRuns, check_digest, opened
 from slipstream.archive.part_keeper import PartKeeper, PartNames
+from slipstream.archive.parts import PartRecord
 from slipstream.archive.queue import JobQueue, JobState, Lease, Outcome
 from slipstream.archive.records import (
     BatchPayload,
@@ -209,7 +210,7 @@ class FilmRunner:
             async with self._models.slots:
                 plan = await self._plan_now(run)
                 async with self._captioning(run, plan, "the summary"):
-                    caption = await self._films.sum_up(plan, said)
+                    caption = await self._films.sum_up(plan, said, partial(_once, run.parts))
         except CANNOT_SUM_UP as error:
             part = JobPart(numbering.total - 1, segment=film.whole(str(error)), error=str(error))
             await run.parts.keep(part.number, whole.number, write_part(part), {})
@@ -274,6 +275,18 @@ class FilmRunner:
         peers = self._captioner.peers
         assert peers.target.model is not None, "the target has been asked"
         return peers.target.model, peers.draft.model if peers.draft else None
+
+
+async def _once(parts: PartKeeper, prompt: str, make: Callable[[], Awaitable[Caption]]) -> Caption:
+    """The text of a group of segments, by the job's note of it where it was made before. Notes are named by whole
+    prompts, so no other group's is taken for it."""
+    note = await parts.find_note(prompt)
+    known = part_of(PartRecord(0, note)).caption if note is not None else None
+    if known is not None:
+        return known
+    made = await make()
+    await parts.keep_note(prompt, write_part(JobPart(0, caption=made)))
+    return made
 
 
 def _ended(decoded: DecodedSegment, room: asyncio.Semaphore) -> None:

@@ -92,6 +92,8 @@ class BatchItem:
     """None: what `kind_of` says of the source."""
     document: OptionValues = field(default_factory=dict)
     """Options of documents that differ from the batch's."""
+    num_bytes: int | None = None
+    """Of the source, where a listing or a manifest says so. For estimates: a gateway is not told."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from slipstream.archive.parts import PartLimits, PartRecord, PartsState, PutAnswer
+from slipstream.archive.parts import PartLimits, PartStore
 from slipstream.errors import Overloaded, ServiceUnavailable, SlipstreamError
 
 
@@ -304,7 +304,7 @@ class QueueDepth:
     """Seconds since the oldest job that waits for its turn was handed in; 0 while none does."""
 
 
-class JobQueue(Protocol):
+class JobQueue(PartStore, Protocol):
     """The queue. Every method may raise `QueueUnavailable`; those that take a lease are safe to repeat then."""
 
     policy: QueuePolicy
@@ -334,20 +334,6 @@ class JobQueue(Protocol):
         """Commits, with the tallies of its parts when it is DONE. False: the lease is lost and nothing was changed.
         True again when repeated by the same holder. Raises `DamagedRecord` for one that is to be DONE without all of
         its parts."""
-
-    async def open_parts(self, lease: Lease, key: str, total: int = 0, layout: str = "") -> PartsState | None:
-        """What there is of the job's parts; those of another `key` are dropped, which names all that they depend on.
-        `total` and `layout` are told once they are known. None: the lease is lost. Raises `LimitExceeded`."""
-
-    async def put_part(self, lease: Lease, number: int, data: bytes, tallies: Mapping[str, float]) -> PutAnswer:
-        """Keeps a part, durably and once, and forgets the failures and deaths that the job has had so far: a job that
-        gets on is no poison. Raises `LimitExceeded` for a part that is too large."""
-
-    async def list_parts(
-        self, batch_id: str, job_id: str, after: int = 0, limit: int = 100
-    ) -> tuple[list[PartRecord], int]:
-        """Parts of a job from number `after` on; and the number to go on from, 0 at the end. May return fewer than
-        `limit` before the end. Raises `UnknownBatch` when the batch has no such job."""
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
         """Gives the job back, to run again after `delay_s`; `counted` failures are limited, then the job is DEAD.

@@ -29,7 +29,9 @@ SENTINEL_S = 0.5
 """For a sentinel to answer: another one is asked then, and a call of the queue has some seconds for all of it."""
 WAIT_S = 1.5
 """For replicas to say that they have a write."""
-PROMISES = frozenset({"open", "submit", "seal", "finish", "put_part", "add_chunk", "cancel", "retry_dead", "ping"})
+PROMISES = frozenset(
+    {"open", "submit", "seal", "finish", "put_part", "put_note", "add_chunk", "cancel", "retry_dead", "ping"}
+)
 """Scripts whose answer somebody relies on; health is one. A lease that is lost with its server is taken once more, and
 fenced."""
 FORGETS = "the queue's Redis may lose accepted jobs (--redis-unsafe true takes it as it is):"

@@ -44,6 +44,8 @@ from slipstream.archive.redis_rows import (
     damage_in,
     job_from,
     lease_from,
+    log_death,
+    log_expired,
     part_from,
     part_row,
     parts_state_from,
@@ -79,7 +81,7 @@ WORKER_CONNECTIONS = {"beat": 1, "take": 4}
 WORKER_SCRIPTS = {
     "beat": "beat",
     **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping", "open_parts", "put_part"), "take"),
-    **dict.fromkeys(("add_known", "list_known"), "take"),
+    **dict.fromkeys(("put_note", "find_note", "add_known", "list_known"), "take"),
 }
 """Which connections a script uses; the others share those of the callers."""
 OnCall = Callable[[str, float], None]
@@ -219,7 +221,7 @@ class RedisQueue:
         if limit > 0:
             self._takes[worker] = number + 1
         for row in expired:
-            _log_expired(*texts(row))
+            log_expired(*texts(row))
         leases = []
         for row in rows:
             try:
@@ -228,7 +230,7 @@ class RedisQueue:
                 get_logger().error("job.damaged", error=str(error))
                 continue
             if damage := damage_in(row):
-                _log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
+                log_death(lease, await self._run("retry", *_token(lease), damage, 0, 0, 1))
             else:
                 leases.append(lease)
         return leases
@@ -260,13 +262,24 @@ class RedisQueue:
         return None if answer is None else parts_state_from(answer)
 
     async def put_part(self, lease: Lease, number: int, data: bytes, tallies: Mapping[str, float]) -> PutAnswer:
+        return await self._put("put_part", lease, number, data, *_pairs(tallies))
+
+    async def put_note(self, lease: Lease, name: str, data: bytes) -> PutAnswer:
+        return await self._put("put_note", lease, sha256(name), data)
+
+    async def _put(self, script: str, lease: Lease, name: str | int, data: bytes, *tallies: str) -> PutAnswer:
         limits = self.policy.parts
         if len(data) > limits.max_part_bytes:
-            raise LimitExceeded(f"part {number} has {len(data)} bytes; at most {limits.max_part_bytes} are kept")
-        row = part_row(data)
-        answer = await self._run("put_part", *_token(lease), number, row, limits.max_job_bytes, *_pairs(tallies))
-        assert answer != b"outside", "a part has a number below the total that was told"
+            raise LimitExceeded(
+                f"{script.removeprefix('put_')} {name} has {len(data)} bytes; at most {limits.max_part_bytes} are kept"
+            )
+        answer = await self._run(script, *_token(lease), name, part_row(data), limits.max_job_bytes, *tallies)
+        assert answer != b"outside", "parts were opened, and have numbers below the total that was told"
         return PutAnswer(answer.decode())
+
+    async def find_note(self, lease: Lease, name: str) -> bytes | None:
+        stored = await self._run("find_note", lease.job_id, sha256(name))
+        return None if stored is None else part_from((0, stored)).data
 
     async def list_parts(
         self, batch_id: str, job_id: str, after: int = 0, limit: int = PAGE_PARTS
@@ -276,10 +289,10 @@ class RedisQueue:
 
     async def retry(self, lease: Lease, reason: str, delay_s: float, *, counted: bool = True) -> bool:
         answer = await self._run("retry", *_token(lease), reason, round(delay_s * 1000), int(counted), 0)
-        return _log_death(lease, answer)
+        return log_death(lease, answer)
 
     async def crash(self, lease: Lease, reason: str) -> bool:
-        return _log_death(lease, await self._run("crash", *_token(lease), reason))
+        return log_death(lease, await self._run("crash", *_token(lease), reason))
 
     async def get_batch(self, batch_id: str, owner: str | None = None) -> BatchRecord:
         record = batch_from(batch_id, await self._run("batch", batch_id))
@@ -379,19 +392,3 @@ def _token(lease: Lease) -> tuple[str, str, int]:
 
 def _pairs(tallies: Mapping[str, float]) -> list[str]:
     return [text for name, value in tallies.items() for text in (name, repr(float(value)))]
-
-
-def _log_expired(name: str, batch_id: str, lost_by: str, crashes: str, state: str) -> None:
-    log = get_logger().bind(job_id=name, batch_id=batch_id, crashes=int(crashes))
-    log.warning("job.expired", lost_by=lost_by, state=state)
-    if state == JobState.DEAD:
-        log.warning("job.dead", worker=lost_by)
-
-
-def _log_death(lease: Lease, answer: int) -> bool:
-    """From what a script answers that gives a job back: 0 not held, 1 done, 2 the job is dead now."""
-    if answer == 2:
-        get_logger().warning(
-            "job.dead", job_id=lease.job_id, batch_id=lease.batch_id, worker=lease.worker, epoch=lease.epoch
-        )
-    return answer > 0

@@ -1,5 +1,5 @@
-"""Rows that the scripts of the Redis queue answer, as plain records. Whatever the store holds, it becomes a record or
-`DamagedRecord`."""
+"""Rows that the scripts of the Redis queue answer, as plain records, and what is logged of them. Whatever the store
+holds, it becomes a record or `DamagedRecord`."""
 
 import contextlib
 import hashlib
@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream.archive.parts import PartRecord, PartsState
 from slipstream.archive.queue import BatchRecord, DamagedRecord, JobRecord, JobState, Lease, batch_state, sha256
+from slipstream.logs import get_logger
 
 DAMAGED = "its SHA-256 differs from when it was stored"
 
@@ -114,3 +115,23 @@ def part_from(row: Sequence[int | bytes]) -> PartRecord:
 def texts(values: Sequence[bytes | int]) -> list[str]:
     """Decodes an answer; damaged bytes become replacement characters."""
     return [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in values]
+
+
+# -- what is logged of them -------------------------------------------------------------------------------------------
+
+
+def log_expired(name: str, batch_id: str, lost_by: str, crashes: str, state: str) -> None:
+    """A job that the take script found without a worker."""
+    log = get_logger().bind(job_id=name, batch_id=batch_id, crashes=int(crashes))
+    log.warning("job.expired", lost_by=lost_by, state=state)
+    if state == JobState.DEAD:
+        log.warning("job.dead", worker=lost_by)
+
+
+def log_death(lease: Lease, answer: int) -> bool:
+    """From what a script answers that gives a job back: 0 not held, 1 done, 2 the job is dead now."""
+    if answer == 2:
+        get_logger().warning(
+            "job.dead", job_id=lease.job_id, batch_id=lease.batch_id, worker=lease.worker, epoch=lease.epoch
+        )
+    return answer > 0

@@ -14,7 +14,7 @@ from slipstream.captioning.caption_run import Emit
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import KnownCaptions, RecentCaptions, caption_sparingly
-from slipstream.captioning.film_summary import TimedText, nothing_seen, sum_up
+from slipstream.captioning.film_summary import Once, TimedText, not_kept, nothing_seen, sum_up
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.captioning.stats import CaptionStats
@@ -187,7 +187,9 @@ class FilmCaptioner:
         plan = plan.named(f"-s{decoded.segment.number}" + (f"-q{number}" if number else ""))
         return await self._captioner.caption(plan, decoded.video, emit, stats, resume_wait_s=resume_wait_s)
 
-    async def sum_up(self, plan: CaptionPlan, said: Sequence[TimedText], *, resume_wait_s: float = 0.0) -> Caption:
+    async def sum_up(
+        self, plan: CaptionPlan, said: Sequence[TimedText], once: Once = not_kept, *, resume_wait_s: float = 0.0
+    ) -> Caption:
         """The text about the whole film, from those of its segments; needs a `check` shortly before. Raises what
         `film_summary.sum_up` and `GatewayCaptioner.caption` raise."""
 
@@ -198,7 +200,7 @@ class FilmCaptioner:
 
         target = self._captioner.peers.target.model
         assert target is not None, "the target has been asked"
-        return await sum_up(plan, said, target.max_context, ask)
+        return await sum_up(plan, said, target.max_context, ask, once)
 
     @property
     def _frame_size(self) -> FrameSize:

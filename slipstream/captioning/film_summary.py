@@ -7,6 +7,7 @@ and then their sums; which segments are in a group depends on the captions and t
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -55,9 +56,18 @@ class TimedText:
 
 Ask = Callable[[CaptionPlan, Sequence[str]], Awaitable[Caption]]
 """Has the target answer a plan about no video; the warnings are to stand with the answer."""
+Once = Callable[[str, Callable[[], Awaitable[Caption]]], Awaitable[Caption]]
+"""Gives the text of a group by its prompt, from an earlier run or else by the call, which makes it."""
 
 
-async def sum_up(plan: CaptionPlan, said: Sequence[TimedText], max_context: int, ask: Ask) -> Caption:
+async def not_kept(prompt: str, make: Callable[[], Awaitable[Caption]]) -> Caption:
+    """Where there are no earlier runs."""
+    return await make()
+
+
+async def sum_up(
+    plan: CaptionPlan, said: Sequence[TimedText], max_context: int, ask: Ask, once: Once = not_kept
+) -> Caption:
     """The text about a film, whose caption's warnings say where groups were summed up first.
 
     Args:
@@ -68,7 +78,7 @@ async def sum_up(plan: CaptionPlan, said: Sequence[TimedText], max_context: int,
     Raises:
         UnreadableVideo: nothing was said.
         LimitExceeded: not even two captions fit the context.
-        SlipstreamError: whatever `ask` raises.
+        SlipstreamError: whatever `ask` and `once` raise.
     """
     question = plan.options.get("summary_prompt", DEFAULT_SUMMARY_PROMPT)
     room = max_context - plan.options.max_new_tokens - len(question.encode()) - TEMPLATE_TOKENS
@@ -77,14 +87,16 @@ async def sum_up(plan: CaptionPlan, said: Sequence[TimedText], max_context: int,
         raise UnreadableVideo("no segment has a caption that could be summed up")
     while True:
         try:
-            return await _sum_up_within(room, plan, question, texts, ask)
+            return await _sum_up_within(room, plan, question, texts, ask, once)
         except LimitExceeded:  # read again, the texts have more tokens than they were written with
             room //= 2
             if len(in_groups(texts, room)) == len(texts):
                 raise
 
 
-async def _sum_up_within(room: int, plan: CaptionPlan, question: str, texts: Sequence[TimedText], ask: Ask) -> Caption:
+async def _sum_up_within(
+    room: int, plan: CaptionPlan, question: str, texts: Sequence[TimedText], ask: Ask, once: Once
+) -> Caption:
     """See `sum_up`; no prompt has texts of more than `room` tokens. Raises `LimitExceeded` where that cannot be."""
     warnings: list[str] = []
     for level in itertools.count(1):
@@ -100,13 +112,12 @@ async def _sum_up_within(room: int, plan: CaptionPlan, question: str, texts: Seq
             f"{len(texts)} texts do not fit the model's context at once; they were summed up in {len(groups)} groups"
             " first"
         )
-        texts = [
-            TimedText.of(
-                Segment(0, group[0].start_s, group[-1].end_s),
-                [await ask(_asked(plan, question, group, f"-whole-{level}-{number}"), ())],
-            )
-            for number, group in enumerate(groups)
-        ]
+        sums = []
+        for number, group in enumerate(groups):
+            asked = _asked(plan, question, group, f"-whole-{level}-{number}")
+            caption = await once(asked.options.prompt, partial(ask, asked, ()))
+            sums.append(TimedText.of(Segment(0, group[0].start_s, group[-1].end_s), [caption]))
+        texts = sums
     raise AssertionError("each level has fewer texts than the one before")
 
 

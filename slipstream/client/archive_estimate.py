@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from slipstream.archive.estimates import UNKNOWN_SIZE, Estimate, Sampled, Span, choose, estimate, strata_of
+import numpy as np
+from numpy.typing import NDArray
+
+from slipstream.archive.estimates import UNKNOWN_SIZE, UNSIZED, Estimate, Sampled, Span, choose, estimate, strata_of
 from slipstream.archive.messages import BatchItem, BatchOptions, BatchTotals, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.archive.records import tallies
@@ -33,6 +36,11 @@ class SampledArchive:
     """Of the sample: what speculation gained in it."""
     failures: tuple[str, ...] = ()
     """Why items of the sample have no result; nothing is known of such, and they count as no work."""
+
+    @property
+    def num_unsized(self) -> int:
+        """Items whose size nobody knows: of these the sample is a plain one."""
+        return self.strata.count(UNSIZED)
 
     def estimate(self, *, only_unsampled: bool = False) -> Estimate:
         """Of all items, or of those that were not in the sample."""
@@ -64,7 +72,7 @@ async def caption_sample(
         VideoNotFound: there is no item.
         InvalidRequest: no item of the sample could be captioned.
     """
-    strata = strata_of(array("q", (_size(item.source) for item in items)))
+    strata = stratified(items)
     chosen = choose(strata, num_sampled, seed)
     if not chosen:
         raise VideoNotFound("there is nothing to estimate: no video was found")
@@ -92,6 +100,16 @@ async def caption_sample(
     return SampledArchive(tuple(sample), tuple(chosen), tuple(strata.tolist()), BatchTotals(**known), tuple(failures))
 
 
+def stratified(items: Iterable[BatchItem]) -> NDArray[np.int64]:
+    """[num_items] the stratum of each: by its size, as a listing or this machine knows it, and its suffix."""
+    sizes, formats, suffixes = array("q"), array("l"), dict[str, int]()
+    for item in items:
+        sizes.append(_size(item))
+        suffix = os.path.splitext(item.source)[1].lower()
+        formats.append(suffixes.setdefault(suffix, len(suffixes)))
+    return strata_of(sizes, formats)
+
+
 def _fresh(item: BatchItem, place: int) -> BatchItem:
     """Named by its place, and not to be had from earlier batches."""
     return replace(item, custom_id=str(place), caption={**item.caption, "seed": secrets.randbits(SEED_BITS)})
@@ -106,8 +124,10 @@ def _span(job: Job) -> Span:
     return Span(job.started_s, job.ended_s)
 
 
-def _size(source: str) -> int:
+def _size(item: BatchItem) -> int:
+    if item.num_bytes is not None:
+        return item.num_bytes
     try:
-        return os.stat(source).st_size
+        return os.stat(item.source).st_size
     except (OSError, ValueError):
         return UNKNOWN_SIZE

@@ -47,12 +47,12 @@ class BlockingStore(ObjectStore):
         with suppress(ObjectNotFound), told(url):
             self._calls.delete(self._store, url.key)
 
-    def addresses(self, prefix: ObjectUrl) -> Iterator[ObjectUrl]:
-        """Of the objects below a folder, in the store's order, page by page."""
+    def facts_below(self, prefix: ObjectUrl) -> Iterator[ObjectFacts]:
+        """Of the objects in a folder, in the store's order, page by page; none of them is asked for itself."""
         with told(prefix):
             for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
-                    yield ObjectUrl(self.root, found["path"])
+                    yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
 
 
 class _ObjectFile(io.RawIOBase):
@@ -95,10 +95,10 @@ def open_object(text: str) -> BinaryIO:
     return blocking_store(url.root).open(url)
 
 
-def objects_below(text: str) -> Iterator[ObjectUrl]:
+def objects_below(text: str) -> Iterator[ObjectFacts]:
     """Those of a folder's address. Raises the same."""
     prefix = ObjectUrl.parse(text)
-    return blocking_store(prefix.root).addresses(prefix)
+    return blocking_store(prefix.root).facts_below(prefix)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from slipstream.archive.estimates import (
     LEVEL,
     STRATA,
     UNKNOWN_SIZE,
+    UNSIZED,
     Sampled,
     Span,
     choose,
@@ -44,6 +45,46 @@ def test_strata_are_equal_parts_by_size(sizes: list[int]) -> None:
     by_size = sorted(zip((size for size in sizes if size != UNKNOWN_SIZE), known, strict=True))
     assert [stratum for _, stratum in by_size] == sorted(known) or len({size for size, _ in by_size}) < len(by_size)
     assert max(Counter(known).values(), default=0) - min(Counter(known).values(), default=0) <= 1 or len(known) < STRATA
+
+
+ITEMS = st.lists(st.tuples(st.integers(UNKNOWN_SIZE, 10**10), st.integers(0, 12)), min_size=1, max_size=200)
+
+
+@given(ITEMS)
+def test_formats_that_many_have_are_parted_by_themselves(items: list[tuple[int, int]]) -> None:
+    strata = strata_of([size for size, _ in items], [kind for _, kind in items]).tolist()
+    known = [(stratum, *item) for stratum, item in zip(strata, items, strict=True) if item[0] != UNKNOWN_SIZE]
+    assert all((stratum == UNSIZED) == (size == UNKNOWN_SIZE) for stratum, (size, _) in zip(strata, items, strict=True))
+    assert len({stratum for stratum, *_ in known}) <= 2 * STRATA + 1
+    counts = Counter(kind for *_, kind in known)
+    common = {kind for kind, number in counts.items() if 2 * STRATA * number >= len(known)}
+    for stratum in {stratum for stratum, *_ in known}:
+        kinds = {kind for at, _, kind in known if at == stratum}
+        assert len(kinds) == 1 or not kinds & common
+    for kind in common:
+        in_order = sorted((size, stratum) for stratum, size, of in known if of == kind)
+        by_stratum = sorted((stratum, size) for size, stratum in in_order)
+        assert [size for size, _ in in_order] == [size for _, size in by_stratum], "by size"
+        numbers = Counter(stratum for _, stratum in in_order).values()
+        assert max(numbers) - min(numbers) <= 1, "equal parts"
+
+
+@given(SIZES)
+def test_one_format_is_as_none(sizes: list[int]) -> None:
+    assert strata_of(sizes, [7] * len(sizes)).tolist() == strata_of(sizes).tolist()
+
+
+def test_formats_part_what_sizes_do_not() -> None:
+    """Two codecs of the same sizes, of which one has a tenth of the bytes a second: the strata tell them apart."""
+    chance = np.random.default_rng(5)
+    seconds = chance.uniform(10, 100, 400)
+    formats = chance.integers(0, 2, 400)
+    sizes = (seconds * np.where(formats == 0, 1e6, 1e5)).astype(np.int64)
+    spread = {}
+    for known in (None, formats):
+        strata = strata_of(sizes.tolist(), None if known is None else known.tolist())
+        spread[known is None] = sum((seconds[strata == one].var() * (strata == one).sum()) for one in set(strata))
+    assert spread[False] < spread[True] / 2
 
 
 @given(SECONDS, st.integers(2, 8), st.integers(1, 5), st.integers(1, 10_000))

@@ -143,6 +143,17 @@ class QueueMachine(RuleBasedStateMachine):
         if state is not None:
             assert (answer is PutAnswer.KNOWN) == (number in state.done)
 
+    @rule(pair=leases, name=st.sampled_from("ab"), num_bytes=st.sampled_from([1, 2, 60]))
+    def put_note(self, pair: Pair, name: str, num_bytes: int) -> None:
+        state = self.told(pair, lambda queue, lease: queue.open_parts(lease, "one", 3))
+        answer = self.told(pair, lambda queue, lease: queue.put_note(lease, name, b"note" * num_bytes))
+        assert (answer is PutAnswer.LOST) == (state is None)
+
+    @rule(pair=leases)
+    def find_notes(self, pair: Pair) -> None:
+        for name in "ab":
+            self.told(pair, lambda queue, lease, name=name: queue.find_note(lease, name))  # type: ignore[misc]
+
     @rule(pair=leases)
     def finish_all_parts(self, pair: Pair) -> None:
         state = self.told(pair, lambda queue, lease: queue.open_parts(lease, "one", 3))

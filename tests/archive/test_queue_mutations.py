@@ -135,9 +135,24 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         parts.test_a_suspect_that_got_on_is_none_after_its_run,
     ),
     "no bound of a job's parts": (
-        "if tonumber(meta[2]) + #part > tonumber(arg(6)) then return 'full' end",
+        "if tonumber(meta[2]) + more > tonumber(arg(6)) then return 'full' end",
         "",
         parts.test_what_a_job_keeps_is_bounded,
+    ),
+    "no bound of a job's notes": (
+        "if tonumber(meta[1]) + more > tonumber(arg(6)) then return 'full' end",
+        "",
+        parts.test_notes_count_among_what_a_job_keeps_and_leave_room_for_its_last_part,
+    ),
+    "a note without an owner check": (
+        "if not same or state ~= 'running' then return 'lost' end",
+        "",
+        parts.test_a_late_note_of_who_lost_the_lease_is_refused,
+    ),
+    "notes outlive their use": (
+        "if is_last then",
+        "if false then",
+        parts.test_a_note_is_for_later_runs_and_goes_with_the_last_part,
     ),
     "parts outlive their batch": (
         "    drop_parts(id, batch)\n    redis.call('DEL', job_key(id))",

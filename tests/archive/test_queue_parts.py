@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.archive.parts import PartLimits, PartRecord, PartsState, PutAnswer
 from slipstream.archive.queue import BatchState, DamagedRecord, JobState, Lease, Outcome, UnknownBatch, job_id
+from slipstream.archive.redis_rows import DIGEST_BYTES
 from slipstream.errors import LimitExceeded
 from tests.archive.worlds import DONE, POLICY, World, fill, take_one
 
@@ -239,3 +240,97 @@ async def test_a_part_that_was_damaged_in_the_store_says_so(world: World) -> Non
     await world.redis.hset(f"{world.prefix}p:{lease.job_id}", "0", b"?" * 50)
     damaged, sound = (await world.queue.list_parts("batch", lease.job_id))[0]
     assert damaged.damage and not damaged.data and sound == PartRecord(1, b"part 1 ")
+
+
+# -- notes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_note_is_for_later_runs_and_goes_with_the_last_part(world: World) -> None:
+    """Named by the mutation guard: notes outlive their use."""
+    await fill(world, "a")
+    lease = await take_one(world)
+    await world.queue.open_parts(lease, "key", 2)
+    assert await world.queue.find_note(lease, "sum") is None
+    assert await world.queue.put_note(lease, "sum", b"first") is PutAnswer.KEPT
+    assert await world.queue.put_note(lease, "sum", b"first") is PutAnswer.KNOWN
+    assert await world.queue.put_note(lease, "other", b"second") is PutAnswer.KEPT
+    await put(world, lease, 0)
+    assert await parts(world) == {0: b"part 0 "}, "no note is listed"
+    before = (await world.queue.get_batch("batch")).parts_bytes
+    assert before == sum(DIGEST_BYTES + len(each) for each in (b"first", b"second", b"part 0 "))
+    await world.lose(lease)
+    later = await take_one(world, "w2")
+    state = await world.queue.open_parts(later, "key")
+    assert state is not None and state.missing == (1,)
+    assert [await world.queue.find_note(later, name) for name in ("sum", "other")] == [b"first", b"second"]
+    await put(world, later, 1)
+    assert [await world.queue.find_note(later, name) for name in ("sum", "other")] == [None, None]
+    assert await world.queue.finish(later, DONE)
+    batch = await world.queue.get_batch("batch")
+    assert (batch.parts_bytes, batch.parts_done) == (2 * (DIGEST_BYTES + len(b"part 0 ")), 2)
+    if world.redis is not None:
+        assert await world.redis.hget(f"{world.prefix}totals", "part_bytes") == b"%d" % batch.parts_bytes
+        assert sorted(await world.redis.hkeys(f"{world.prefix}p:{lease.job_id}")) == [b"0", b"1"]
+
+
+async def test_a_late_note_of_who_lost_the_lease_is_refused(world: World) -> None:
+    """Named by the mutation guard: no owner check."""
+    await fill(world, "a")
+    stale = await take_one(world, "w1")
+    await world.queue.open_parts(stale, "key", 2)
+    await world.lose(stale)
+    lease = await take_one(world, "w2")
+    assert await world.queue.put_note(stale, "sum", b"stale") is PutAnswer.LOST
+    assert await world.queue.find_note(lease, "sum") is None
+    await put(world, lease, 0, 1)
+    assert await world.queue.finish(lease, DONE)
+    assert await world.queue.put_note(lease, "sum", b"late") is PutAnswer.LOST, "the job has ended"
+
+
+async def test_notes_of_other_options_are_dropped(world: World) -> None:
+    await fill(world, "a")
+    lease = await take_one(world)
+    await world.queue.open_parts(lease, "key", 2)
+    await world.queue.put_note(lease, "sum", b"old")
+    await world.queue.open_parts(lease, "other", 2)
+    assert await world.queue.find_note(lease, "sum") is None
+    assert (await world.queue.get_batch("batch")).parts_bytes == 0
+
+
+async def test_a_job_that_makes_notes_is_no_poison(world: World) -> None:
+    await fill(world, "a")
+    for number in range(2 * POLICY.max_crashes):
+        lease = await take_one(world, f"w{number}")
+        await world.queue.open_parts(lease, "key", 2)
+        assert await world.queue.put_note(lease, str(number), b"note") is PutAnswer.KEPT
+        assert (await world.jobs())["a"].crashes == 0
+        await world.lose(lease)
+    assert (await take_one(world)).crashes == 1
+
+
+async def test_notes_count_among_what_a_job_keeps_and_leave_room_for_its_last_part(world: World) -> None:
+    """Named by the mutation guard: no bound of the notes."""
+    world.queue.policy = replace(POLICY, parts=PartLimits(max_part_bytes=200, max_job_bytes=300))
+    await fill(world, "a")
+    lease = await take_one(world)
+    await world.queue.open_parts(lease, "key", 2)
+    assert await world.queue.put_note(lease, "one", b"x" * 90) is PutAnswer.KEPT
+    assert await world.queue.put_note(lease, "two", b"x" * 150) is PutAnswer.FULL
+    assert await world.queue.put_note(lease, "one", b"y" * 150) is PutAnswer.KEPT, "in the place of the first"
+    assert await world.queue.put_part(lease, 1, b"x" * 90, NO_TALLIES) is PutAnswer.FULL
+    assert await world.queue.put_part(lease, 1, b"x" * 60, NO_TALLIES) is PutAnswer.KEPT
+    assert await world.queue.put_part(lease, 0, b"x" * 90, NO_TALLIES) is PutAnswer.KEPT
+
+
+async def test_a_note_that_was_damaged_in_the_store_is_made_again(world: World) -> None:
+    if world.redis is None:
+        return
+    await fill(world, "a")
+    lease = await take_one(world)
+    await world.queue.open_parts(lease, "key", 2)
+    await world.queue.put_note(lease, "sum", b"first")
+    (field,) = await world.redis.hkeys(f"{world.prefix}p:{lease.job_id}")
+    await world.redis.hset(f"{world.prefix}p:{lease.job_id}", field, b"?" * 50)
+    assert await world.queue.find_note(lease, "sum") == b""
+    assert await world.queue.put_note(lease, "sum", b"first") is PutAnswer.KEPT
+    assert await world.queue.find_note(lease, "sum") == b"first"

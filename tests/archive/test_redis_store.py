@@ -214,7 +214,8 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(
         await queue.beat([first], {first.job_id: "x"})
         assert await queue.retry(first, "x", 5.0) and await queue.crash(second, "x")
         for key in ("dropped", "kept"):
-            assert await queue.open_parts(third, key, 1, "all") and await queue.put_part(third, 0, b"x", {"t": 1.0})
+            assert await queue.open_parts(third, key, 1, "all") and await queue.put_note(third, "n", b"x")
+            assert await queue.find_note(third, "n") == b"x" and await queue.put_part(third, 0, b"x", {"t": 1.0})
         assert len((await queue.list_parts("batch", third.job_id))[0]) == 1
         assert await queue.finish(third, replace(DONE, content_key="k", tallies={"t": 1.0}))
         assert await queue.find_result("k") == DONE.result

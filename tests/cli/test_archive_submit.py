@@ -123,6 +123,25 @@ def test_a_bad_line_is_named_before_anything_is_handed_in(
     assert archive.submits == 0
 
 
+def test_bad_lines_may_be_skipped_and_the_others_are_handed_in(
+    archive: FakeArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "list.jsonl"
+    manifest.write_text('{"path": "a.mp4"}\nbad\n{"path": "b.mp4"}\n{"path": ""}\n')
+    assert submit(archive, manifest, "--skip-bad") == 2
+    assert list(only_batch(archive)) == ["a.mp4", "b.mp4"]
+    told = capsys.readouterr()
+    assert "2 added" in told.out
+    assert [line.split(": ", 2)[1:] for line in told.err.splitlines() if ": skipped: " in line] == [
+        [f"{manifest} line 2", "skipped: not a JSON object in UTF-8"],
+        [f"{manifest} line 4", "skipped: path must be a text that is not empty"],
+    ]
+    assert "2 bad rows were skipped" in told.err
+    manifest.write_text('{"path": "a.mp4"}\n{"path": "b.mp4"}\n')
+    assert submit(archive, manifest, "--skip-bad") == 0, "repeated once it is mended, it adds nothing"
+    assert len(only_batch(archive)) == 2
+
+
 def test_patterns_files_and_roots(archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert submit(archive, "**/*", "--name", "glob") == 0

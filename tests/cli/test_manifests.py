@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.archive.messages import BatchItem
-from slipstream.cli.archive.manifests import check_manifest, read_manifest
+from slipstream.cli.archive.manifests import LONGEST_LINE, BadRow, check_manifest, read_manifest
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import ObjectUrl
 
@@ -73,6 +73,18 @@ def test_all_forms_say_the_same(rows: list[dict[str, Any]]) -> None:
     assert items(as_parquet(rows), "LIST.PARQUET") == found
 
 
+def test_a_manifest_may_say_how_large_each_is() -> None:
+    rows = [{"source": "a.mp4", "size": 2**40}, {"source": "b.mp4"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for found in (items(lines, "a.jsonl"), items(as_csv(rows), "a.csv"), items(as_parquet(rows), "a.parquet")):
+        assert [item.num_bytes for item in found] == [2**40, None]
+
+
+@pytest.mark.parametrize("size", ["-1", "1.5", "true", '"12"', "9223372036854775808"])
+def test_a_size_is_a_number_of_bytes(size: str) -> None:
+    assert "size must be a number of bytes" in error(f'{{"source": "a", "size": {size}}}'.encode(), "list.jsonl")
+
+
 def test_paths_of_a_manifest_in_a_bucket_are_below_its_folder() -> None:
     lines = b'{"source": "a.mp4"}\n{"source": "/b.mp4"}\n{"source": "gs://other/c.mp4"}\n{"url": "https://h/d.mp4"}\n'
     found = items(lines, "list.jsonl", ObjectUrl.parse("s3://films/deep"))
@@ -110,6 +122,20 @@ def test_the_first_bad_rows_are_named_and_all_are_counted() -> None:
     told = error(lines, "list.jsonl").splitlines()
     assert [line.split(":")[0] for line in told[:10]] == [f"list.jsonl line {1 + 2 * number}" for number in range(10)]
     assert told[10] == "and 20 more rows of list.jsonl are bad"
+
+
+@pytest.mark.parametrize("excess", [0, 1, 1_000_000, 4_000_000])
+def test_lines_behind_one_that_is_too_long_are_read(excess: int) -> None:
+    long = b"x" * (LONGEST_LINE + excess)
+    for end in (b"\n", b"\r\n"):
+        told: list[BadRow] = []
+        lines = b'{"source": "a"}' + end + long + end + b"bad" + end + b'{"source": "b"}'
+        found = read_manifest(io.BytesIO(lines), "list.jsonl", FOLDER, told.append)
+        assert [item.source for item in found] == ["/videos/a", "/videos/b"]
+        assert [row.where for row in told] == ["list.jsonl line 2", "list.jsonl line 3"]
+        assert told[0].reason == f"longer than {LONGEST_LINE} bytes" and str(told[1]).startswith(
+            "list.jsonl line 3: not"
+        )
 
 
 class Endless(io.RawIOBase):

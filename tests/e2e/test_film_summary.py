@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from pyarrow import parquet
+from redis.asyncio import Redis
 
 import slipstream
 from slipstream.archive.film_results import segments_of, summary_of
@@ -23,7 +24,7 @@ from slipstream.messages import SegmentCaption
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from slipstream.stack.redis_server import EmbeddedServer
-from tests.support.archive_gateways import ArchiveGateways
+from tests.support.archive_gateways import END_S, ArchiveGateways
 from tests.support.films import Film, frame_times, make_film
 from tests.support.processes import START_S, STOP_S, eventually, logged
 from tests.support.world import World
@@ -152,6 +153,27 @@ class Archive(ArchiveGateways):
     def kept(self, process: ServiceProcess) -> list[int]:
         return [entry["part"] for entry in logged(process.log_path, "part.kept", answer="kept")]
 
+    async def kill_at_note(self, gateway: ServiceProcess) -> None:
+        """As soon as it says that it has kept a partial summary, or the whole."""
+        notes = lambda: logged(gateway.log_path, "note.kept", answer="kept")  # noqa: E731
+        await eventually(lambda: notes() or WHOLE in self.kept(gateway), END_S)
+        await self.kill(gateway)
+
+    def partial_summaries(self) -> list[list[str]]:
+        """Level and number of each that the target was last asked for, up to the summary of the whole."""
+        names = [entry["request_id"] or "" for entry in logged(self.target.log_path, "session.opened")]
+        ends = [number for number, name in enumerate(names) if name.endswith("-whole")]
+        last = [name.partition("-whole-")[2] for name in names[: ends[-1]] if name.startswith(names[ends[-1]] + "-")]
+        return [name.split("-") for name in last]
+
+    def runs_of(self, job_id: str) -> int:
+        """How many there were, by what came to the target."""
+        return max(int(name[0]) for name in self.names_of(job_id))
+
+    async def jobs(self, process: ServiceProcess, batch_id: str) -> list[Job]:
+        async with self.client(process) as client:
+            return [job async for job in client.jobs(batch_id)]
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def archive(stack: Stack, film: Film, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Archive]:
@@ -200,6 +222,46 @@ async def test_a_killed_gateway_makes_no_answer_twice(
     assert set(written) == set(range(7)) and set(written.values()) == {1}, "each part was written once"
     assert {part.number for part in done}.isdisjoint(archive.kept(other))
     await archive.kill(other)
+
+
+GROUPED: dict[str, Any] = {"segments": "fixed:0.75s", "num_frames": 1, "max_new_tokens": 16}
+GROUPED |= {"summary_prompt": "?" * 3740}
+"""Two captions or so fit one prompt: eight segments have partial summaries, and these have some."""
+WHOLE, IN_TURN = 8, ("--archive-slots", "1", "--lease-s", "1")
+
+
+async def test_a_gateway_killed_at_every_partial_summary_makes_none_twice(
+    archive: Archive, stack: Stack, film: Film
+) -> None:
+    async with slipstream.connect_async(stack.gateway_address) as captioner:
+        (undisturbed,) = await wholes(captioner, film, summary=True, **GROUPED)
+    partial = archive.partial_summaries()
+    assert len(partial) >= 4 and partial[-1][0] != "1", "of captions, and of their summaries"
+    gateway = await archive.start_gateway(*IN_TURN)
+    batch_id = await archive.submit(gateway, prompts=(), **GROUPED)
+    (job_id,) = [job.job_id for job in await archive.jobs(gateway, batch_id)]
+    known: list[tuple[int, int]] = []
+    async with Redis.from_url(archive.redis_url) as redis:
+        while not known or known[-1][1] not in (
+            0,
+            len(partial),
+        ):  # 0: the summary of the whole was there before the kill
+            await archive.kill_at_note(gateway)
+            notes = sum(field.startswith(b"n:") for field in await redis.hkeys(f"{{slipstream}}:p:{job_id}"))
+            known.append((archive.runs_of(job_id), notes))
+            gateway = await archive.start_gateway(*IN_TURN)
+    assert known[0][1], "at least one was killed in between"
+    job, parts = await archive.ended(gateway, batch_id)
+    whole = summary_of(parts)
+    assert whole is not None and whole.caption is not None and undisturbed.caption is not None
+    assert whole.caption.text == undisturbed.text
+    assert whole.caption.video.warnings == undisturbed.caption.video.warnings
+    for run, notes in known:
+        later = [name[1:] for name in archive.names_of(job_id) if int(name[0]) > run]
+        assert not [name for name in later if name[1:] in partial[:notes]], "none that was kept is begun again"
+        assert not [name for name in later if "whole" not in name], "nor is any segment"
+    assert (job.state, job.parts_done) == (JobState.DONE, WHOLE + 1)
+    await archive.kill(gateway)
 
 
 async def test_the_line_of_a_film_has_its_answers_and_its_summary(

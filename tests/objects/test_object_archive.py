@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -14,6 +15,8 @@ import pyarrow.parquet
 import pytest
 import pytest_asyncio
 
+from slipstream.cli.archive.sources import Sources
+from slipstream.client.archive_estimate import stratified
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from tests.support.films import make_noise_film
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 6, "max_new_tokens": 24}
 OPTIONS = ("--prompt", PROMPT, "--frames", "6", "--max-new-tokens", "24")
 SHA = "0" * 64
+SIZED = [("a.mp4", ', "size": 1000'), ("deep/b.mp4", "")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -64,6 +68,18 @@ async def run(stack: Stack, objects: ObjectServer, *words: str) -> tuple[int, st
     )
     _, errors = await process.communicate()
     return process.returncode or 0, errors.decode()
+
+
+async def estimated(stack: Stack, objects: ObjectServer, source: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and facts of an estimate."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", "estimate", source, "--json", *OPTIONS),
+        *("--gateway", stack.gateway_address),
+        env={**os.environ, **objects.environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, json.loads(said)
 
 
 def lines_of(objects: ObjectServer, key: str) -> dict[str, dict[str, Any]]:
@@ -139,6 +155,34 @@ async def test_subtitles_go_below_a_folder_of_a_bucket(archive: Stack, objects: 
     status, errors = await run(archive, objects, *words, *OPTIONS)
     assert status == 0, errors
     assert objects.get("subs/b.mp4.vtt").startswith(b"WEBVTT")
+
+
+async def test_an_estimate_is_stratified_by_what_the_listing_says(archive: Stack, objects: ObjectServer) -> None:
+    status, facts = await estimated(archive, objects, "s3://films/shown/")
+    assert (status, facts["items"], facts["sampled"], facts["without_size"]) == (0, 3, 3, 0)
+    manifest = objects.put(
+        "sizes.jsonl", b"".join(f'{{"source": "s3://films/shown/{name}"{size}}}\n'.encode() for name, size in SIZED)
+    )
+    status, facts = await estimated(archive, objects, manifest)
+    assert (status, facts["items"], facts["without_size"]) == (0, 2, 1)
+
+
+async def test_a_listing_tells_strata_and_nothing_is_fetched(
+    objects: ObjectServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same sizes and suffixes are the same strata, in a bucket and in a folder."""
+    for name, value in objects.environment.items():
+        monkeypatch.setenv(name, value)
+    for number in range(40):
+        name, size = f"many/{number:02}.{'mov' if number % 3 else 'mp4'}", 10 + 7919 * number % 1000
+        objects.put(name, b"x" * size)
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * size)
+    there = await asyncio.to_thread(list, Sources(["s3://films/many/"]))
+    assert [item.num_bytes for item in there] == [10 + 7919 * number % 1000 for number in range(40)]
+    here = list(Sources([str(tmp_path / "many")]))
+    assert [item.custom_id for item in here] == [item.custom_id for item in there]
+    assert stratified(there).tolist() == stratified(here).tolist() and len(set(stratified(there).tolist())) == 5
 
 
 async def test_bad_rows_are_named_before_anything_is_handed_in(archive: Stack, objects: ObjectServer) -> None:

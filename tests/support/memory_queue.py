@@ -134,6 +134,7 @@ class MemoryQueue(JobTable):
         if job.parts_key != key:
             job.parts_key, job.layout = key, ""
             job.parts.clear()
+            job.notes.clear()
             job.part_tallies.clear()
             job.set(parts_total=0, parts_done=0)
         if total and not job.record.parts_total:
@@ -151,13 +152,32 @@ class MemoryQueue(JobTable):
         assert number < job.record.parts_total, "a part has a number below the total that was told"
         if number in job.parts:
             return PutAnswer.KNOWN
-        if stored_bytes([*job.parts.values(), data]) > limits.max_job_bytes:
+        notes = {} if len(job.parts) + 1 == job.record.parts_total else job.notes
+        if stored_bytes([*job.parts.values(), *notes.values(), data]) > limits.max_job_bytes:
             return PutAnswer.FULL
-        job.parts[number] = data
+        job.parts[number], job.notes = data, notes
         job.part_tallies.update(tallies)
         job.excused = 0
         job.set(parts_done=len(job.parts), attempts=0, crashes=0)
         return PutAnswer.KEPT
+
+    async def put_note(self, lease: Lease, name: str, data: bytes) -> PutAnswer:
+        job = self._held(lease)
+        if job is None or job.record.state is not JobState.RUNNING:
+            return PutAnswer.LOST
+        assert job.parts_key, "parts were opened"
+        if job.notes.get(name) == data:
+            return PutAnswer.KNOWN
+        kept = job.notes | {name: data}
+        if stored_bytes([*job.parts.values(), *kept.values()]) > self.policy.parts.max_job_bytes:
+            return PutAnswer.FULL
+        job.notes, job.excused = kept, 0
+        job.set(attempts=0, crashes=0)
+        return PutAnswer.KEPT
+
+    async def find_note(self, lease: Lease, name: str) -> bytes | None:
+        job = self._jobs.get(lease.job_id)
+        return None if job is None else job.notes.get(name)
 
     async def list_parts(
         self, batch_id: str, job_id: str, after: int = 0, limit: int = 100
@@ -189,7 +209,7 @@ class MemoryQueue(JobTable):
             ended_s=batch.ended_s,
             parts_total=sum(job.record.parts_total for job in jobs),
             parts_done=sum(len(job.parts) for job in jobs),
-            parts_bytes=sum(stored_bytes(job.parts.values()) for job in jobs),
+            parts_bytes=sum(stored_bytes([*job.parts.values(), *job.notes.values()]) for job in jobs),
         )
 
     async def list_batches(self, owner: str | None = None, limit: int = 100) -> list[BatchRecord]:

@@ -52,6 +52,7 @@ class Job:
     """When its back-off is over."""
     lease_ends_s: float = 0.0
     parts: dict[int, bytes] = field(default_factory=dict)
+    notes: dict[str, bytes] = field(default_factory=dict)
     parts_key: str = ""
     layout: str = ""
     part_tallies: Counter[str] = field(default_factory=Counter)

@@ -14,8 +14,9 @@
 --   suspect      the suspect that runs anywhere       totals, clock   hashes: jobs by state and bytes of parts; times,
 --                turn, last place
 --   p:<job>, d:<job>, m:<job>  of a job with parts: hash of the parts by number, each behind its digest; zset of the
---                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. A batch has the sums
---                p:total, p:done, p:bytes of its jobs
+--                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. Beside the
+--                parts lie notes as n:<name>; `notes` of the last hash has their names, `note_bytes` what of `bytes` is
+--                theirs. A batch has the sums p:total, p:done, p:bytes of its jobs
 --   k:<set>      stream of captions with the fingerprints of their videos, for near-duplicates
 --
 -- Where results leave the store (BUDGET > 0) there are also:
@@ -54,6 +55,7 @@ local function stream_key(name) return P .. 's:' .. name end
 local function parts_key(id) return P .. 'p:' .. id end
 local function done_key(id) return P .. 'd:' .. id end
 local function meta_key(id) return P .. 'm:' .. id end
+local function note_field(name) return 'n:' .. name end
 local function ended_key(id) return P .. 'b:' .. id .. ':ended' end
 local function outside_key(id) return P .. 'b:' .. id .. ':outside' end
 local function names_key(id) return P .. 'b:' .. id .. ':names' end
@@ -324,6 +326,13 @@ local function give_back(id, batch, delay)
   else
     enqueue(id, true)
   end
+end
+
+-- The parts of a job, and its notes, have so many bytes more.
+local function grow_parts(id, batch, by)
+  redis.call('HINCRBY', meta_key(id), 'bytes', by)
+  add(batch_key(batch), 'p:bytes', by)
+  add(P .. 'totals', 'part_bytes', by)
 end
 
 local function drop_parts(id, batch)

@@ -88,6 +88,7 @@ def estimate_dict(sampled: SampledArchive, info: GatewayInfo, devices: int, pric
         "items": found.num_items,
         "sampled": len(sampled.chosen),
         "failed": len(sampled.failures),
+        "without_size": sampled.num_unsized,
         "level": LEVEL,
         "hours": asdict(hours),
         "at_once": found.at_once,
@@ -122,6 +123,10 @@ def _lines(sampled: SampledArchive, info: GatewayInfo, devices: int, price: floa
     if (gained := speedup(sampled.totals)) is not None:
         lines.append(f"speedup  decoding {gained:.2f} times as fast as plain decoding in the sample")
     lines.append(f"advice   {_advice(info)}")
+    if unsized := sampled.num_unsized:
+        lines.append(
+            f"sizes    not known of {unsized:,} items, whose sample is a plain one; `size` in a manifest says them"
+        )
     if failures := sampled.failures:
         lines.append(f"failed   {len(failures):,} of the sample, such as {printable(failures[0])}")
     return lines

@@ -20,8 +20,10 @@ from slipstream.options import OPTIONS_BY_NAME, CaptionOptions
 LONGEST_LINE = 1024 * 1024
 """Bytes."""
 SOURCE_KEYS = ("source", "path", "url")
-KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", *SOURCE_KEYS, *DOCUMENT_OPTIONS}
+SIZE_KEY = "size"
+KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", SIZE_KEY, *SOURCE_KEYS, *DOCUMENT_OPTIONS}
 SHA256_DIGITS = 64
+MOST_BYTES = 2**63 - 1
 TOO_MANY = "more cells"
 ROWS_AT_ONCE = 1000
 NAMED_ROWS = 10
@@ -41,19 +43,32 @@ class Numbered:
     """Or what is wrong with it; the next one is read all the same."""
 
 
-def read_manifest(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem]:
-    """One item a row; the name's extension says what it is. Raises `InvalidRequest` that names the bad row."""
+class BadRow(InvalidRequest):
+    """A row that is no item."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where, self.reason = where, reason
+
+
+def read_manifest(
+    content: BinaryIO, name: str, folder: Folder, on_bad: Callable[[BadRow], None] | None = None
+) -> Iterator[BatchItem]:
+    """One item a row; the name's extension says what it is. Raises `BadRow`, unless `on_bad` is to hear of it."""
     for item in _judged(content, name, folder):
-        if isinstance(item, InvalidRequest):
+        if not isinstance(item, BadRow):
+            yield item
+        elif on_bad is None:
             raise item
-        yield item
+        else:
+            on_bad(item)
 
 
 def check_manifest(content: BinaryIO, name: str, folder: Folder) -> None:
     """Goes through all of it. Raises `InvalidRequest` that names the first bad rows and says how many there are."""
     named, num_bad = [], 0
     for item in _judged(content, name, folder):
-        if isinstance(item, InvalidRequest):
+        if isinstance(item, BadRow):
             num_bad += 1
             if num_bad <= NAMED_ROWS:
                 named.append(str(item))
@@ -63,7 +78,7 @@ def check_manifest(content: BinaryIO, name: str, folder: Folder) -> None:
         raise InvalidRequest("\n".join(named))
 
 
-def _judged(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem | InvalidRequest]:
+def _judged(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem | BadRow]:
     rows = READERS.get(Path(name).suffix.lower(), json_rows)
     for row in rows(content):
         try:
@@ -71,18 +86,19 @@ def _judged(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem 
                 raise row.fields
             yield item_of(row.fields, folder)
         except InvalidRequest as error:
-            yield InvalidRequest(f"{name} {row.name}: {error}")
+            yield BadRow(f"{name} {row.name}", str(error))
 
 
 def json_rows(lines: BinaryIO) -> Iterator[Numbered]:
-    """Of JSON objects, one a line. Behind a line that is too long nothing is read."""
+    """Of JSON objects, one a line. Of a line that is too long no more is held than that length."""
     number = 0
     while line := lines.readline(LONGEST_LINE + 1):
         number += 1
         if len(line) > LONGEST_LINE:
             yield Numbered(f"line {number}", InvalidRequest(f"longer than {LONGEST_LINE} bytes"))
-            return
-        if line.strip():
+            while line and not line.endswith(b"\n"):
+                line = lines.readline(LONGEST_LINE + 1)
+        elif line.strip():
             yield Numbered(f"line {number}", _fields_of(_json_object, line))
 
 
@@ -143,7 +159,7 @@ def _cells(row: Mapping[str, Any]) -> Row:
 def _cell(name: str, text: str) -> Any:
     option = OPTIONS_BY_NAME.get(name)
     is_list = option is not None and option.repeated
-    kind = option.kind if option is not None else DOCUMENT_OPTIONS.get(name, str)
+    kind = option.kind if option is not None else {SIZE_KEY: int, **DOCUMENT_OPTIONS}.get(name, str)
     if kind is str and not is_list:
         return text
     try:
@@ -178,7 +194,14 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
         sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
         kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
         document=document,
+        num_bytes=_num_bytes(fields[SIZE_KEY]) if fields.get(SIZE_KEY) is not None else None,
     )
+
+
+def _num_bytes(size: Any) -> int:
+    if type(size) is not int or not 0 <= size <= MOST_BYTES:
+        raise InvalidRequest(f"{SIZE_KEY} must be a number of bytes")
+    return size
 
 
 def _below(folder: Folder, source: str) -> str:

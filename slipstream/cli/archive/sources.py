@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
 from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
-from slipstream.cli.archive.manifests import READERS, check_manifest, read_manifest
+from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, read_manifest
 from slipstream.client.batch_handles import is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.objects.blocking import objects_below, open_object
@@ -48,6 +48,10 @@ class Sources:
     skip: Skip = lambda name, reason: None
     """Told of files that cannot be handed in."""
     documents: bool = False
+    skip_bad: bool = False
+    """Rows of manifests that are no items are skipped, too, instead of all being refused."""
+    num_bad: int = field(default=0, init=False)
+    """Such rows, of all times that the sources were gone through."""
     _stdin: BinaryIO | None = field(default=None, init=False)
     _stdin_digest: str = field(default="", init=False)
 
@@ -59,11 +63,12 @@ class Sources:
             self._stdin.close()
 
     def check(self) -> None:
-        """Raises what is wrong with a word, or with any line of a manifest, before anything is handed in."""
+        """Raises what is wrong with a word, or with any line of a manifest, before anything is handed in; with
+        `skip_bad` lines are judged as they come."""
         for word in self.words:
             if word == STDIN:
                 self._keep_stdin()
-            if _is_manifest(word):
+            if _is_manifest(word) and not self.skip_bad:
                 with self._manifest(word) as content:
                     check_manifest(content, self._shown(word), self._folder_of(word))
             elif is_remote_object(word):
@@ -85,7 +90,8 @@ class Sources:
     def _of_word(self, word: str) -> Iterator[BatchItem]:
         if _is_manifest(word):
             with self._manifest(word) as content:
-                yield from read_manifest(content, self._shown(word), self._folder_of(word))
+                on_bad = self._skip_row if self.skip_bad else None
+                yield from read_manifest(content, self._shown(word), self._folder_of(word), on_bad)
         elif is_remote_object(word) and _is_folder(word):
             yield from self._objects(word)
         elif is_url(word):
@@ -104,6 +110,10 @@ class Sources:
         with open_object(word) if is_remote_object(word) else open(word, "rb") as content:
             yield content
 
+    def _skip_row(self, row: BadRow) -> None:
+        self.num_bad += 1
+        self.skip(row.where, f"skipped: {row.reason}")
+
     def _shown(self, word: str) -> str:
         return "stdin" if word == STDIN else word
 
@@ -116,10 +126,10 @@ class Sources:
     def _objects(self, word: str) -> Iterator[BatchItem]:
         """Those below a folder of a bucket, named relative to it; hidden ones are left out."""
         folder = ObjectUrl.parse(word).key.rstrip("/")
-        for url in objects_below(word):
-            name = url.key.removeprefix(folder).lstrip("/")
+        for facts in objects_below(word):
+            name = facts.url.key.removeprefix(folder).lstrip("/")
             if _has(name, self._extensions) and not any(step.startswith(".") for step in name.split("/")):
-                yield BatchItem(custom_id=item_name(name), source=str(url))
+                yield BatchItem(custom_id=item_name(name), source=str(facts.url), num_bytes=facts.num_bytes)
 
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):

@@ -55,6 +55,18 @@ HintsOption = Annotated[
         rich_help_panel=BATCH_PANEL,
     ),
 ]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Names the batch.",
+        show_default="a digest of output or sources, and options",
+        rich_help_panel=BATCH_PANEL,
+    ),
+]
+SkipBadOption = Annotated[
+    bool,
+    typer.Option("--skip-bad", help="Name bad rows of a manifest and hand in the others.", rich_help_panel=BATCH_PANEL),
+]
 
 
 @dataclass(frozen=True)
@@ -140,14 +152,7 @@ def submit_command(
     ] = None,
     form: FormatOption = None,
     csv_raw: RawOption = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Names the batch.",
-            show_default="a digest of output or sources, and options",
-            rich_help_panel=BATCH_PANEL,
-        ),
-    ] = None,
+    name: NameOption = None,
     priority: Annotated[
         Priority, typer.Option(help="Against other batches.", rich_help_panel=BATCH_PANEL)
     ] = Priority.NORMAL,
@@ -161,6 +166,7 @@ def submit_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
     hints_from: HintsOption = None,
+    skip_bad: SkipBadOption = False,
     documents: DocumentFlags,
     options: CaptionOptions,
     connection: ConnectionOptions,
@@ -170,7 +176,7 @@ def submit_command(
     destination = None if output is None else _destination(output, form, as_json, csv_raw)
     wait = output is not None if wait is None else wait
     hints = None if hints_from is None else _read_hints(hints_from, options)
-    with Sources(sources, root, complain, documents.in_folders) as found:
+    with Sources(sources, root, complain, documents.in_folders, skip_bad) as found:
         found.check()
         file = _place(destination)
         names = found.names() if hints is None else [*found.names(), hints.name]
@@ -181,7 +187,9 @@ def submit_command(
         status = ask(gateway, connection, lambda client: _run(client, request))
         if hints is not None:
             _tell(f"{hints.num_hinted:,} of {hints.num_items:,} items have hints")
-        raise typer.Exit(status)
+        if found.num_bad:
+            _tell(f"{found.num_bad:,} bad rows were skipped")
+        raise typer.Exit(status or (2 if found.num_bad else 0))
 
 
 def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
