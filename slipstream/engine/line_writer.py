@@ -44,6 +44,8 @@ class LineWriter:
         """Seconds of a pass by its rows beyond one a session."""
         self._ahead_s = PassMean(FIRST_PASS_S / 2)
         """Seconds of a token that is written without a look at it."""
+        self._most_ahead = math.inf
+        """Sessions whose tokens the model writes so together; of more it was seen to refuse."""
         self._prepared: set[int] = set()
         """Rows of which there was a pass."""
         self._loop = asyncio.get_running_loop()
@@ -106,7 +108,8 @@ class LineWriter:
             assert session.grows is not None, "what branches knows how"
             num_sharing = max(len(self._writing), 1)
             pass_s = partial(self._share_s, num_sharing)
-            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if session.sampler.takes_largest else math.inf
+            is_ahead = session.sampler.takes_largest and num_sharing <= self._most_ahead
+            ahead_s = min(self._ahead_s.value / num_sharing, pass_s(1)) if is_ahead else math.inf
             return session.branches.choose(pass_s, ahead_s, session.grows.rows, write_until)
         has_room = session.written is None or session.written.room > 0
         return len(session.line.output) < write_until and has_room
@@ -189,6 +192,8 @@ class LineWriter:
         started = time.perf_counter()
         try:
             written = self._model.write_ahead(batch, num_tokens, note) if batch else None
+            if batch and written is None:
+                self._most_ahead = min(self._most_ahead, len(sessions) - 1)
         except Exception:
             written = None  # a step of one token finds out whose fault it is
         if written is None:

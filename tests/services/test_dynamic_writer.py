@@ -245,3 +245,21 @@ async def test_branches_are_written_ahead_while_they_are_a_chain(
     async with running(model) as engine:
         await Heard().listen(engine, await started(engine, some_frames(), width=3, max_rows=2), 60, 1)
     assert calls and all(0 < each <= NUM_TOKENS for each in calls)
+
+
+async def test_where_nothing_can_be_written_ahead_passes_alone_are_weighed(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, choose = list[float](), Branches.choose
+
+    def spy(branches: Branches, pass_s: Any, ahead_s: float, *others: Any) -> bool:
+        asked.append(ahead_s)
+        return choose(branches, pass_s, ahead_s, *others)
+
+    monkeypatch.setattr(Branches, "choose", spy)
+    monkeypatch.setattr(model, "write_ahead", lambda *_: None)
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), width=3, max_rows=2)
+        await Heard().listen(engine, session, 60, 1)
+    refused = asked.index(math.inf)
+    assert refused > 0 and set(asked[refused:]) == {math.inf}, "until it was refused it was thought possible"
