@@ -85,20 +85,19 @@ class Shown:
     window: Window
     copy: Copy
     fingerprint: Fingerprint
+    times_s: tuple[float, ...]
+    """Of its frames, in the film."""
 
     def is_same(self, other: "Shown") -> bool:
         """It was made from the same pictures."""
         return self.film is other.film and self.window == other.window
 
     def looks_same(self, other: "Shown") -> bool:
-        """Nothing moves from the one to the other."""
+        """Nothing moves from the frames of the one to those of the other; a window's very end may be of another scene,
+        which none of its frames shows."""
         if self.film is not other.film:
             return False
-        scenes = {
-            self.film.scene_at(time_s).number
-            for start_s, end_s in (self.window, other.window)
-            for time_s in np.linspace(start_s, end_s - 1 / FRAMES_PER_SECOND, FRAMES)
-        }
+        scenes = {self.film.scene_at(time_s).number for one in (self, other) for time_s in one.times_s}
         scene = self.film.scenes[scenes.pop() - 1]
         return not scenes and scene.motion == "still" and scene.event == "none"
 
@@ -213,7 +212,8 @@ def _film(seed: int, window_s: float) -> list[Shown]:
             windows, sample_windows(source, FRAMES, windows, DecodeLimits(), size=SIZE), strict=True
         ):
             assert isinstance(video, SampledVideo), video
-            shown.append(Shown(film, window, copy, fingerprint_of(video)))
+            times_s = tuple(window[0] + time_s for time_s in video.timestamps_s)
+            shown.append(Shown(film, window, copy, fingerprint_of(video), times_s))
     say(f"film {seed}: {len(windows)} windows")
     return shown
 
