@@ -128,6 +128,6 @@ def test_tokens_ahead_are_read_once(parts: Parts, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Tensor, "tolist", tolist)
     with Calls() as calls:
-        written = step.write_ahead(parts.entries(1, 1), MAX_AHEAD)
+        written = step.write_ahead(parts.entries(1, 1), MAX_AHEAD, None)
     assert written == [[7] * MAX_AHEAD] and read == [(1, MAX_AHEAD)]
     assert parts.replays.count == before + MAX_AHEAD and calls.names == ["copy_"]
