@@ -38,7 +38,11 @@ class DeviceTimes:
     encode_frame_s: float = 0.0
     row_share: float = 0.0
 
-    def pass_s(self, place: float) -> float:
+    def pass_s(self, place: float, more_rows: int = 0) -> float:
+        """Of a pass of so many rows, or at that alpha with one row a session and `more_rows` beyond them."""
+        return self._one_pass_s(place) * (1 + self.row_share * more_rows)
+
+    def _one_pass_s(self, place: float) -> float:
         for (left, low), (right, high) in itertools.pairwise(self.points):
             if left <= place <= right:
                 return low + (high - low) * (place - left) / (right - left)

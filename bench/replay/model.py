@@ -155,8 +155,8 @@ class ReplayedModel(VideoLM):
         """Of a packed pass: by all its rows, or by its fullest cache and the rows beyond one a session."""
         num_rows = sum(num_new(window) for _, window in batch)
         if self._by_alpha:
-            pass_s = self._times.pass_s(min(self._alphas.get(state, 0.0) for state, _ in batch))
-            return pass_s * (1 + self._times.row_share * (num_rows - len(batch)))
+            alpha = min(self._alphas.get(state, 0.0) for state, _ in batch)
+            return self._times.pass_s(alpha, num_rows - len(batch))
         return self._times.pass_s(num_rows)
 
 

@@ -53,22 +53,21 @@ class Agreements:
     """What the draft makes of plain decoding's text, asked once a clip: the text is that of every table."""
 
     def __init__(self, num_frames: int) -> None:
-        self.prompt = ""
         self._num_frames = num_frames
         self._known: dict[tuple[str, str], Agreement] = {}
 
-    async def of(self, replay: Replay, plain: Sequence[Sample], pruner: str) -> dict[str, Agreement]:
+    async def of(self, replay: Replay, plain: Sequence[Sample], prompt: str, pruner: str) -> dict[str, Agreement]:
         """By clip, for a draft at the table's pace. None of what is not recorded."""
         if pruner not in RECORDED_PRUNERS:
             return {}
         pass_s, row_share = replay.draft.pass_s(ALPHA) / replay.speed, replay.draft.row_share
-        return {s.clip: replace(await self._ask(s, pruner), pass_s=pass_s, row_share=row_share) for s in plain}
+        return {s.clip: replace(await self._ask(s, prompt, pruner), pass_s=pass_s, row_share=row_share) for s in plain}
 
-    async def _ask(self, sample: Sample, pruner: str) -> Agreement:
+    async def _ask(self, sample: Sample, prompt: str, pruner: str) -> Agreement:
         key = sample.clip, pruner
         if key not in self._known:
             video, most = Path(sample.clip), len(sample.token_ids)
-            task = Task(video, self._num_frames, self.prompt, most, MODELS["target"], MODELS["draft"])
+            task = Task(video, self._num_frames, prompt, most, MODELS["target"], MODELS["draft"])
             (self._known[key],) = await asyncio.to_thread(draft_agreements, task, sample.token_ids, [pruner], ALPHA)
         return self._known[key]
 
@@ -79,7 +78,7 @@ async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace, ag
     methods = asked_methods(given.methods, given.pruner)
     options = replaying(StackOptions(threads=1, pin=True, extra_flags=FRESH), replay.path, replay.speed)
     async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
-        prompt = agreements.prompt = (await captioner.info()).default_prompt
+        prompt = (await captioner.info()).default_prompt
         template = CaptionOptions(prompt=prompt, num_frames=given.frames, alpha=ALPHA, max_window=MAX_WINDOW)
         template = replace(template, temperature=given.temperature, seed=SEED)
         for name, method in methods.items():
@@ -91,7 +90,7 @@ async def _run_table(replay: Replay, clips: Sequence[Path], given: Namespace, ag
                 say(f"REPLAY of {replay.name}: {name} on {clip.name}")
                 samples.append(await _caption(captioner, clip, name, methods[name], template, given.tokens))
     plain = [sample for sample in samples if sample.method == PLAIN and not given.temperature]
-    recorded = {name: await agreements.of(replay, plain, method.pruner) for name, method in methods.items()}
+    recorded = {name: await agreements.of(replay, plain, prompt, method.pruner) for name, method in methods.items()}
     return _document(replay, samples, methods, recorded)
 
 

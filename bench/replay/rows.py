@@ -30,10 +30,6 @@ class Replay:
     def name(self) -> str:
         return self.target.name
 
-    def draft_pass_s(self, pass_s: float, num_rows: int) -> float:
-        """What a pass of one row takes with so many."""
-        return pass_s * (1 + self.draft.row_share * (num_rows - 1))
-
     def without_prefill(self, folder: Path) -> "Replay":
         """The same from a copy in `folder`, in which prefills and frames last what they really take."""
         table = json.loads(self.path.read_text())
@@ -92,6 +88,7 @@ def _row(
 
     draft_s, table_target_s = figure("draft_pass_s", replay.speed), replay.target.pass_s(1)
     table_draft_s = None if alpha is None else replay.draft.pass_s(alpha)
+    longest_draft_s = None if alpha is None else replay.draft.pass_s(alpha, most_rows - 1)
     pairs = [(s, plain[s.clip]) for s in own if s.clip in plain]
     return {
         "method": own[0].method,
@@ -107,7 +104,7 @@ def _row(
         "c": table_target_s / table_draft_s if table_draft_s else None,
         "table_T_p": table_target_s,
         "table_T_q": table_draft_s,
-        "late": _is_late(own, replay, draft_s, table_draft_s and replay.draft_pass_s(table_draft_s, most_rows)),
+        "late": _is_late(own, replay, draft_s, longest_draft_s),
         # Nobody's, where prefills lasted what they really take.
         "first_token_s": median(s.first_token_s * replay.speed for s in own) if replay.target.prefill_s else None,
         "end_to_end": _end_to_end(pairs) if replay.target.prefill_s else None,
@@ -120,9 +117,11 @@ def _end_to_end(pairs: Sequence[tuple[Sample, Sample]]) -> float | None:
     return median(plain.total_s / own.total_s for own, plain in pairs if own.total_s and plain.total_s)
 
 
-def _is_late(samples: Sequence[Sample], replay: Replay, measured_draft_s: float | None, draft_s: float | None) -> bool:
+def _is_late(
+    samples: Sequence[Sample], replay: Replay, measured_draft_s: float | None, longest_draft_s: float | None
+) -> bool:
     costs = [(window, cost) for sample in samples for window, cost in sample.costs.items()]
     took_s = replay.speed * sum(cost.count * cost.pass_s for _, cost in costs)
     if took_s > LATE * sum(cost.count * replay.target.pass_s(window + 1) for window, cost in costs):
         return True
-    return measured_draft_s is not None and draft_s is not None and measured_draft_s > LATE * draft_s
+    return measured_draft_s is not None and longest_draft_s is not None and measured_draft_s > LATE * longest_draft_s

@@ -78,13 +78,9 @@ def _row(replay: Replay, num_targets: int, plain: Sequence[Captioned], drafted: 
         "least": round(min(ours.caption.decoding_rate / own.caption.decoding_rate for own, ours in pairs), 3),
         "tau": round(statistics.median(each.tau for each in told), 3),
         "T_q": round(draft_pass_s, 4),
-        "late": draft_pass_s > LATE * _draft_pass_s(replay, num_targets),
+        "late": draft_pass_s > LATE * replay.draft.pass_s(ALPHA, num_targets - 1),
         "identical": f"{sum(own.token_ids == ours.token_ids for own, ours in pairs)}/{len(pairs)}",
     }
-
-
-def _draft_pass_s(replay: Replay, num_targets: int) -> float:
-    return replay.draft.pass_s(ALPHA) * (1 + replay.draft.row_share * (num_targets - 1))
 
 
 def _foreseen(replay: Replay, num_targets: int, tau: float) -> float:
@@ -92,7 +88,7 @@ def _foreseen(replay: Replay, num_targets: int, tau: float) -> float:
     costs = CostModel(plain_token_s=DecayedMean(replay.target.pass_s(1)), _accepted=tau, _judged=1.0)
     for window_len in range(MAX_WINDOW + 1):
         costs.target_pass_s.observe(window_len, replay.target.pass_s(window_len + 1))
-    measured = MeasuredCaptions(costs, {num_targets: _draft_pass_s(replay, num_targets)}, 0.0, 1.0)
+    measured = MeasuredCaptions(costs, {num_targets: replay.draft.pass_s(ALPHA, num_targets - 1)}, 0.0, 1.0)
     [found] = placements(measured, MAX_WINDOW, [num_targets])
     return found.decoding_at_least
 

@@ -230,9 +230,8 @@ class LineWriter:
             session.branches.go_on(taken, candidates, session.sampler.vocab_size)
             self._send_in_time(session)
         else:
-            if session.written is not None and session.grows is not None:
-                for token, found in zip(taken, candidates, strict=False):
-                    session.written.go_on(*found.led_by(token, session.grows.width, session.sampler.vocab_size))
+            if session.written is not None:
+                session.written.go_on(taken, candidates, session.sampler.vocab_size)
             self._append(session, taken)
 
     def _step(self, sessions: Sequence[DraftSession]) -> None:
@@ -297,7 +296,7 @@ class LineWriter:
         """Notes the candidates behind the main path's end; the best of them goes on."""
         assert session.grows is not None, "only a line that branches has a tree"
         token_ids, sure = session.sampler.candidates(logits, session.line.output, session.grows.width)
-        tree.go_on(token_ids, sure)
+        tree.extend(token_ids, sure)
         return token_ids[0]
 
     def _append(self, session: DraftSession, token_ids: Sequence[int], proposal: Proposal | None = None) -> None:

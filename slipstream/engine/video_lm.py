@@ -31,7 +31,8 @@ __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "Vide
 FRAMES_PER_CHUNK = 8
 """Most frames that the vision tower takes at once."""
 MAX_SECONDS_PER_FRAME = 86_400
-MAX_VIDEO_S = 100 * 86_400  # no film is longer, and its times are short words
+MAX_VIDEO_S = 100 * 86_400
+"""No film is longer, and its times are short words."""
 
 
 class VideoLM:
@@ -324,9 +325,8 @@ class VideoLM:
 
     def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> list[list[int]] | None:
         """For every state its greedy tokens behind one more token, without a wait between them: at most `num_tokens`,
-        of which all but the last are in the cache then, too. None, and nothing has happened, where that takes no less
-        than `step` again and again. A token below 0 says that the logits were not finite. It rounds as it likes. `note`
-        is told the logits of each token of all states.
+        all but the last in the cache then, too. None, and nothing has happened, where `step` again and again takes no
+        longer. A token below 0: the logits were not finite. It rounds as it likes. `note` is told all tokens' logits.
 
         Raises:
             LimitExceeded: see `step`.

@@ -1,4 +1,5 @@
-"""What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent."""
+"""What the draft has written of one dynamic tree: its nodes by number, those that live, and those that are not sent;
+and what a model that writes ahead by itself notes for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,10 +80,15 @@ class WrittenTree:
         """Passes that cannot add more nodes than may live."""
         return (MAX_NODES - len(self.nodes)) // self._growth.nodes_per_pass
 
-    def go_on(self, token_ids: Sequence[int], sure: Sequence[float]) -> None:
+    def extend(self, token_ids: Sequence[int], sure: Sequence[float]) -> None:
         """A pass has read the main path's end: its candidates, of which the first is the next one."""
         self.tip = self.add(self.tip, token_ids, sure)
         self.passed()
+
+    def go_on(self, token_ids: Sequence[int], candidates: Sequence[Ranked], vocab_size: int) -> None:
+        """The model went on by itself behind the main path's end: the tokens that follow, and what else was likely."""
+        for token_id, found in zip(token_ids, candidates, strict=False):
+            self.extend(*found.led_by(token_id, self._growth.width, vocab_size))
 
     def add(self, parent: int, token_ids: Sequence[int], sure: Sequence[float]) -> int:
         """The candidates behind a node, the best first, whose number is the result."""

@@ -332,7 +332,7 @@ class Peers:
 
         self.target = one_or_pool("target", target, connect_target, choose_target)
         self.draft = one_or_pool("draft", draft, connect_draft, choose_draft) if draft else None
-        self._told: list[ModelInfo] = []
+        self._take_turns: list[ModelInfo] = []
 
     async def find_draft(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Raises `ServiceUnavailable` when no draft answers or this one is left alone, and `ModelNotUsable` or
@@ -361,8 +361,8 @@ class Peers:
         if self.target.model is None:
             return
         check_pair(self.target.model, draft)
-        if take_turns(self.target.model, draft) and draft not in self._told:
-            self._told.append(draft)
+        if take_turns(self.target.model, draft) and draft not in self._take_turns:
+            self._take_turns.append(draft)
             get_logger().warning("peers.one_gpu", gpus=draft.gpu_uuids, fix=ONE_GPU_FIX)
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """A running fake gateway for the tests of the command line."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,16 @@ def gateway() -> Iterator[FakeGateway]:
 def archive() -> Iterator[FakeArchive]:
     with FakeArchive() as running:
         yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three videos, two of them deeper, among things that are none."""
+    folder = tmp_path / "videos"
+    for name in ("b.mp4", "deep/a.MKV", "deep/er/c.webm", "notes.txt", ".hidden.mp4", ".git/d.mp4"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +26,22 @@ from tests.support.tiny_checkpoint import write_tiny_llava
 
 MIB = 1024 * 1024
 NUM_TOKENS = 20
+SHAPES = ("any shape", "static")
+"""Of passes."""
 FROM_THE_START = JoinPoint(1, (), NUM_TOKENS, first_chunk=1)
 
 
-@pytest.fixture(scope="module", params=["any shape", "static"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    model = load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
-    if request.param == "static":
+def draft_model(folder: Path, shape: str) -> VideoLM:
+    """A tiny draft with or without static steps."""
+    model = load_model(str(write_tiny_llava(folder, seed=9, layers=2, max_context=2048)))
+    if shape == "static":
         model.open_static_steps(64 * MIB)
     return model
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
+    return draft_model(tmp_path_factory.mktemp("draft"), request.param)
 
 
 @asynccontextmanager

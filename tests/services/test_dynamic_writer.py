@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.engine import VideoLM, load_model
+from slipstream.engine import VideoLM
 from slipstream.engine.branches import Branches
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
@@ -20,19 +20,15 @@ from slipstream.speculation.protocol import ROOT, AdvanceLine, JoinPoint, MoveLi
 from slipstream.speculation.trees.calibration import Calibration
 from slipstream.speculation.trees.growth import Growth
 from tests.services.model_sessions import some_frames
-from tests.services.test_draft_writer import MIB, line, opened, prepared, running, started
-from tests.support.tiny_checkpoint import write_tiny_llava
+from tests.services.test_draft_writer import SHAPES, draft_model, line, opened, prepared, running, started
 
 NUM_TOKENS = 20
 SIBLINGS = {"width": 2, "max_rows": 1}
 
 
-@pytest.fixture(scope="module", params=["any shape", "static"])
+@pytest.fixture(scope="module", params=SHAPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VideoLM:
-    model = load_model(str(write_tiny_llava(tmp_path_factory.mktemp("draft"), seed=9, layers=2, max_context=2048)))
-    if request.param == "static":
-        model.open_static_steps(64 * MIB)
-    return model
+    return draft_model(tmp_path_factory.mktemp("draft"), request.param)
 
 
 @dataclass
