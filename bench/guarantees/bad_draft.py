@@ -11,6 +11,7 @@ import grpc
 import torch
 
 from slipstream.config import between, one_of, option
+from slipstream.engine.forward import Begun, Note
 from slipstream.engine.row_prefill import Ride
 from slipstream.engine.segments import Window
 from slipstream.engine.video_lm import DecodeState, VideoLM
@@ -29,7 +30,7 @@ class BadDraftConfig(DraftConfig):
 
 
 class BadModel(VideoLM):
-    """A model that answers as another one does, whose parts it shares, but for `step`."""
+    """A model that answers as another one does, whose parts it shares, but for its passes."""
 
     def __init__(self, model: VideoLM, config: BadDraftConfig) -> None:
         vars(self).update(vars(model))
@@ -44,6 +45,9 @@ class BadModel(VideoLM):
             rows.roll(1, dims=-1) if self._is_bad(state) else rows
             for (state, _), rows in zip(batch, logits, strict=True)
         ]
+
+    def write_ahead(self, batch: Begun, num_tokens: int, note: Note | None = None) -> None:
+        """Nothing is written past `step`, which is what is bad."""
 
     def _is_bad(self, state: DecodeState) -> bool:
         num_output = state.num_tokens - state.num_prompt_tokens

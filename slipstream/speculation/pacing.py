@@ -6,7 +6,7 @@ most `cap` of them. All costs are measured while running.
 
 import copy
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 from slipstream.errors import InvalidRequest
 
@@ -132,7 +132,7 @@ class CostModel:
         """c = T_p / T_q."""
         return self.target_pass_s(0) / self.draft_pass_s.value
 
-    def fork(self) -> "CostModel":
+    def fork(self) -> Self:
         """A copy that another session may change."""
         return copy.deepcopy(self)
 

@@ -13,14 +13,13 @@ from tests.sampling.toy_world import LENGTH, VOCAB, Text, ToyLM
 from tests.speculation.dynamic_toys import DynamicStage, tree_costs
 
 MAX_WINDOW = 6
-COSTS = tree_costs(4.0, 0.6)
 
 
 class SampledTrees(DynamicStage):
     """A stage whose target and draft sample. The draft's pass is over some of its open nodes."""
 
     def __init__(self, models: tuple[ToyLM, ToyLM], params: SamplingParams, shape: Shape, order: random.Random) -> None:
-        pipeline = Pipeline(Confident(), COSTS.fork(), max_window=MAX_WINDOW, vocab_size=VOCAB, shape=shape)
+        pipeline = Pipeline(Confident(), tree_costs(4.0, 0.6), max_window=MAX_WINDOW, vocab_size=VOCAB, shape=shape)
         super().__init__(pipeline, lambda output: 0, StopRule((), LENGTH))
         self.target, self.toy_draft = models
         self.target_sampler = TargetSampler(params, (), VOCAB)

@@ -163,3 +163,14 @@ def test_the_worth_of_a_token_is_what_one_takes_now() -> None:
     forked.observe_round(100, 1.0)
     assert forked.token_s != costs.token_s and math.isfinite(forked.token_s)
     assert list(islice(survival([0.5] * 3), 2)) == [1.0, 0.5]
+
+
+def test_captions_at_once_teach_one_calibration() -> None:
+    known = tree_costs(9.0, 0.8)
+    before, (one, other) = known.calibration.chance(0, 0.9), (known.fork(), known.fork())
+    for _ in range(50):
+        one.calibration.observe([0.9], None)
+        other.calibration.observe([0.9], 0)
+        other.observe_window(0, 1)
+    assert one.calibration.chance(0, 0.9) == known.calibration.chance(0, 0.9) == pytest.approx(0.5, abs=0.1)
+    assert before > 0.8 and one.tau == known.tau > other.tau

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from slipstream.speculation.pacing import CostModel, DecayedMean, Moment, SelfClocked, WindowPlan
 from slipstream.speculation.trees.calibration import Calibration
@@ -22,6 +22,13 @@ class TreeCosts(CostModel):
         """A round of speculation, hold and pass, committed so many tokens."""
         self._round_tokens.observe(num_tokens)
         self._round_s.observe(seconds)
+
+    def fork(self) -> Self:
+        """A copy that another session may change. The calibration stays one: what captions at once learn of a draft's
+        candidates holds for all of them."""
+        forked = super().fork()
+        forked.calibration = self.calibration
+        return forked
 
     @property
     def token_s(self) -> float:
