@@ -212,3 +212,28 @@ def test_what_rounding_leaves_of_equal_distributions() -> None:
     target = torch.tensor([0.5, 0.5], dtype=torch.float64)
     assert residual(target, target) is target
     assert residual(target, torch.tensor([0.9, 0.1], dtype=torch.float64)).tolist() == [0.0, 0.4]
+
+
+# -- how sure a draft is of what it names -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("position", range(20))
+def test_rule_rejection_tells_the_largest_chances_never_that_of_the_drawn_token(position: int) -> None:
+    (logits,), text = some_logits(1, seed=position), [1] * position
+    chances = logits.softmax(-1)
+    best = [pytest.approx(each, rel=1e-6) for each in chances.sort(descending=True).values[:3].tolist()]
+    (coupled, own), (drawn, told) = (
+        DraftSampler(rule, (), VOCAB).candidates(logits, text, 3) for rule in (HOT, REJECTION)
+    )
+    assert drawn == coupled and drawn[0] == DraftSampler(REJECTION, (), VOCAB).choose(logits, text)[0]
+    assert own == [pytest.approx(each, rel=1e-6) for each in chances[coupled].tolist()]
+    assert told == best
+
+
+def test_what_is_told_differs_from_the_chance_of_what_is_drawn() -> None:
+    differ = 0
+    for position in range(20):
+        (logits,) = some_logits(1, seed=position)
+        drawn, told = DraftSampler(REJECTION, (), VOCAB).candidates(logits, [1] * position, 3)
+        differ += told != [pytest.approx(each, rel=1e-6) for each in logits.softmax(-1)[drawn].tolist()]
+    assert differ > 10
