@@ -29,6 +29,7 @@ PROGRAMS = {
     "guarantees": ("bench.guarantees.program", "what docs/algorithms.md promises, part by part"),
     "sessions": ("bench.guarantees.sessions", "many captions at once, by method and number of clients"),
     "gate": ("bench.guarantees.many_captions", "drafts that do not help, and that do, over a hundred short captions"),
+    "served-gate": ("bench.guarantees.served_captions", "the same by the real stack, with drafts that really are so"),
     "identity": ("bench.guarantees.identity", "texts of the stack against transformers, token by token"),
     "draft-faults": ("bench.guarantees.draft_faults", "the draft killed, frozen and restarted under captions"),
     "faults": ("bench.faults.program", "everything harmed under an archive, and damaged input"),

@@ -19,7 +19,9 @@ from slipstream.rpc.server import Lifecycle, run_service
 from slipstream.services.draft.__main__ import SERVES, DraftConfig
 from slipstream.services.draft.__main__ import setup as set_up_draft
 
-VICES = ("none", "nonsense", "slow", "turns bad")
+VICES = ("none", "nonsense", "slow", "turns bad", "weak", "weak and slow")
+RIGHT_OF_TEN = 3
+"""Tokens of a weak draft that are its own choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class BadModel(VideoLM):
 
     def step(self, batch: Sequence[tuple[DecodeState, Window]], ride: Ride | None = None) -> list[torch.Tensor]:
         """Logits of every session; the likeliest token becomes the one after it where the draft is bad."""
-        if self._config.vice == "slow":
+        if "slow" in self._config.vice:
             time.sleep(self._config.slow_pass_ms / 1000)  # on the model's thread, as a slow model would take it
         logits = super().step(batch, ride)
         return [
@@ -51,8 +53,13 @@ class BadModel(VideoLM):
 
     def _is_bad(self, state: DecodeState) -> bool:
         num_output = state.num_tokens - state.num_prompt_tokens
-        turned = self._config.vice == "turns bad" and num_output > self._config.turns_at
-        return turned or self._config.vice == "nonsense"
+        match self._config.vice:
+            case "turns bad":
+                return num_output > self._config.turns_at
+            case "weak" | "weak and slow":
+                return num_output * 7 % 10 >= RIGHT_OF_TEN
+            case vice:
+                return vice == "nonsense"
 
 
 async def setup(server: grpc.aio.Server, config: BadDraftConfig, lifecycle: Lifecycle) -> Callable[[], Awaitable[None]]:

@@ -59,14 +59,19 @@ async def measure_gate(num_clips: int = 3, num_frames: int = 128, max_new_tokens
     }
 
 
-async def _measure_draft(clips: Sequence[Path], vice: str, shared: Mapping[str, Any]) -> dict[str, list[GateSample]]:
-    """Captions of all clips by the kinds that this draft makes."""
+def with_draft(vice: str, flags: Mapping[str, Sequence[str]], *more: str) -> StackOptions:
+    """The pocket pair, a core each, whose draft has that vice; `flags` of services, and `more` of the draft."""
     options = StackOptions(threads=1, pin=True)
-    options = replace(
+    return replace(
         options,
         modules={**options.modules, "draft": "bench.guarantees.bad_draft"},
-        extra_flags={"target": FRESH["target"], "draft": (*FRESH["draft"], "--vice", vice)},
+        extra_flags={**flags, "draft": (*flags.get("draft", ()), "--vice", vice, *more)},
     )
+
+
+async def _measure_draft(clips: Sequence[Path], vice: str, shared: Mapping[str, Any]) -> dict[str, list[GateSample]]:
+    """Captions of all clips by the kinds that this draft makes."""
+    options = with_draft(vice, FRESH)
     kinds = {vice: True} if vice in BAD else {"good, gate on": True, "good, gate off": False}
     samples: dict[str, list[GateSample]] = {kind: [] for kind in kinds}
     async with Stack(options, report=say) as stack, connect_async(stack.gateway_address) as captioner:

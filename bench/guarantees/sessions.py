@@ -32,6 +32,8 @@ from slipstream import AsyncCaptioner, CaptionOptions, connect_async
 from slipstream.stack.local import Stack, StackOptions
 
 METHODS = ("autoregressive", "slipstream")
+BESIDE = "slipstream"
+"""The method that others are held against."""
 CLIENTS = (1, 2, 4, 8)
 ASKED = {"num_frames": 64, "max_new_tokens": 200}
 SECOND_PROMPT = "What happens in this video?"
@@ -110,7 +112,8 @@ async def measure_sessions(
     num_clips: int = 8, num_rounds: int = 2, methods: Sequence[str] = METHODS, clients: Sequence[int] = CLIENTS
 ) -> dict[str, Any]:
     """Rows by method and number of clients, of the fastest of the rounds, which take turns so that a busy moment does
-    not hit one method or number of clients only; `rises` says that any number is faster than the first one."""
+    not hit one method or number of clients only. `rises`: any number is faster than the first one. `over_slipstream`:
+    rates by method, over those of `slipstream` with as many clients."""
     clips, runs = held_out_clips(num_clips), {(method, count): list[Run]() for method in methods for count in clients}
     async with _stack(prefix_cache_mb=4096) as stack, connect_async(stack.gateway_address) as captioner:
         shared = Clients(stack, captioner, clips)
@@ -127,6 +130,7 @@ async def measure_sessions(
         **ASKED,
         **rows,
         "rises": all(_rises(rows[method]) for method in methods),
+        "over_slipstream": {name: _over(own, rows[BESIDE]) for name, own in rows.items()} if BESIDE in rows else {},
         "all_identical": all(is_whole(row["identical"]) for own in rows.values() for row in own),
     }
 
@@ -176,6 +180,10 @@ def _stack(prefix_cache_mb: int) -> Stack:
 def _rises(rows: Sequence[dict[str, Any]]) -> bool:
     first, *others = [row["tokens_per_s"] for row in rows]
     return all(rate > first for rate in others)
+
+
+def _over(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[float]:
+    return [round(own["tokens_per_s"] / other["tokens_per_s"], 3) for own, other in zip(rows, others, strict=True)]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ Knows no process and no clock.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -17,6 +17,8 @@ from slipstream.speculation.methods import LOSSY_METHODS, METHODS
 ENGINE_PLAIN = "autoregressive"
 OUTSIDE_PLAIN = "transformers"
 SLIPSTREAM, PARALLELVLM = "slipstream", "parallelvlm"
+BLIND = "all"
+"""The pruner of a draft that sees text alone."""
 ALPHA, MAX_WINDOW, LOSSY_KEEP = 0.9, 24, 0.5
 TOKENS_A_VERIFICATION, RUN_BETWEEN_DEATHS = "tokens a verification", "run between deaths"
 
@@ -150,6 +152,17 @@ def variations(asked: Sequence[str], side_clips: int) -> list[BenchMethod]:
                 raise ValueError(f"{name}={value}: {error}") from None
             rows.append(row)
     return rows
+
+
+def pruning_with(pruner: str, rows: Sequence[BenchMethod]) -> list[BenchMethod]:
+    """The same rows, but every draft model that sees anything of the video is shown what that pruner keeps."""
+    asked = CaptionOptions(pruner=pruner)
+    return [replace(row, options=asked.over(row.options)) if _sees_video(row) else row for row in rows]
+
+
+def _sees_video(row: BenchMethod) -> bool:
+    method = METHODS.get(row.options.get("method", ""))
+    return method is not None and method.speculative and method.pruner != BLIND
 
 
 def _parsed(value: str) -> object:

@@ -15,10 +15,11 @@ from typing import Any
 from bench.common import MODELS, Budget, Task, held_out_clips, make_parser, run_to_end, say
 from bench.methods.comparison import Comparison, start_processes
 from bench.methods.document import make_document
-from bench.methods.listing import BenchMethod, Place, methods, variations
+from bench.methods.listing import BenchMethod, Place, methods, pruning_with, variations
 from bench.output import finish
 from bench.report.page import show, write
 from slipstream import CaptionOptions
+from slipstream.speculation.methods import PRUNERS
 
 SEED = 1
 """Of sampled captions."""
@@ -36,7 +37,7 @@ async def measure(given: Namespace, compared: Sequence[BenchMethod], command: st
         await comparison.run()
     say("comparing with theory")
     run = {"command": command, "started": started.isoformat(timespec="seconds"), "wall_s": budget.spent_s}
-    run |= {"minutes": given.minutes, "device": given.device, "temperature": given.temperature}
+    run |= {"minutes": given.minutes, "device": given.device, "temperature": given.temperature, "pruner": given.pruner}
     return make_document(comparison.findings, compared, template, clips, run)
 
 
@@ -50,6 +51,7 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
     parser.add_argument(
         "--vary", nargs="+", default=[], metavar="OPTION=VALUES", help="more rows of slipstream, as alpha=0,0.5,0.9"
     )
+    parser.add_argument("--pruner", choices=PRUNERS, help="of all drafts that see the video; without it, their own")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="rows to measure; without it, all")
     parser.add_argument("--report", type=Path, help="write results.md, results.json and the plots into this folder")
     given = parser.parse_args(argv)
@@ -57,6 +59,8 @@ def parse_work(argv: Sequence[str]) -> tuple[Namespace, list[BenchMethod]]:
         compared = [*methods(given.side_clips), *variations(given.vary, given.side_clips)]
     except ValueError as error:
         parser.error(f"--vary: {error}")
+    if given.pruner:
+        compared = pruning_with(given.pruner, compared)
     unknown = set(given.methods or ()) - {method.name for method in compared}
     if unknown:
         parser.error(f"--methods: there is no {', '.join(sorted(unknown))}")

@@ -65,6 +65,19 @@ def test_sampled_runs_leave_out_what_samples_otherwise_or_is_lossy() -> None:
     assert [m.name for m in sampled] == [m.name for m in greedy if m.family not in (Family.LOSSY, Family.OUTSIDE)]
 
 
+def test_one_pruner_for_every_draft_that_sees_the_video() -> None:
+    own, asked = (
+        {method.name: method.options.get("pruner", None) for method in parse_work(words)[1]}
+        for words in ([], ["--pruner", "uv"])
+    )
+    assert own["slipstream"] is None and own["specvlm_uniform"] == "uniform"
+    assert {name for name, pruner in asked.items() if pruner == "uv"} == {
+        *("sd", "sd_tree", "specvlm", "specvlm_chain", "specvlm_attention", "specvlm_uniform", "parallelvlm"),
+        *("parallelvlm_same", "slipstream", "slipstream_open", "slipstream_both_cores"),
+        *("slipstream_siblings", "slipstream_branches", "slipstream_tree"),
+    }
+
+
 def test_a_pass_lies_in_the_middle_of_its_round() -> None:
     trace = (
         Trace(kind="pass", at_s=10.0),
