@@ -114,7 +114,7 @@ def run_follower(order: RankOrder, geometry: Geometry) -> NoReturn:
         kernel = get_kernel(order.attention, device, dtype)
     member.connect(device)
     model = RandomModel(geometry, make_share(geometry, member, device, dtype), device, dtype)
-    follower = ReportingFollower(model.runner(kernel), device, member.rank, member.size)
+    follower = ReportingFollower(model.runner(kernel), device, member)
     member.ready(device)
     while True:
         follower.do(member.records.get())

@@ -14,6 +14,8 @@ from transformers import AutoConfig, PreTrainedModel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import ModelNotUsable
 
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
+
 
 def check_checkpoint(ref: str, size: int) -> None:
     """Raises `ModelNotUsable` where `size` ranks cannot share it. One of the hub is on this machine then."""
@@ -103,6 +105,7 @@ class GatheredLinear(nn.Module):
     def __init__(self, weight: Tensor, size: int) -> None:
         super().__init__()
         self.weight = _fixed(weight)
+        self.out_features = size * weight.shape[0]
         self._size = size
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -113,6 +116,6 @@ class GatheredLinear(nn.Module):
 
 def gather_last(part: Tensor, size: int) -> Tensor:
     """The ranks' parts behind one another along the last axis."""
-    parts = [torch.empty_like(part) for _ in range(size)]
-    dist.all_gather(parts, part.contiguous())
-    return torch.cat(parts, dim=-1)
+    parts = part.new_empty(size * part.shape[0], *part.shape[1:])  # one tensor, which a graph can record
+    _gather(parts, part.contiguous())
+    return torch.cat(parts.chunk(size), dim=-1)

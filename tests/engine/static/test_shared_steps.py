@@ -1,0 +1,334 @@
+"""Static steps of a model that several processes share: the text of one process without any, whoever asks what; the
+same places at every rank; and what one rank cannot do, none does."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.engine import DecodeState, VideoLM
+from slipstream.engine.parallel.mirror import MirroredPooledCache
+from slipstream.engine.parallel.steps import MirroredSteps
+from slipstream.engine.sparse_drafter import SparseState
+from slipstream.engine.startup import try_static_steps
+from slipstream.engine.static.accord import Accord
+from slipstream.engine.static.pool import PooledCache
+from slipstream.engine.static.step import MAX_AHEAD, StaticStep
+from slipstream.engine.static.trials import fastest
+from slipstream.engine.static.windows import StepShape
+from slipstream.engine.text_attention import TextAttention
+from slipstream.errors import DeviceLost, ModelNotUsable
+from slipstream.sampling import Sampler, SamplingParams
+from slipstream.speculation.protocol import TokenTree
+from tests.engine.static.test_static_steps import close
+from tests.engine.test_ranks import FRAMES, PROMPT, Spread, greedy, prefilled, start
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+POOL_TOKENS = 3000
+GONE_S = 5.0
+
+
+def open_steps(spread: VideoLM, num_tokens: int = POOL_TOKENS) -> MirroredSteps:
+    try_static_steps(spread, num_tokens * spread.runner.kv_bytes_per_token)
+    assert isinstance(spread.static, MirroredSteps)
+    return spread.static
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llava(tmp_path_factory.mktemp("shared") / "model", seed=1, layers=3, heads=8, kv_heads=4)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def opened(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Spread]:
+    found = start(checkpoint, request.param)
+    open_steps(found.spread)
+    yield found
+    assert not found.losses
+    found.leader.close()
+
+
+@pytest.fixture
+def spread(opened: Spread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spread]:
+    """Whose shared model takes static steps, or the test fails."""
+    steps, taken = opened.spread.static, []
+    assert steps is not None
+    run, write = steps.run, steps.write_ahead
+
+    def spy(found: Any) -> Any:
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(steps, "run", lambda *args: spy(run(*args)))
+    monkeypatch.setattr(steps, "write_ahead", lambda *args: spy(write(*args)))
+    yield opened
+    assert taken and all(taken)
+
+
+def test_greedy_text_is_that_of_one_process(spread: Spread) -> None:
+    expected, found = (greedy(model, *prefilled(model), 40) for model in spread.both())
+    assert found == expected
+
+
+def test_sampled_text_is_that_of_one_process(spread: Spread) -> None:
+    texts = []
+    for model in spread.both():
+        state, logits = prefilled(model)
+        sampler = Sampler(SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=7))
+        tokens: list[int] = []
+        for _ in range(24):
+            tokens.append(sampler.judge(logits[None] if logits.ndim == 1 else logits, tokens, ())[1])
+            (logits,) = model.step([(state, tokens[-1:])])
+        texts.append(tokens)
+    assert texts[0] == texts[1]
+
+
+def test_windows_of_every_width_and_their_rollbacks(spread: Spread) -> None:
+    rows = []
+    for model in spread.both():
+        state, _ = prefilled(model)
+        found = []
+        for width in range(1, 17):
+            (logits,) = model.step([(state, list(range(3, 3 + width)))])
+            found.append(logits)
+            state.rollback(state.num_tokens - width // 2)
+        rows.append(torch.cat(found))
+    close(*rows)
+    assert rows[0].argmax(-1).equal(rows[1].argmax(-1))
+
+
+def test_trees_and_the_paths_that_are_kept(spread: Spread) -> None:
+    rows = []
+    for model in spread.both():
+        state, _ = prefilled(model)
+        before = state.num_tokens
+        (logits,) = model.step([(state, TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, 1, 2)))])
+        state.keep_path(before, [0, 2, 4])
+        rows.append(torch.cat([logits, *model.step([(state, [11, 12])])]))
+    close(*rows)
+
+
+def test_several_sessions_in_one_pass(spread: Spread) -> None:
+    """Chains and a tree, a pruned prompt among them."""
+    rows = []
+    for model in spread.both():
+        keep = torch.arange(0, model.plan_prompt(PROMPT, len(FRAMES)).num_video_tokens, 3)
+        states = [prefilled(model)[0], prefilled(model, keep=keep)[0], prefilled(model)[0]]
+        windows: list[Any] = [[3, 4], [5], TokenTree((6, 7, 8), (-1, 0, 0))]
+        for _ in range(2):
+            rows.append(torch.cat(model.step(list(zip(states, windows, strict=True)))))
+            for state in states:
+                state.rollback(state.num_prompt_tokens)
+    close(torch.cat(rows[:2]), torch.cat(rows[2:]))
+
+
+def test_a_kept_prefix_is_gone_on_from(spread: Spread) -> None:
+    """As the target keeps and reuses prefills: trimmed in its place, copied for each who comes."""
+    rows = []
+    for model in spread.both():
+        state, _ = prefilled(model)
+        plan = model.plan_prompt("What else?", len(FRAMES))
+        kept = state.cache.trimmed(plan.text_start)
+        for _ in range(2):
+            cache = kept.fork(plan.text_start, plan.num_tokens + 8)
+            again, logits = model.resume_prefill(plan, cache).finish()
+            rows.append(torch.cat([logits[None], *model.step([(again, [1, 2, 3])])]))
+        kept.clear()
+    close(torch.cat(rows[:2]), torch.cat(rows[2:]))
+
+
+def test_tokens_ahead_are_those_of_single_steps(spread: Spread) -> None:
+    alone, shared = spread.both()
+    (one, first), (other, second) = prefilled(alone), prefilled(shared)
+    token = int(first.argmax())
+    assert token == int(second.argmax())
+    expected = [token]
+    for _ in range(MAX_AHEAD):
+        (logits,) = alone.step([(one, expected[-1:])])
+        expected.append(int(logits.argmax()))
+    told: list[torch.Tensor] = []
+    assert shared.write_ahead([(other, token)], 9, lambda logits: told.append(logits.clone())) == [expected[1:]]
+    assert [int(logits.argmax()) for logits in told] == expected[1:]
+    assert other.num_tokens == one.num_tokens
+    close(*(model.step([(state, [3])])[0] for model, state in ((alone, one), (shared, other))))
+
+
+def test_a_draft_from_the_own_model(spread: Spread) -> None:
+    """Sparse caches do not lie whole in the pool: their steps are ordinary ones, the dense state's are static."""
+    drafted = []
+    for model in spread.both():
+        attention = TextAttention(model.plan_prompt(PROMPT, len(FRAMES)))
+        state, _ = prefilled(model, observer=attention)
+        sparse = SparseState(state, attention, 5)
+        rows = model.step([(state, [7, 8, 9])])[0]
+        static, model.static = model.static, None
+        sparse.sync(state)
+        rows = torch.cat([rows, model.step([(sparse, [7])])[0]])
+        model.static = static
+        drafted.append(rows)
+    close(*drafted)
+
+
+def histories(model: VideoLM) -> list[torch.Tensor]:
+    """Sessions that come and go in turns, with prompts of several lengths, some forgotten without a word."""
+    rows, states = [], list[DecodeState]()
+    for turn in range(24):
+        plan = model.plan_prompt("word " * (1 + 5 * turn % 17), len(FRAMES))
+        with torch.inference_mode():
+            prefill = model.start_prefill(plan, model.encode_frames(FRAMES), headroom=1 + 13 * turn % 90)
+            states.append(prefill.finish()[0])
+        windows = [[3 + turn % 50] * (1 + (turn + index) % 4) for index in range(min(4, len(states)))]
+        rows += model.step(list(zip(states[-4:], windows, strict=False)))
+        if turn % 3 == 0:
+            states.pop(0).close()
+        if turn % 4 == 1:
+            states.pop(turn % len(states))
+    return rows
+
+
+def test_places_are_the_same_at_every_rank(spread: Spread) -> None:
+    """Through gaps, growth and moves; a follower refuses a step whose place is another one there."""
+    close(*(torch.cat(histories(model)) for model in spread.both()))
+
+
+def test_steps_of_other_shapes_are_made_when_they_are_needed(spread: Spread) -> None:
+    steps = spread.spread.static
+    assert steps is not None
+    shape = StepShape(2, 32, 4096)
+    steps._steps.pop(shape, None)
+    states = [prefilled(spread.spread)[0] for _ in range(2)]
+    spread.spread.step([(state, [5] * 20) for state in states])
+    assert steps._steps[shape] is not None
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Path) -> Iterator[Spread]:
+    """Two ranks whose steps each test opens anew."""
+    found = start(checkpoint, 2)
+    yield found
+    found.leader.close()
+
+
+@pytest.fixture
+def fresh(pair: Spread) -> Iterator[Spread]:
+    pair.spread.static = None
+    yield pair
+    assert not pair.losses
+
+
+def test_a_fixed_width_is_the_one_that_rank_0_has_timed(fresh: Spread) -> None:
+    steps = open_steps(fresh.spread)
+    steps.fix_widths()
+    assert set(steps.fixed_widths) == {4096}
+    close(*(model.step([(prefilled(model)[0], [5, 6, 7])])[0] for model in fresh.both()))
+
+
+def test_a_strict_width(fresh: Spread) -> None:
+    """A token has the same bits in a window and alone, and is that of one process."""
+    model = fresh.spread
+    model.strict_width = 16
+    try:
+        model.open_static_steps(POOL_TOKENS * model.runner.kv_bytes_per_token)
+        token_ids = [5 + 7 * index % 200 for index in range(16)]
+        (state, _), (other, _) = prefilled(model), prefilled(model)
+        (whole,) = model.step([(state, token_ids)])
+        parts = [model.step([(other, token_ids[at : at + 4])])[0] for at in range(0, 16, 4)]
+    finally:
+        model.strict_width = 0
+    assert torch.equal(whole, torch.cat(parts))
+    close(whole, fresh.alone.step([(prefilled(fresh.alone)[0], token_ids)])[0])
+
+
+def test_a_pool_that_is_full_stops_nobody(fresh: Spread) -> None:
+    open_steps(fresh.spread, 64 * 18)
+    states = [prefilled(fresh.spread)[0] for _ in range(3)]
+    assert [isinstance(state.cache, PooledCache) and state.cache.extent is not None for state in states][-1] is False
+    expected = fresh.alone.step([(prefilled(fresh.alone)[0], [5, 6])])[0]
+    for state in states:
+        close(fresh.spread.step([(state, [5, 6])])[0], expected)
+    for index in range(64):  # one leaves the pool, which it has outgrown
+        fresh.spread.step([(states[0], [5 + index % 40] * 16)])
+    assert isinstance(states[0].cache, MirroredPooledCache) and states[0].cache.extent is None
+    for state in states:
+        state.close()
+
+
+def test_a_step_that_one_rank_cannot_record_is_taken_by_none(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_steps(fresh.spread)
+    state, other = prefilled(fresh.spread)[0], prefilled(fresh.alone)[0]
+    begin, shape = StaticStep.__init__, StepShape(1, 4, 8192)
+
+    def fail(self: StaticStep, parts: Any, shape: StepShape) -> None:
+        begin(self, parts, shape)
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    steps = fresh.spread.static
+    assert steps is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(StaticStep, "__init__", fail)
+        assert steps.step(shape) is None
+    assert steps._steps[shape] is None
+    close(fresh.spread.step([(state, [5, 6])])[0], fresh.alone.step([(other, [5, 6])])[0])
+
+
+def test_a_pool_for_which_a_rank_has_no_room_is_refused_at_all(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    accord = type(open_steps(fresh.spread)._accord)
+    monkeypatch.setattr(accord, "pool_type", full)
+    with pytest.raises(ModelNotUsable, match=r"do not fit on cpu; set --kv-budget-mb .*--static-steps off"):
+        fresh.spread.open_static_steps(2**20)
+
+
+def test_what_all_ranks_can_do_is_taken_and_the_slowest_counts() -> None:
+    timed = [{"whole": 3.0, "copy": 1.0, "varlen": 0.5}, {"whole": 3.5, "copy": 9.0}]
+    assert fastest(timed) == "whole" and fastest(timed[:1]) == "varlen" and fastest([{}, {"copy": 1.0}]) == "whole"
+    assert Accord().agree(3, max) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_in_the_middle_of_steps_ends_all(checkpoint: Path, number: signal.Signals) -> None:
+    found = start(checkpoint, 2)
+    try:
+        open_steps(found.spread)
+        state, _ = prefilled(found.spread)
+        found.spread.step([(state, [5])])
+        struck_at = time.monotonic()
+        os.kill(found.leader._processes[1].pid, number)
+        with pytest.raises(DeviceLost, match="a rank of the model was lost"):
+            while True:
+                found.spread.step([(state, [5])])
+                state.rollback(state.num_prompt_tokens)
+        assert time.monotonic() - struck_at < GONE_S and found.leader.loss is not None
+    finally:
+        found.leader.close()
+
+
+def test_an_error_of_rank_0_in_a_step_ends_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it in the middle of theirs."""
+    found = start(checkpoint, 2)
+    try:
+        open_steps(found.spread)
+        state, _ = prefilled(found.spread)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(StaticStep, "run", fail)
+        with pytest.raises(DeviceLost, match="rank 0: out of memory"):
+            found.spread.step([(state, [5])])
+        assert found.losses and found.leader._processes[1].poll() is not None
+    finally:
+        found.leader.close()
+
+
+def test_a_shape_is_told_as_it_is() -> None:
+    shape = StepShape(2, 8, 4096)
+    assert StepShape(*astuple(shape)) == shape
