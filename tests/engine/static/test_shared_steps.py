@@ -1,11 +1,7 @@
 """Static steps of a model that several processes share: the text of one process without any, whoever asks what; the
 same places at every rank; and what one rank cannot do, none does."""
 
-import os
-import signal
-import time
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +19,9 @@ from slipstream.engine.static.step import MAX_AHEAD, StaticStep
 from slipstream.engine.static.trials import fastest
 from slipstream.engine.static.windows import StepShape
 from slipstream.engine.text_attention import TextAttention
-from slipstream.errors import DeviceLost, ModelNotUsable
-from slipstream.sampling import Sampler, SamplingParams
+from slipstream.errors import ModelNotUsable
+from slipstream.sampling.params import SamplingParams
+from slipstream.sampling.sampler import TargetSampler
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.static.test_static_steps import close
 from tests.engine.test_ranks import FRAMES, PROMPT, Spread, greedy, prefilled, start
@@ -80,10 +77,11 @@ def test_sampled_text_is_that_of_one_process(spread: Spread) -> None:
     texts = []
     for model in spread.both():
         state, logits = prefilled(model)
-        sampler = Sampler(SamplingParams(temperature=0.9, top_p=0.95, top_k=40, seed=7))
+        sampler = TargetSampler(SamplingParams(temperature=0.9, top_p=0.95, seed=7), (), model.info.vocab_size)
         tokens: list[int] = []
+        logits = logits[None]
         for _ in range(24):
-            tokens.append(sampler.judge(logits[None] if logits.ndim == 1 else logits, tokens, ())[1])
+            tokens.append(sampler.judge(logits, tokens, ())[1])
             (logits,) = model.step([(state, tokens[-1:])])
         texts.append(tokens)
     assert texts[0] == texts[1]
@@ -207,19 +205,12 @@ def test_steps_of_other_shapes_are_made_when_they_are_needed(spread: Spread) -> 
     assert steps._steps[shape] is not None
 
 
-@pytest.fixture(scope="module")
-def pair(checkpoint: Path) -> Iterator[Spread]:
-    """Two ranks whose steps each test opens anew."""
-    found = start(checkpoint, 2)
-    yield found
-    found.leader.close()
-
-
 @pytest.fixture
-def fresh(pair: Spread) -> Iterator[Spread]:
-    pair.spread.static = None
-    yield pair
-    assert not pair.losses
+def fresh(opened: Spread) -> Iterator[Spread]:
+    """Whose steps a test opens anew."""
+    opened.spread.static = None
+    yield opened
+    assert not opened.losses
 
 
 def test_a_fixed_width_is_the_one_that_rank_0_has_timed(fresh: Spread) -> None:
@@ -252,11 +243,23 @@ def test_a_pool_that_is_full_stops_nobody(fresh: Spread) -> None:
     expected = fresh.alone.step([(prefilled(fresh.alone)[0], [5, 6])])[0]
     for state in states:
         close(fresh.spread.step([(state, [5, 6])])[0], expected)
-    for index in range(64):  # one leaves the pool, which it has outgrown
-        fresh.spread.step([(states[0], [5 + index % 40] * 16)])
-    assert isinstance(states[0].cache, MirroredPooledCache) and states[0].cache.extent is None
     for state in states:
         state.close()
+
+
+def test_a_cache_outgrows_its_place_and_then_the_pool(fresh: Spread) -> None:
+    steps = open_steps(fresh.spread, 64 * 6)
+    rows, extents = [], list[int]()
+    for model in fresh.both():
+        first, second = (prefilled(model, headroom=1)[0] for _ in range(2))
+        found = []
+        for turn in range(20):
+            found += model.step([(first, range(5 + turn, 21 + turn))])
+            if isinstance(first.cache, MirroredPooledCache):
+                extents.append(0 if first.cache.extent is None else first.cache.extent.start)
+        rows.append(torch.cat([*found, *model.step([(second, [5, 6])])]))
+    close(*rows)
+    assert len(set(extents)) > 2 and extents[-1] == 0 and steps.pool.num_free > 0
 
 
 def test_a_step_that_one_rank_cannot_record_is_taken_by_none(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,44 +294,3 @@ def test_what_all_ranks_can_do_is_taken_and_the_slowest_counts() -> None:
     timed = [{"whole": 3.0, "copy": 1.0, "varlen": 0.5}, {"whole": 3.5, "copy": 9.0}]
     assert fastest(timed) == "whole" and fastest(timed[:1]) == "varlen" and fastest([{}, {"copy": 1.0}]) == "whole"
     assert Accord().agree(3, max) == 3
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_is_lost_in_the_middle_of_steps_ends_all(checkpoint: Path, number: signal.Signals) -> None:
-    found = start(checkpoint, 2)
-    try:
-        open_steps(found.spread)
-        state, _ = prefilled(found.spread)
-        found.spread.step([(state, [5])])
-        struck_at = time.monotonic()
-        os.kill(found.leader._processes[1].pid, number)
-        with pytest.raises(DeviceLost, match="a rank of the model was lost"):
-            while True:
-                found.spread.step([(state, [5])])
-                state.rollback(state.num_prompt_tokens)
-        assert time.monotonic() - struck_at < GONE_S and found.leader.loss is not None
-    finally:
-        found.leader.close()
-
-
-def test_an_error_of_rank_0_in_a_step_ends_all(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait for it in the middle of theirs."""
-    found = start(checkpoint, 2)
-    try:
-        open_steps(found.spread)
-        state, _ = prefilled(found.spread)
-
-        def fail(*_: Any) -> None:
-            raise RuntimeError("out of memory")
-
-        monkeypatch.setattr(StaticStep, "run", fail)
-        with pytest.raises(DeviceLost, match="rank 0: out of memory"):
-            found.spread.step([(state, [5])])
-        assert found.losses and found.leader._processes[1].poll() is not None
-    finally:
-        found.leader.close()
-
-
-def test_a_shape_is_told_as_it_is() -> None:
-    shape = StepShape(2, 8, 4096)
-    assert StepShape(*astuple(shape)) == shape
