@@ -120,7 +120,7 @@ class Follower:
         self._opened_steps.prepare()
 
     def _make_step(self, record: Record) -> None:
-        self._opened_steps.step(StepShape(*record["shape"]))
+        self._opened_steps.make(StepShape(*record["shape"]))
 
     def _reserve(self, record: Record) -> None:
         self._caches[record["cache"]].reserve(record["num_tokens"])

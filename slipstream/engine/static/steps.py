@@ -92,9 +92,9 @@ class StaticSteps:
 
     def _times(self, capacity: int) -> WidthTimes | None:
         """None where there is nothing to compare."""
-        one = self._make(StepShape(1, 1, capacity))
+        one = self.make(StepShape(1, 1, capacity))
         whole = replace(self._parts, make_windows=WholeWindows)
-        fixed = {width: self._make(StepShape(1, width, capacity), whole) for width in WIDTHS}
+        fixed = {width: self.make(StepShape(1, width, capacity), whole) for width in WIDTHS}
         granule = round_up(1)
         extent = self.pool.take(min(capacity, self.pool.num_free // granule * granule), self.pool)
         if extent is None or one is None:
@@ -113,7 +113,7 @@ class StaticSteps:
             for num_rows in (self._width,) if self._width else NUM_ROWS:
                 shape = StepShape(1, num_rows, capacity)
                 if shape not in self._steps and num_rows >= least:
-                    self._make(shape)
+                    self.make(shape)
 
     def _needed_capacities(self) -> Sequence[int]:
         most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
@@ -187,7 +187,7 @@ class StaticSteps:
 
     def step(self, shape: StepShape) -> StaticStep | None:
         """Recorded, if it was not. None where it cannot be."""
-        return self._steps[shape] if shape in self._steps else self._make(shape)
+        return self._steps[shape] if shape in self._steps else self.make(shape)
 
     def _shape_of(self, entries: Sequence[Entry]) -> StepShape | None:
         """The least that fits."""
@@ -200,8 +200,8 @@ class StaticSteps:
             rows = fixed if most_rows <= fixed else rows
         return None if sessions is None or rows is None or capacity is None else StepShape(sessions, rows, capacity)
 
-    def _make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
-        """None where it cannot be recorded: passes of this shape go on without."""
+    def make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
+        """Records a step, at all ranks. None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
         step, outcome = None, _RECORDED
         try:

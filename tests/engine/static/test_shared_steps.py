@@ -13,6 +13,7 @@ from slipstream.engine.parallel.mirror import MirroredPooledCache
 from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.sparse_drafter import SparseState
 from slipstream.engine.startup import try_static_steps
+from slipstream.engine.static import steps, trials
 from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.pool import PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, StaticStep
@@ -27,7 +28,7 @@ from tests.engine.static.test_static_steps import close
 from tests.engine.test_ranks import FRAMES, PROMPT, Spread, greedy, prefilled, start
 from tests.support.tiny_checkpoint import write_tiny_llava
 
-POOL_TOKENS = 3000
+POOL_TOKENS = 5000
 GONE_S = 5.0
 
 
@@ -54,16 +55,16 @@ def opened(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[Spread]
 @pytest.fixture
 def spread(opened: Spread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spread]:
     """Whose shared model takes static steps, or the test fails."""
-    steps, taken = opened.spread.static, []
-    assert steps is not None
-    run, write = steps.run, steps.write_ahead
+    found, taken = opened.spread.static, []
+    assert found is not None
+    run, write = found.run, found.write_ahead
 
-    def spy(found: Any) -> Any:
-        taken.append(found is not None)
-        return found
+    def spy(outcome: Any) -> Any:
+        taken.append(outcome is not None)
+        return outcome
 
-    monkeypatch.setattr(steps, "run", lambda *args: spy(run(*args)))
-    monkeypatch.setattr(steps, "write_ahead", lambda *args: spy(write(*args)))
+    monkeypatch.setattr(found, "run", lambda *args: spy(run(*args)))
+    monkeypatch.setattr(found, "write_ahead", lambda *args: spy(write(*args)))
     yield opened
     assert taken and all(taken)
 
@@ -196,13 +197,11 @@ def test_places_are_the_same_at_every_rank(spread: Spread) -> None:
 
 
 def test_steps_of_other_shapes_are_made_when_they_are_needed(spread: Spread) -> None:
-    steps = spread.spread.static
-    assert steps is not None
-    shape = StepShape(2, 32, 4096)
-    steps._steps.pop(shape, None)
+    taken, shape = spread.spread.static, StepShape(2, 32, 4096)
+    assert taken is not None and shape not in taken._steps
     states = [prefilled(spread.spread)[0] for _ in range(2)]
     spread.spread.step([(state, [5] * 20) for state in states])
-    assert steps._steps[shape] is not None
+    assert taken._steps[shape] is not None
 
 
 @pytest.fixture
@@ -213,10 +212,28 @@ def fresh(opened: Spread) -> Iterator[Spread]:
     assert not opened.losses
 
 
-def test_a_fixed_width_is_the_one_that_rank_0_has_timed(fresh: Spread) -> None:
-    steps = open_steps(fresh.spread)
-    steps.fix_widths()
-    assert set(steps.fixed_widths) == {4096}
+def same_bits_alone(model: VideoLM, width: int) -> torch.Tensor:
+    """Of a window's rows, which are those of its tokens in smaller windows bit by bit."""
+    token_ids = [5 + 7 * index % 200 for index in range(width)]
+    (state, _), (other, _) = prefilled(model), prefilled(model)
+    (whole,) = model.step([(state, token_ids)])
+    parts = [model.step([(other, token_ids[at : at + 4])])[0] for at in range(0, width, 4)]
+    assert torch.equal(whole, torch.cat(parts))
+    return whole
+
+
+def test_a_fixed_width_is_the_one_that_rank_0_has_timed(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, which find it too dear on a CPU, have no say."""
+    opened = open_steps(fresh.spread, 2000)
+    monkeypatch.setattr(steps, "choose_width", lambda times: 16)
+    opened.fix_widths()
+    assert opened.fixed_widths == {4096: 16}
+    same_bits_alone(fresh.spread, 16)
+
+
+def test_a_way_to_attend_is_the_one_that_rank_0_has_chosen(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "fastest", lambda timed: "copy" if all(map(len, timed)) else "whole")
+    assert open_steps(fresh.spread).attention == "copy"
     close(*(model.step([(prefilled(model)[0], [5, 6, 7])])[0] for model in fresh.both()))
 
 
@@ -226,13 +243,10 @@ def test_a_strict_width(fresh: Spread) -> None:
     model.strict_width = 16
     try:
         model.open_static_steps(POOL_TOKENS * model.runner.kv_bytes_per_token)
-        token_ids = [5 + 7 * index % 200 for index in range(16)]
-        (state, _), (other, _) = prefilled(model), prefilled(model)
-        (whole,) = model.step([(state, token_ids)])
-        parts = [model.step([(other, token_ids[at : at + 4])])[0] for at in range(0, 16, 4)]
+        whole = same_bits_alone(model, 16)
     finally:
         model.strict_width = 0
-    assert torch.equal(whole, torch.cat(parts))
+    token_ids = [5 + 7 * index % 200 for index in range(16)]
     close(whole, fresh.alone.step([(prefilled(fresh.alone)[0], token_ids)])[0])
 
 
@@ -248,7 +262,7 @@ def test_a_pool_that_is_full_stops_nobody(fresh: Spread) -> None:
 
 
 def test_a_cache_outgrows_its_place_and_then_the_pool(fresh: Spread) -> None:
-    steps = open_steps(fresh.spread, 64 * 6)
+    pool = open_steps(fresh.spread, 64 * 6).pool
     rows, extents = [], list[int]()
     for model in fresh.both():
         first, second = (prefilled(model, headroom=1)[0] for _ in range(2))
@@ -259,24 +273,22 @@ def test_a_cache_outgrows_its_place_and_then_the_pool(fresh: Spread) -> None:
                 extents.append(0 if first.cache.extent is None else first.cache.extent.start)
         rows.append(torch.cat([*found, *model.step([(second, [5, 6])])]))
     close(*rows)
-    assert len(set(extents)) > 2 and extents[-1] == 0 and steps.pool.num_free > 0
+    assert len(set(extents)) > 2 and extents[-1] == 0 and pool.num_free > 0
 
 
 def test_a_step_that_one_rank_cannot_record_is_taken_by_none(fresh: Spread, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_steps(fresh.spread)
+    taken = open_steps(fresh.spread)
     state, other = prefilled(fresh.spread)[0], prefilled(fresh.alone)[0]
-    begin, shape = StaticStep.__init__, StepShape(1, 4, 8192)
+    begin, shape = StaticStep.__init__, StepShape(1, 4, 16384)
 
     def fail(self: StaticStep, parts: Any, shape: StepShape) -> None:
         begin(self, parts, shape)
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
-    steps = fresh.spread.static
-    assert steps is not None
     with monkeypatch.context() as patch:
         patch.setattr(StaticStep, "__init__", fail)
-        assert steps.step(shape) is None
-    assert steps._steps[shape] is None
+        assert taken.step(shape) is None
+    assert taken._steps[shape] is None
     close(fresh.spread.step([(state, [5, 6])])[0], fresh.alone.step([(other, [5, 6])])[0])
 
 
