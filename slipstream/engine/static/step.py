@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 from weakref import ref
@@ -92,7 +92,7 @@ class StepParts:
     logits: Tensor
     """Where each step leaves its own, fp32 [rows of the widest step, vocab]."""
     recorder: Recorder
-    accord: Accord
+    accord: Accord = field(default_factory=Accord)
 
 
 class StaticStep:
