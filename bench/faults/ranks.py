@@ -1,11 +1,11 @@
-"""A target spread over processes, of which one is killed or frozen in the middle of a caption."""
+"""A target spread over processes, of which one is killed or frozen in the middle of a caption; with ordinary passes and
+with static steps."""
 
 import asyncio
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,51 +17,66 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.support.gateway_client import Captioned, caption
-from tests.support.processes import START_S, eventually, logged
+from tests.support.processes import START_S, eventually, is_running, logged
 from tests.support.world import NUM_FRAMES, PROMPT, World, make_world
 
 RANKS, ROUNDS = 2, 3
+BLOWS = ((1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL))
+"""The rank that is struck, and how. A rank 0 that is frozen is one that the stack finds out."""
+STEPS = {"ordinary": (), "static": ("--static-steps", "on", "--kv-budget-mb", "256", "--prefix-cache-mb", "64")}
 NUM_TOKENS, STRIKE_AFTER = 96, 12
 GONE_S = 5.0
-"""Within which a target has to end that has lost a process."""
+"""Within which all processes of a target have to end that has lost one."""
 
 
 async def run_ranks() -> dict[str, Any]:
-    """Seconds from each blow to the end of the target; every caption goes on, and is plain transformers' text."""
+    """Seconds from each blow to the end of all processes; every caption goes on, and is plain transformers' text."""
     gone_s: dict[str, list[float]] = {}
     identical = 0
     with tempfile.TemporaryDirectory(prefix="slipstream-ranks-") as folder:
         world = make_world(Path(folder))
-        options = world.stack_options("--resume-wait-s", "120", restart=True)
-        flags = {**options.extra_flags, "target": ("--ranks", str(RANKS))}
-        async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
-            target = stack.processes["target"]
-            for number in [signal.SIGKILL, signal.SIGSTOP] * ROUNDS:
-                await eventually(lambda: target.is_serving, START_S)
-                seconds, captioned = await _struck(world, target, channel, number)
-                gone_s.setdefault(number.name, []).append(round(seconds, 2))
-                identical += captioned.token_ids == world.answer(0, NUM_TOKENS)
-                say(f"ranks: {number.name}: the target ended after {seconds:.2f} s")
+        for steps in STEPS:
+            identical += await _strike(world, steps, gone_s)
     slowest = max(max(times) for times in gone_s.values())
-    passed = slowest <= GONE_S and identical == 2 * ROUNDS
+    passed = slowest <= GONE_S and identical == len(STEPS) * len(BLOWS) * ROUNDS
     return {"passed": passed, "ranks": RANKS, "identical": identical, "gone_s": gone_s, "slowest_gone_s": slowest}
 
 
+async def _strike(world: World, steps: str, gone_s: dict[str, list[float]]) -> int:
+    """All blows, several times. How many texts were the right ones."""
+    identical = 0
+    options = world.stack_options("--resume-wait-s", "120", restart=True)
+    flags = {**options.extra_flags, "target": ("--ranks", str(RANKS), *STEPS[steps])}
+    async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
+        target = stack.processes["target"]
+        if bool(logged(target.log_path, "static_steps.on")) != bool(STEPS[steps]):
+            raise RuntimeError(f"the target does not take {steps} steps")
+        for rank, number in BLOWS * ROUNDS:
+            await eventually(lambda: target.is_serving, START_S)
+            seconds, captioned = await _struck(world, target, channel, rank, number)
+            name = f"{steps}, {number.name} of rank {rank}"
+            gone_s.setdefault(name, []).append(round(seconds, 2))
+            identical += captioned.token_ids == world.answer(0, NUM_TOKENS)
+            say(f"ranks: {name}: all had ended after {seconds:.2f} s")
+    return identical
+
+
 async def _struck(
-    world: World, target: ServiceProcess, channel: grpc.aio.Channel, number: signal.Signals
+    world: World, target: ServiceProcess, channel: grpc.aio.Channel, rank: int, number: signal.Signals
 ) -> tuple[float, Captioned]:
-    """A caption in whose middle the latest follower is struck, and how long the target lived on."""
+    """A caption in whose middle a process of the target is struck, and how long the last of them lived on."""
     before, struck_at = target.pid, 0.0
+    assert before is not None
     follower = logged(target.log_path, "rank.ready", rank=RANKS - 1)[-1]["pid"]
 
     def on_event(captioned: Captioned) -> None:
         nonlocal struck_at
         if not struck_at and len(captioned.token_ids) >= STRIKE_AFTER:
             struck_at = time.monotonic()
-            os.kill(follower, number)
+            os.kill(follower if rank else before, number)
 
     async def ended() -> float:
-        await eventually(_has_ended(target, before), START_S)
+        await eventually(lambda: _has_ended(target, before) and not is_running(follower), START_S)
         return time.monotonic()
 
     ending = asyncio.create_task(ended())
@@ -70,5 +85,5 @@ async def _struck(
     return await ending - struck_at, captioned
 
 
-def _has_ended(target: ServiceProcess, pid: int) -> Callable[[], bool]:
-    return lambda: target.pid != pid or target.exit_status is not None
+def _has_ended(target: ServiceProcess, pid: int) -> bool:
+    return target.pid != pid or target.exit_status is not None

@@ -27,14 +27,19 @@ from torch import Tensor, nn
 
 from bench.common import ROOT, peak_bytes, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
-from bench.gpu.measure import Clock, judge
-from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, make_upstream, plan_of, tiny
+from bench.gpu.measure import POOL_ROOM, Clock, judge, write_ahead
+from bench.gpu.random_model import GEOMETRIES, Geometry, RandomModel, chain, make_upstream, plan_of, tiny
+from slipstream.engine.forward import DecodeState
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.follower import Follower
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Group, RankOrder, join, lead, rank_here
 from slipstream.engine.parallel.shards import GatheredLinear, SummedLinear, check_split
-from slipstream.errors import DeviceLost
+from slipstream.engine.parallel.steps import MirroredSteps
+from slipstream.engine.startup import MAX_DIFFERENCE
+from slipstream.engine.static.step import MAX_AHEAD
+from slipstream.engine.video_lm import VideoLM
+from slipstream.errors import DeviceLost, SlipstreamError
 from slipstream.stack.addresses import gateway_address
 
 SUMMED = ("o_proj", "down_proj")
@@ -114,7 +119,7 @@ def run_follower(order: RankOrder, geometry: Geometry) -> NoReturn:
         kernel = get_kernel(order.attention, device, dtype)
     member.connect(device)
     model = RandomModel(geometry, make_share(geometry, member, device, dtype), device, dtype)
-    follower = ReportingFollower(model.runner(kernel), device, member.rank, member.size)
+    follower = ReportingFollower(model.runner(kernel), device, member)
     member.ready(device)
     while True:
         follower.do(member.records.get())
@@ -122,7 +127,7 @@ def run_follower(order: RankOrder, geometry: Geometry) -> NoReturn:
 
 def run_leader(order: RankOrder, geometry: Geometry, given: Namespace) -> None:
     """Measures, tells the figures in a file, and goes on with passes until a rank is lost."""
-    leader = lead(order, lambda error: None)
+    leader = lead(order, _end)
     device, dtype = torch.device(order.devices[0]), getattr(torch, order.dtype)
     with leader.checked():
         kernel = get_kernel(order.attention, device, dtype)
@@ -130,8 +135,8 @@ def run_leader(order: RankOrder, geometry: Geometry, given: Namespace) -> None:
     share = make_share(geometry, leader, device, dtype)
     gc.collect()
     leader.ready()
-    make_runner = partial(MirroredRunner, director=Director(leader, device))
-    model = RandomModel(geometry, share, device, dtype, make_runner)
+    director = Director(leader, device)
+    model = RandomModel(geometry, share, device, dtype, partial(MirroredRunner, director=director))
     engine, plan = model.engine(kernel), plan_of(given.video_tokens)
     embeddings = model.video_embeddings(given.video_tokens)
     clock = Clock(device, given.repeats)
@@ -146,9 +151,44 @@ def run_leader(order: RankOrder, geometry: Geometry, given: Namespace) -> None:
     found["peak_bytes"] = share_peaks(0, order.size, device)
     found["weight_bytes"] = sum(weight.nbytes for weight in share.parameters() if not weight.is_meta)
     found["kv_bytes"] = state.kv_bytes
+    (eager,) = engine.step([(state, chain(ROWS[-1]))])
+    state.close()
+
+    engine.make_static_steps = partial(MirroredSteps, director=director)
+    engine.open_static_steps((given.video_tokens + POOL_ROOM) * engine.runner.kv_bytes_per_token)
+    state, _ = engine.start_prefill(plan, embeddings).finish()
+    found["static"] = measure_static(engine, state, eager, clock)
     _tell(given.figures, found)
     while True:
         judge(engine, state, 1)
+
+
+def measure_static(engine: VideoLM, state: DecodeState, eager: Tensor, clock: Clock) -> dict[str, Any]:
+    """Seconds of static steps over a prompt, and of a token written ahead; whether all of them were, and how far their
+    logits are from those of ordinary passes, beside the largest."""
+    steps = engine.static
+    assert steps is not None, "they have just been opened"
+    taken = []
+    for rows in ROWS:
+        taken.append(steps.run([(state, chain(rows))]))
+        state.rollback(state.num_prompt_tokens)
+    (logits,) = engine.step([(state, chain(ROWS[-1]))])
+    state.rollback(state.num_prompt_tokens)
+    found = {str(rows): clock.time(partial(judge, engine, state, rows)) for rows in ROWS}
+    return {
+        "T_p": found,
+        "ahead_s": clock.time(partial(write_ahead, engine, state))["s"] / MAX_AHEAD,
+        "attention": steps.attention,
+        "layers": steps.layers,
+        "taken": None not in taken,
+        "difference": float((logits - eager).abs().max() / eager.abs().max()),
+    }
+
+
+def _end(error: SlipstreamError) -> None:
+    """As a service ends: the other thread may wait for ever in a recorded step, which no timeout of NCCL watches."""
+    say(f"rank 0: {error}")
+    os._exit(error.exit_code)
 
 
 def _tell(path: Path, found: Mapping[str, Any]) -> None:
@@ -227,6 +267,8 @@ def measure(given: Namespace, report: Report) -> dict[str, Any]:
                 rank.wait()
     report.equals("ranks told their peak bytes", sum(peak > 0 for peak in found["peak_bytes"]), given.tp)
     beside = max(found["peak_bytes"]) - found["weight_bytes"] - found["kv_bytes"]
+    report.equals("static steps were taken", found["static"]["taken"], True)
+    report.at_most("static logits beside ordinary ones", found["static"]["difference"], MAX_DIFFERENCE)
     report.at_most("bytes of a rank beside its weights, keys and values", beside, MOST_BESIDE)
     report.equals("rank 0 ended with an error after kill -9 of the last", status not in (None, 0), True)
     report.at_most("from kill -9 to its end, s", None if status is None else gone_s, GONE_S[given.device.type])

@@ -31,6 +31,7 @@ from bench.output import finish
 from bench.reference import Generated, generate, start_reference, top_two_margin
 from slipstream import AsyncCaptioner, CaptionOptions, FinishReason, connect_async
 from slipstream.stack.local import Stack, StackOptions
+from tests.support.processes import logged
 from training.world import FULL_SCENES
 
 GUIDED_PRUNERS = ("uv", "uv_spread")
@@ -225,26 +226,33 @@ def make_document(comparisons: Sequence[Comparison], differences: list[Any], ela
     }
 
 
-async def run(tasks: Sequence[Task], plan: Sequence[Sequence[Setting]], ranks: int = 1) -> dict[str, Any]:
+async def run(
+    tasks: Sequence[Task], plan: Sequence[Sequence[Setting]], ranks: int = 1, static_steps: str = "auto"
+) -> dict[str, Any]:
     started = time.monotonic()
-    flags = {"target": ("--ranks", str(ranks))}
+    static = ("--static-steps", static_steps)
+    flags = {"target": ("--ranks", str(ranks), *static), "draft": static}
     options = StackOptions(tasks[0].target, tasks[0].draft, threads=1, extra_flags=flags)
     with start_reference() as outside:
         say("starting the stack")
         async with Stack(options) as stack, connect_async(stack.gateway_address) as captioner:
+            if static_steps == "on" and not logged(stack.processes["target"].log_path, "static_steps.on"):
+                sys.exit("identity: the target takes no static steps; its log says why")
             prompt = (await captioner.info()).default_prompt
             tasks = [replace(task, prompt=prompt) for task in tasks]
             comparisons = await compare(captioner, outside, tasks, plan)
         differences = describe_differences(comparisons, tasks, outside)
-    return make_document(comparisons, differences, time.monotonic() - started) | {"ranks": ranks}
+    how = {"ranks": ranks, "static_steps": static_steps}
+    return make_document(comparisons, differences, time.monotonic() - started) | how
 
 
-def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], int]:
+def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], int, str]:
     """Clips and settings from the command line; renders the clips."""
     short = {"clips": (27, "short clips"), "frames": 16, "settings": (8, "speculative settings for a short clip")}
     full = {"full_clips": (3, "clips of full length"), "full_frames": 128, "full_settings": 4}
     flags = {**short, **full, "max_new_tokens": 320, "seed": 0, **MODELS}
     flags["ranks"] = (1, "processes that share the target")
+    flags["static_steps"] = ("auto", "of target and draft: auto, on or off")
     given = make_parser("identity", "Is the stack's text transformers'?", **flags).parse_args(argv)
     kinds = [(given.full_clips, given.full_frames, FULL_SCENES), (given.clips, given.frames, SHORT_SCENES)]
     tasks = [
@@ -253,7 +261,7 @@ def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], in
         for clip in held_out_clips(count, num_scenes)
     ]
     counts = [given.full_settings] * given.full_clips + [given.settings] * given.clips
-    return tasks, plan_settings(counts, given.seed), given.ranks
+    return tasks, plan_settings(counts, given.seed), given.ranks, given.static_steps
 
 
 def main(argv: Sequence[str]) -> None:

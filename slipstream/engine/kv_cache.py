@@ -107,6 +107,10 @@ class KVCache:
         """Length of the views that `write` returns when there are `num_tokens` tokens with the new ones."""
         return round_up(num_tokens) if self._whole_granules else num_tokens
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether `reserve` would change nothing."""
+        return num_tokens <= self._capacity
+
     def reserve(self, num_tokens: int) -> None:
         """Make sure that `num_tokens` tokens in total will fit. Buffers grow by at least half, each when written to."""
         if num_tokens > self._capacity:

@@ -19,6 +19,7 @@ from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import check_checkpoint
+from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
@@ -142,7 +143,7 @@ class ModelServiceConfig(WireOptions):
         Raises `ModelNotUsable` when there is no room for the pool.
         """
         on_cuda = torch.device(model.info.device).type == "cuda"
-        if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda and len(self.devices) == 1):
+        if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda):
             await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
 
     @property
@@ -184,8 +185,6 @@ async def start_model(
         raise InvalidConfig("torchrun spreads targets only; start this service by itself, or with --gpus")
     config.pin()
     order = rank_order(config, strict_width)
-    if config.static_steps == "on" and order.size > 1:
-        raise InvalidConfig("--static-steps on works with one device; leave it out where several share the model")
     if config.prefill_threads and order.size > 1:
         raise InvalidConfig("--prefill-threads works with one process; leave it out where several share the model")
     thread = ModelThread(config.num_threads, config.prefill_threads)
@@ -236,6 +235,7 @@ def load_together(order: RankOrder, on_lost: Callable[[SlipstreamError], None]) 
     try:
         director = Director(leader, torch.device(order.devices[0]))
         model = _load(order, group=leader, make_runner=partial(MirroredRunner, director=director))
+        model.make_static_steps = partial(MirroredSteps, director=director)
         leader.ready()
     except BaseException as error:
         loss = leader.loss

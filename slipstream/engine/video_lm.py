@@ -55,6 +55,7 @@ class VideoLM:
         """Called after every `step`, on the thread that runs it."""
         self.static: StaticSteps | None = None
         """Steps of fixed shapes, see `open_static_steps`; None: every pass has the shape that it needs."""
+        self.make_static_steps: Callable[..., StaticSteps] = StaticSteps
         self.runner = runner
         self._adapter = adapter
         self._text = text
@@ -173,7 +174,7 @@ class VideoLM:
     def open_static_steps(self, num_bytes: int) -> None:
         """Has all caches lie in a pool of so many bytes from now on, and decoding take steps of fixed shapes, which a
         GPU replays as graphs. Raises `ModelNotUsable` when there is no room for the pool."""
-        self.static = StaticSteps(self.runner, num_bytes, self._adapter.num_axes, width=self.strict_width)
+        self.static = self.make_static_steps(self.runner, num_bytes, self._adapter.num_axes, width=self.strict_width)
 
     def start_prefill(
         self,
@@ -366,8 +367,7 @@ class VideoLM:
         if isinstance(window, TokenTree):
             return self._tree_rows(state, window)
         hidden = self.runner.embed(window)
-        first = state.next_position
-        positions = torch.arange(first, first + len(window), device=hidden.device)
+        positions = state.next_position + torch.arange(len(window), device=hidden.device)
         return Rows(state.cache, hidden, self._on_all_axes(positions))
 
     def _tree_rows(self, state: DecodeState, tree: TokenTree) -> Rows:

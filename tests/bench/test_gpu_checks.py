@@ -246,7 +246,8 @@ def test_fault(run: Any) -> None:
 def test_ranks(run: Any) -> None:
     document, status = run("gpu-tp", "--tp", "2", "--repeats", "1")
     assert status == 0 and all(judged(document).values())
-    assert len(document["peak_bytes"]) == 2 and set(document["T_p"]) == {"1", "8"}
+    assert len(document["peak_bytes"]) == 2 and set(document["T_p"]) == {"1", "8"} == set(document["static"]["T_p"])
+    assert document["static"]["layers"] == "exact" and document["static"]["difference"] < 1e-4
 
 
 def test_a_share_is_one_part_of_a_model() -> None:

@@ -24,6 +24,7 @@ FILES = {
 CAME_WITH = {
     "models over several processes": 6,
     "static steps": 7,
+    "static steps that several ranks share: what they agree on; steps that are told": 2,
     "text that is already there": 9,
     "documents, and the service that reads them": 18,
     "documents at the gateway: run, source, hints that come late, codec, client": 7,

@@ -1,5 +1,5 @@
-"""A target of two processes through the whole stack: every method's text is that of plain transformers, and a process
-that is lost is one target that is lost."""
+"""A target of two processes through the whole stack, with ordinary passes and with static steps: every method's text is
+that of plain transformers, and a process that is lost is one target that is lost."""
 
 import asyncio
 import os
@@ -20,12 +20,14 @@ from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
 from tests.faults.conftest import Strike
 from tests.support.gateway_client import Captioned, caption, until
-from tests.support.processes import START_S, STOP_S, eventually, logged, model_flags, read_log, running
+from tests.support.processes import START_S, STOP_S, eventually, is_running, logged, model_flags, read_log, running
 from tests.support.world import NUM_FRAMES, PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_TOKENS = 64
+GONE_S = 5.0
+STATIC = ("--static-steps", "on", "--kv-budget-mb", "256")
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 5}
 
 
@@ -56,11 +58,13 @@ class Spread:
         return captioned
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def spread(world: World) -> AsyncIterator[Spread]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["ordinary", "static"])
+async def spread(request: pytest.FixtureRequest, world: World) -> AsyncIterator[Spread]:
     options = world.stack_options("--resume-wait-s", "60", restart=True)
-    flags = {**options.extra_flags, "target": ("--ranks", "2")}
+    static = (*STATIC, "--prefix-cache-mb", "64") if request.param == "static" else ()
+    flags = {**options.extra_flags, "target": ("--ranks", "2", *static)}
     async with Stack(replace(options, extra_flags=flags)) as stack, open_channel(stack.gateway_address) as channel:
+        assert bool(logged(stack.processes["target"].log_path, "static_steps.on")) == bool(static)
         yield Spread(stack, channel, world)
         assert read_log(stack.processes["target"].log_path), "and every line is JSON, whoever wrote it"
 
@@ -111,6 +115,35 @@ async def test_a_lost_process_is_a_lost_target(spread: Spread) -> None:
     assert spread.follower_pid() != follower
     with pytest.raises(ProcessLookupError):
         os.kill(follower, 0)
+
+
+async def test_a_killed_rank_0_takes_the_others_along(spread: Spread) -> None:
+    target = spread.target
+    before, follower = target.pid, spread.follower_pid()
+    captioned = await spread.caption(
+        on_event=Strike(lambda one: len(one.token_ids) >= 8, lambda: os.kill(before, signal.SIGKILL)),
+        max_new_tokens=96,
+    )
+    assert captioned.token_ids == spread.world.answer(0)
+    assert captioned.summary.timings.resumptions == 1
+    await eventually(lambda: not is_running(follower), GONE_S)
+    await eventually(lambda: target.is_serving, START_S)
+
+
+async def test_a_draft_of_two_processes_with_static_steps(world: World) -> None:
+    """The target's twin, whose every line is right; so it is the draft that writes."""
+    options = world.stack_options()
+    flags = {**options.extra_flags, "draft": ("--ranks", "2", *STATIC)}
+    twins = replace(options, draft_model=options.target_model, extra_flags=flags)
+    async with Stack(twins) as stack, open_channel(stack.gateway_address) as channel:
+        assert logged(stack.processes["draft"].log_path, "static_steps.on")
+        asked: dict[str, Any] = {"prompt": PROMPT, "num_frames": NUM_FRAMES, "max_new_tokens": NUM_TOKENS}
+        asked |= {"gate": False, "alpha": 0.0, "policy": "fixed"}
+        captioned = await until(
+            lambda one: one.summary.speculation.judged > 0, lambda: caption(channel, world.clips[0], **asked)
+        )
+    assert captioned.token_ids == world.answer(0, NUM_TOKENS)
+    assert captioned.summary.speculation.accepted == captioned.summary.speculation.judged
 
 
 async def test_ranks_of_torchrun(world: World, tmp_path: Path) -> None:

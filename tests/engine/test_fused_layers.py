@@ -23,6 +23,7 @@ from slipstream.engine.fused_layers import (
 )
 from slipstream.engine.parallel.shards import SummedLinear
 from slipstream.engine.static import glue
+from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.glue import choose_glue, compiled_glue, torch_glue
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
@@ -243,9 +244,9 @@ def test_glue_that_fails_or_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatc
     ways: dict[str, MakeGlue] = {"fails": fails, "wrong": is_wrong, "torch": torch_glue, "exact": exact_glue}
     monkeypatch.setattr(glue, "known_glue", lambda device: ways)
     for like in (torch.empty(0), torch.empty(0, dtype=torch.bfloat16)):
-        assert choose_glue(SHAPE, like)[0] == "torch"
+        assert choose_glue(SHAPE, like, Accord())[0] == "torch"
 
 
 def test_on_a_cpu_glue_is_upstreams() -> None:
-    name, _ = choose_glue(SHAPE, torch.empty(0))
+    name, _ = choose_glue(SHAPE, torch.empty(0), Accord())
     assert name == "exact"

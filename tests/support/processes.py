@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+
 from slipstream.rpc.server import PARENT_PID_VARIABLE
 from slipstream.stack.local import Stack
 from slipstream.stack.process import ServiceProcess
@@ -106,6 +108,14 @@ def _children(pid: int) -> set[int]:
 async def file_threads_rest() -> None:
     """Returns when no thread opens, reads or closes a file."""
     await eventually(lambda: not any(thread.name == "files" for thread in threading.enumerate()))
+
+
+def is_running(pid: int) -> bool:
+    """Also when it is stopped; a zombie runs no more."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -3,6 +3,7 @@
 `python -m slipstream.engine.parallel.follower ORDER` is how rank 0 starts one on its own machine.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -23,9 +24,15 @@ from slipstream.engine.loading import load_model
 from slipstream.engine.parallel.links import LinkLost
 from slipstream.engine.parallel.mirror import join_heads, own_heads
 from slipstream.engine.parallel.ranks import Member, RankOrder, join
+from slipstream.engine.parallel.steps import MemberAccord
 from slipstream.engine.segments import Additions, Rows
+from slipstream.engine.static.pool import PooledCache
+from slipstream.engine.static.step import Entry, StaticStep
+from slipstream.engine.static.steps import StaticSteps
+from slipstream.engine.static.windows import StepShape
 from slipstream.engine.text_attention import TextAttention
-from slipstream.errors import SlipstreamError
+from slipstream.engine.thread import finish_work
+from slipstream.errors import ModelNotUsable, SlipstreamError
 from slipstream.logs import configure_logs, get_logger, log_all_output
 from slipstream.speculation.protocol import TokenTree
 
@@ -36,19 +43,22 @@ _PR_SET_PDEATHSIG = 1
 class Follower:
     """One rank's caches and passes by the numbers that rank 0 gave them; a method for each of its records."""
 
-    def __init__(self, runner: Runner, device: torch.device, rank: int, size: int) -> None:
+    def __init__(self, runner: Runner, device: torch.device, member: Member) -> None:
         self._runner = runner
         self._device = device
-        self._rank = rank
-        self._size = size
+        self._rank, self._size = member.rank, member.size
+        self._accord = MemberAccord(member)
         self._caches: dict[int, KVCache] = {}
         self._passes: dict[int, ForwardPass] = {}
+        self._steps: StaticSteps | None = None
 
     def do(self, record: Record) -> None:
         """What the record says, together with all ranks."""
         for number in record.get("gone", ()):
             self._caches.pop(number, None)
             self._passes.pop(number, None)
+        if self._runner.pool is not None:
+            self._runner.pool.free(record.get("free", ()))
         with torch.inference_mode():
             getattr(self, f"_{record['op']}")(record)
 
@@ -96,14 +106,66 @@ class Follower:
     def _conclude(self, record: Record) -> None:
         self._passes.pop(record["number"]).finish(last_row_only=record["last_row_only"])
 
+    # -- static steps -------------------------------------------------------------------------------------------------
+
+    def _open_steps(self, record: Record) -> None:
+        options = {"width": record["width"], "accord": self._accord}
+        with contextlib.suppress(ModelNotUsable):  # which rank 0 raises as well, and ends all
+            self._steps = StaticSteps(self._runner, record["num_bytes"], record["num_axes"], **options)
+
+    def _fix_widths(self, record: Record) -> None:
+        self._opened_steps.fix_widths()
+
+    def _prepare_steps(self, record: Record) -> None:
+        self._opened_steps.prepare()
+
+    def _make_step(self, record: Record) -> None:
+        self._opened_steps.make(StepShape(*record["shape"]))
+
+    def _reserve(self, record: Record) -> None:
+        self._caches[record["cache"]].reserve(record["num_tokens"])
+
+    def _trim(self, record: Record) -> None:
+        self._caches[record["cache"]].trimmed(record["num_tokens"])
+
+    def _run_step(self, record: Record) -> None:
+        step, entries = self._step(record), [self._entry(told) for told in record["entries"]]
+        step.run(entries)
+        finish_work(self._device)  # before the numbers of the next step take the place of these
+        for told in record["entries"]:
+            self._caches[told["cache"]].advance(len(told["token_ids"]))
+
+    def _write_ahead(self, record: Record) -> None:
+        step, entries = self._step(record), [self._entry(told) for told in record["entries"]]
+        step.write_ahead(entries, record["num_tokens"], None)
+        for told in record["entries"]:
+            self._caches[told["cache"]].advance(record["num_tokens"])
+
+    @property
+    def _opened_steps(self) -> StaticSteps:
+        assert self._steps is not None, "rank 0 has had them opened"
+        return self._steps
+
+    def _step(self, record: Record) -> StaticStep:
+        step = self._opened_steps.step(StepShape(*record["shape"]))
+        assert step is not None, "rank 0 takes those that all ranks have"
+        return step
+
+    def _entry(self, told: Record) -> Entry:
+        cache = self._caches[told["cache"]]
+        assert isinstance(cache, PooledCache) and cache.extent is not None, "its rows lie in the pool"
+        assert (cache.extent.start, cache.length) == (told["start"], told["past"]), "as at rank 0"
+        return Entry(cache.extent, told["past"], told["token_ids"], told["positions"], _tree(told))
+
+    # -- what is told -------------------------------------------------------------------------------------------------
+
     def _rows(self, told: Record) -> Rows:
         hidden, positions, *additions = map(self._receive, told["tensors"])
-        tree = told.get("tree")
         return Rows(
             self._caches[told["cache"]],
             hidden,
             positions,
-            tree=None if tree is None else TokenTree(**{name: _tupled(value) for name, value in tree.items()}),
+            tree=_tree(told),
             additions=Additions(additions[0], tuple(additions[1:])) if additions else None,
         )
 
@@ -111,6 +173,11 @@ class Follower:
         empty = torch.empty(described["shape"], dtype=getattr(torch, described["dtype"]), device=self._device)
         dist.broadcast(empty, src=0)
         return empty
+
+
+def _tree(told: Record) -> TokenTree | None:
+    fields = told.get("tree")
+    return None if fields is None else TokenTree(**{name: _tupled(value) for name, value in fields.items()})
 
 
 def _tupled(value: Any) -> Any:
@@ -133,7 +200,7 @@ def follow(order: RankOrder) -> None:
     device = torch.device(order.devices[member.rank])
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    follower = Follower(runner, device, member.rank, member.size)
+    follower = Follower(runner, device, member)
     member.ready(device)
     get_logger().info("rank.ready", rank=member.rank, size=member.size, device=str(device), pid=os.getpid())
     while True:

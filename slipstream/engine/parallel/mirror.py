@@ -21,6 +21,7 @@ from slipstream.engine.kv_cache import KVCache
 from slipstream.engine.parallel.ranks import Leader
 from slipstream.engine.parallel.shards import gather_last
 from slipstream.engine.segments import Observer, Recording, Rows
+from slipstream.engine.static.pool import KVPool, PooledCache
 
 # -- to the followers -------------------------------------------------------------------------------------------------
 
@@ -33,6 +34,8 @@ class Director:
         self._device = device
         self._numbers = itertools.count()
         self._gone: deque[int] = deque()
+        self.pool: KVPool | None = None
+        """Where caches lie once there are static steps."""
 
     def name(self, thing: object) -> int:
         """A number for a cache or a pass; the followers forget theirs some time after it is collected here."""
@@ -43,7 +46,10 @@ class Director:
     def publish(self, op: str, **fields: Any) -> None:
         """See `Leader.publish`."""
         gone = [self._gone.popleft() for _ in range(len(self._gone))]
-        self.leader.publish(op, **fields, **({"gone": gone} if gone else {}))
+        free = [] if self.pool is None else self.pool.ownerless()
+        if self.pool is not None:
+            self.pool.free(free)  # here and now, as the followers do before anything else
+        self.leader.publish(op, **fields, **({"gone": gone} if gone else {}), **({"free": free} if free else {}))
 
     def share(self, *tensors: Tensor) -> None:
         """Broadcasts what a record has described, from the device that the ranks compute on."""
@@ -70,7 +76,7 @@ class MirroredCache(KVCache):
         director.publish("new_cache", cache=self.number, capacity=capacity)
 
     def empty_like(self, capacity: int) -> KVCache:
-        return MirroredCache(self._director, self.num_layers, capacity=capacity, **self._layout)
+        return type(self)(self._director, self.num_layers, capacity=capacity, **self._layout)
 
     def rollback(self, length: int) -> None:
         assert 0 <= length <= self.length, "rollback goes backwards only"
@@ -84,7 +90,7 @@ class MirroredCache(KVCache):
             super().keep(num_before, rows)
 
     def copy_from(self, other: KVCache, num_tokens: int) -> None:
-        self._director.publish("copy_from", cache=self.number, other=_number(other), num_tokens=num_tokens)
+        self._director.publish("copy_from", cache=self.number, other=number_of(other), num_tokens=num_tokens)
         with self._director.leader.together():
             super().copy_from(other, num_tokens)
 
@@ -92,7 +98,7 @@ class MirroredCache(KVCache):
         """`chosen` is that of all heads; every rank copies its own."""
         picked = torch.stack(list(chosen))
         described_ = {"among": described(among), "chosen": described(picked)}
-        self._director.publish("copy_chosen", cache=self.number, other=_number(other), **described_)
+        self._director.publish("copy_chosen", cache=self.number, other=number_of(other), **described_)
         with self._director.leader.together():
             self._director.share(among, picked)
             super().copy_chosen(other, among, own_heads(picked, 0, self._director.leader.size))
@@ -103,12 +109,23 @@ class MirroredCache(KVCache):
         super().clear()
 
 
+class MirroredPooledCache(MirroredCache, PooledCache):
+    """One whose rows lie in a pool, at every rank in the same place: all take, move and give back rows in one order."""
+
+    def trimmed(self, num_tokens: int) -> KVCache:
+        if self.extent is not None:
+            self.rollback(num_tokens)
+            self._director.publish("trim", cache=self.number, num_tokens=num_tokens)
+        return super().trimmed(num_tokens)
+
+
 def own_heads(chosen: Tensor, rank: int, size: int) -> list[Tensor]:
     """Of [layers, kv_heads, n] those of a rank."""
     return list(chosen.chunk(size, dim=1)[rank])
 
 
-def _number(cache: KVCache) -> int:
+def number_of(cache: KVCache) -> int:
+    """By which the followers know it."""
     assert isinstance(cache, MirroredCache), "caches of one model are of one kind"
     return cache.number
 
@@ -186,6 +203,9 @@ class MirroredRunner(Runner):
         return free_bytes // self._director.leader.size if least is None else min(free_bytes, least)
 
     def new_cache(self, capacity: int) -> KVCache:
+        if self.pool is not None:
+            layout = {"pool": self.pool, "whole_granules": self.fixed_shapes}
+            return MirroredPooledCache(self._director, self.num_layers, capacity=capacity, **layout)
         return MirroredCache(self._director, self.num_layers, capacity=capacity, **self.cache_layout)
 
     def start(self, batch: Sequence[Rows]) -> ForwardPass:
@@ -207,7 +227,7 @@ class MirroredRunner(Runner):
 
 def describe_rows(rows: Rows) -> dict[str, Any]:
     """Of a session's rows all but the tensors."""
-    told: dict[str, Any] = {"cache": _number(rows.cache), "tensors": list(map(described, tensors_of(rows)))}
+    told: dict[str, Any] = {"cache": number_of(rows.cache), "tensors": list(map(described, tensors_of(rows)))}
     if rows.tree is not None:
         told["tree"] = asdict(rows.tree)
     return told

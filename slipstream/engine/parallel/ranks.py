@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ JOIN_S = 120.0
 COLLECTIVE_S = {"gloo": 30.0, "nccl": 30.0}
 """After so long a rank that waits for another one gives up, should nobody have noticed before."""
 _LOCALHOST = "127.0.0.1"
+SaidT = TypeVar("SaidT")
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,17 @@ class Leader(Group):
             answers.append(answer)
         return answers
 
+    def gather(self, said: SaidT) -> list[SaidT]:
+        """What each rank says, by rank: this one `said`, and the others as they come to the same point. Raises
+        `DeviceLost`."""
+        heard = {0: said}
+        while len(heard) < self.size:
+            rank, answer = self._answers.get()
+            if "failed" in answer:
+                raise self._lose(f"rank {rank} of {self.size}: {answer['failed']}")
+            heard[rank] = answer["said"]
+        return [heard[rank] for rank in range(self.size)]
+
     def publish(self, op: str, **fields: Any) -> None:
         """Has all followers do it. Raises `DeviceLost` when one is lost."""
         if self.loss is not None:
@@ -298,6 +310,10 @@ class Member(Group):
     def ready(self, device: torch.device) -> None:
         """Tells that this rank has loaded its share, and what room that leaves."""
         self._link.send({"free": torch.cuda.mem_get_info(device)[0]} if device.type == "cuda" else {})
+
+    def say(self, said: Any) -> None:
+        """For `Leader.gather`."""
+        self._link.send({"said": said})
 
     def _on_record(self, record: dict[str, Any]) -> None:
         if record["op"] == "signs":

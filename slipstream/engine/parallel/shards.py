@@ -14,6 +14,9 @@ from transformers import AutoConfig, PreTrainedModel
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.errors import ModelNotUsable
 
+MOST_ORDERED_ROWS = 64
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
+
 
 def check_checkpoint(ref: str, size: int) -> None:
     """Raises `ModelNotUsable` where `size` ranks cannot share it. One of the hub is on this machine then."""
@@ -92,8 +95,7 @@ class SummedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., inputs of this rank] -> [..., outputs]."""
-        outputs = linear(inputs, self.weight)
-        dist.all_reduce(outputs)
+        outputs = sum_ranks(linear(inputs, self.weight))
         return outputs if self.bias is None else outputs + self.bias
 
 
@@ -103,6 +105,7 @@ class GatheredLinear(nn.Module):
     def __init__(self, weight: Tensor, size: int) -> None:
         super().__init__()
         self.weight = _fixed(weight)
+        self.out_features = size * weight.shape[0]
         self._size = size
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -113,6 +116,29 @@ class GatheredLinear(nn.Module):
 
 def gather_last(part: Tensor, size: int) -> Tensor:
     """The ranks' parts behind one another along the last axis."""
-    parts = [torch.empty_like(part) for _ in range(size)]
-    dist.all_gather(parts, part.contiguous())
-    return torch.cat(parts, dim=-1)
+    return torch.cat(_gathered(part, size), dim=-1)
+
+
+def sum_ranks(part: Tensor) -> Tensor:
+    """The sum of the ranks' [..., rows, n]; `part` may be overwritten.
+
+    A collective adds up the ranks in an order that depends on where in the tensor a number lies, so of more than two
+    ranks a token would have other bits in a window than alone. Few rows are therefore gathered, which takes as long,
+    and added up in one order.
+    """
+    size = dist.get_world_size()
+    if size == 2 or part.numel() > MOST_ORDERED_ROWS * part.shape[-1]:
+        dist.all_reduce(part)
+        return part
+    first, *others = _gathered(part, size)
+    total = first.to(torch.promote_types(part.dtype, torch.float32))
+    for other in others:
+        total += other
+    return total.to(part.dtype)
+
+
+def _gathered(part: Tensor, size: int) -> list[Tensor]:
+    """By rank; parts of one tensor, as a graph can record."""
+    parts = part.new_empty(size * part.shape[0], *part.shape[1:])
+    _gather(parts, part.contiguous())
+    return list(parts.chunk(size))

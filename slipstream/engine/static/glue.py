@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm
 
 from slipstream.engine.fused_layers import Glue, GlueShape, MakeGlue, exact_glue, glue_with
+from slipstream.engine.static.accord import Accord
 from slipstream.engine.thread import is_device_lost
 from slipstream.logs import get_logger
 
@@ -39,19 +40,27 @@ def known_glue(device: torch.device) -> Mapping[str, MakeGlue]:
     return {**on_cuda, "exact": exact_glue}
 
 
-def choose_glue(shape: GlueShape, like: Tensor) -> tuple[str, Glue]:
-    """The best that works here and is right."""
+def choose_glue(shape: GlueShape, like: Tensor, accord: Accord) -> tuple[str, Glue]:
+    """The best that works and is right, here and at all ranks."""
     for name, make in known_glue(like.device).items():
-        try:
-            glue = make(shape)
-            if (error := _largest_error(glue, shape, like)) <= MAX_ERROR:
-                return name, glue
-            get_logger().warning("static_glue.differs", name=name, error=error)
-        except Exception as failure:  # a compiler raises dozens of types
-            if is_device_lost(failure):
-                raise
-            get_logger().info("static_glue.unusable", name=name, error=str(failure).partition("\n")[0])
+        glue = _tried(name, make, shape, like)
+        if accord.agree(glue is not None, all) and glue is not None:
+            return name, glue
     raise AssertionError("upstream's operations work everywhere")
+
+
+def _tried(name: str, make: MakeGlue, shape: GlueShape, like: Tensor) -> Glue | None:
+    """None where it does not work or is not right."""
+    try:
+        glue = make(shape)
+        if (error := _largest_error(glue, shape, like)) <= MAX_ERROR:
+            return glue
+        get_logger().warning("static_glue.differs", name=name, error=error)
+    except Exception as failure:  # a compiler raises dozens of types
+        if is_device_lost(failure):
+            raise
+        get_logger().info("static_glue.unusable", name=name, error=str(failure).partition("\n")[0])
+    return None
 
 
 def _largest_error(glue: Glue, shape: GlueShape, like: Tensor) -> float:

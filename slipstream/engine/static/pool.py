@@ -4,7 +4,7 @@ A graph that was recorded once reads and writes these addresses, whoever's rows 
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import ref
 
@@ -56,7 +56,7 @@ class KVPool:
     @property
     def num_free(self) -> int:
         """Rows that no extent has."""
-        self._extents = [extent for extent in self._extents if extent.owner() is not None]
+        self._free_ownerless()
         return self._end - NUM_SCRATCH_ROWS - sum(extent.length for extent in self._extents)
 
     @property
@@ -95,10 +95,21 @@ class KVPool:
     def give_back(self, extent: Extent) -> None:
         self._extents.remove(extent)
 
+    def ownerless(self) -> list[int]:
+        """Where extents start whose owner is gone."""
+        return [extent.start for extent in self._extents if extent.owner() is None]
+
+    def free(self, starts: Sequence[int]) -> None:
+        """Gives back the extents that start there."""
+        self._extents = [extent for extent in self._extents if extent.start not in starts]
+
     def view(self, layer: int, extent: Extent) -> LayerBuffers:
         """An extent's rows in one layer."""
         rows = slice(extent.start, extent.end)
         return LayerBuffers(self.keys[layer][rows].transpose(0, 1), self.values[layer][rows].transpose(0, 1))
+
+    def _free_ownerless(self) -> None:
+        self.free(self.ownerless())
 
     def _gap(self, length: int) -> int | None:
         """The first place where so many rows are free."""
@@ -131,6 +142,14 @@ class KVPool:
         yield from self.values
 
 
+class SharedPool(KVPool):
+    """One of several pools, a rank's each, that give the same places. They do as long as they are asked the same in the
+    same order; when a rank notices that an owner is gone depends on its garbage collector, so `free` is told."""
+
+    def _free_ownerless(self) -> None:
+        pass
+
+
 class PooledCache(KVCache):
     """A cache whose rows lie in a pool; in memory of their own when the pool is full."""
 
@@ -154,6 +173,9 @@ class PooledCache(KVCache):
     def is_whole(self) -> bool:
         """Whether every layer holds a row for every token."""
         return not any(self.num_missing(layer) for layer in range(self.num_layers))
+
+    def has_room(self, num_tokens: int) -> bool:
+        return super().has_room(num_tokens) and (self.extent is not None or any(self._layers))
 
     def clear(self) -> None:
         super().clear()

@@ -1,7 +1,8 @@
 """A pass of one fixed shape: on CUDA recorded once and replayed as one graph, elsewhere run as it is."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 from weakref import ref
@@ -15,6 +16,7 @@ from slipstream.engine.attention import Attend
 from slipstream.engine.forward import Note
 from slipstream.engine.fused_layers import on_axes
 from slipstream.engine.segments import PassRows
+from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, Extent, KVPool
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape
 from slipstream.sampling.sampler import largest_of
@@ -47,14 +49,21 @@ class Recorder:
             self._stream = torch.cuda.Stream(device)
             self._memory = torch.cuda.graph_pool_handle()
 
-    def record(self, compute: Callable[[], None]) -> Callable[[], Any]:
-        """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere."""
+    def record(
+        self, compute: Callable[[], None], together: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Callable[[], Any]:
+        """What does the same again with the tensors that it has now: a replay of it on CUDA, itself elsewhere.
+
+        Args:
+            together: around what runs at once, see `Accord.together`. It runs before anything is recorded, so that what
+                ranks need to reach each other is there. What is recorded does not run, and may fail at one rank alone.
+        """
         if self._device.type != "cuda":
             return compute
         # The inner of the two `stream` contexts of a recording that fails is not left, so there is one around it.
         with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
             self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.stream(self._stream), together():
                 for _ in range(_WARM_UPS):
                     compute()
             torch.cuda.current_stream().wait_stream(self._stream)
@@ -83,6 +92,7 @@ class StepParts:
     logits: Tensor
     """Where each step leaves its own, fp32 [rows of the widest step, vocab]."""
     recorder: Recorder
+    accord: Accord = field(default_factory=Accord)
 
 
 class StaticStep:
@@ -90,14 +100,14 @@ class StaticStep:
 
     def __init__(self, parts: StepParts, shape: StepShape) -> None:
         self._parts = parts
-        self._shape = shape
+        self.shape = shape
         self._inputs = _Inputs(shape, parts.logits.device)
         self._windows = parts.make_windows(parts.pool, self._inputs.places)
         self._logits = parts.logits[: shape.num_all_rows]
         self._largest = torch.zeros(shape.num_all_rows, dtype=torch.int64, device=parts.logits.device)
         self._inputs.fill(())
         with torch.inference_mode():
-            self._replay = parts.recorder.record(self._compute)
+            self._replay = parts.recorder.record(self._compute, parts.accord.together)
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +118,7 @@ class StaticStep:
         with torch.inference_mode():
             self._inputs.fill(entries)
             self._replay()
-            by_session = (each.unflatten(0, (self._shape.num_sessions, -1)) for each in (self._logits, self._largest))
+            by_session = (each.unflatten(0, (self.shape.num_sessions, -1)) for each in (self._logits, self._largest))
             return [
                 PassRows(*(rows[: len(entry.token_ids)].clone() for rows in pair))
                 for *pair, entry in zip(*by_session, entries, strict=False)
@@ -117,7 +127,7 @@ class StaticStep:
     def write_ahead(self, entries: Sequence[Entry], num_tokens: int, note: Note | None) -> list[list[int]]:
         """For each entry of one token the greedy tokens that follow it, each fed to the model by the device itself;
         `NO_TOKEN` where logits are not finite. The cache then holds all of them but the last. One row shapes only."""
-        assert self._shape.num_rows == 1 and 0 < num_tokens <= MAX_AHEAD
+        assert self.shape.num_rows == 1 and 0 < num_tokens <= MAX_AHEAD
         with torch.inference_mode():
             self._inputs.fill(entries)
             for _ in range(num_tokens):
@@ -130,11 +140,11 @@ class StaticStep:
     def _compute(self) -> None:
         parts, inputs = self._parts, self._inputs
         self._windows.begin()
-        hidden = parts.embed_tokens(inputs.token_ids)[None]
+        hidden = parts.accord.embed(parts.embed_tokens, inputs.token_ids)[None]
         hidden = parts.run_layers(hidden, on_axes(inputs.positions[None], parts.num_axes), self._windows)
         self._logits.copy_(parts.lm_head(hidden))
         self._largest.copy_(largest_of(self._logits))
-        if self._shape.num_rows == 1:
+        if self.shape.num_rows == 1:
             inputs.feed(self._largest)
 
 

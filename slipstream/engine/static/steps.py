@@ -11,8 +11,9 @@ from torch import Tensor
 
 from slipstream.engine.forward import Begun, DecodeState, Note, Runner
 from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
-from slipstream.engine.kv_cache import round_up
+from slipstream.engine.kv_cache import KVCache, round_up
 from slipstream.engine.segments import PassRows
+from slipstream.engine.static.accord import Accord, first_complaint, rank_0s
 from slipstream.engine.static.glue import choose_glue
 from slipstream.engine.static.pool import Extent, KVPool, PooledCache
 from slipstream.engine.static.step import MAX_AHEAD, Entry, Recorder, RunLayers, StaticStep, StepParts
@@ -28,6 +29,8 @@ NUM_SESSIONS = (1, 2, 4)
 NUM_ROWS = (1, 2, 4, 8, 16, 32)
 CAPACITIES = (4096, 8192, 16384, 32768, 65536)
 _REPEATS = 5
+_RECORDED, _NO_ROOM, _FAILED = range(3)
+"""What became of a step; the worst of all ranks counts."""
 
 
 class StaticSteps:
@@ -38,22 +41,19 @@ class StaticSteps:
         num_bytes: of the pool.
         num_axes: of position ids.
         width: above 0, the rows of every step, one session at a time: then a token has the same bits in any window.
+        accord: with the other ranks, of which each has steps of its own; None: there are none.
 
     Raises:
         ModelNotUsable: the device has no room for the pool.
     """
 
-    def __init__(self, runner: Runner, num_bytes: int, num_axes: int, *, width: int = 0) -> None:
+    def __init__(
+        self, runner: Runner, num_bytes: int, num_axes: int, *, width: int = 0, accord: Accord | None = None
+    ) -> None:
         attention = cast(Any, runner.decoder.layers[0]).self_attn
         like, head_dim = attention.k_proj.weight, attention.head_dim
-        num_rows = num_bytes // runner.kv_bytes_per_token
-        try:
-            self.pool = KVPool(runner.num_layers, num_rows, like.shape[0] // head_dim, head_dim, like)
-        except torch.OutOfMemoryError as error:
-            raise ModelNotUsable(
-                f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
-                " --prefix-cache-mb, or start with --static-steps off"
-            ) from error
+        self._accord = accord or Accord()
+        self.pool = _make_pool(self._accord, runner, num_bytes)
         self._width = width
         self.fixed_widths: dict[int, int] = {}
         """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
@@ -64,15 +64,16 @@ class StaticSteps:
         """How windows attend. With a fixed width by the way whose bits stay the same, as over a pool in which no video
         has room."""
         if not width and self.pool.num_free >= CAPACITIES[0]:
-            num_heads = int(runner.decoder.config.num_attention_heads)
-            self.attention, make_windows = choose_windows(self.pool, num_heads, recorder)
+            num_heads = attention.q_proj.weight.shape[0] // head_dim
+            self.attention, make_windows = choose_windows(self.pool, num_heads, recorder, self._accord)
         most_rows = width or NUM_SESSIONS[-1] * NUM_ROWS[-1]
-        vocab_size = cast(Any, runner.lm_head).weight.shape[0]
+        vocab_size = cast(Any, runner.lm_head).out_features
         logits = torch.empty(most_rows, vocab_size, dtype=torch.float32, device=like.device)
-        self.layers, run_layers = _choose_layers(runner, num_axes, like)
+        self.layers, run_layers = _choose_layers(runner, num_axes, like, self._accord)
         """How layers are computed: by upstream's own code, or fused, by the name of what lies between the products."""
         embed_tokens, head = runner.decoder.embed_tokens, runner.lm_head
-        self._parts = StepParts(embed_tokens, run_layers, head, self.pool, make_windows, num_axes, logits, recorder)
+        tail = num_axes, logits, recorder, self._accord
+        self._parts = StepParts(embed_tokens, run_layers, head, self.pool, make_windows, *tail)
 
     def fix_widths(self) -> None:
         """Has the windows of sessions that step alone take a fixed number of rows, where that costs next to nothing;
@@ -81,7 +82,8 @@ class StaticSteps:
         assert not self._width, "all windows have that width"
         for capacity in self._needed_capacities():
             times = self._times(capacity)
-            width = self.fixed_widths[capacity] = 0 if times is None else choose_width(times)
+            width = self._accord.agree(0 if times is None else choose_width(times), rank_0s)
+            self.fixed_widths[capacity] = width
             for other in WIDTHS:
                 if other != width:
                     self._steps.pop(StepShape(1, other, capacity), None)
@@ -90,16 +92,17 @@ class StaticSteps:
 
     def _times(self, capacity: int) -> WidthTimes | None:
         """None where there is nothing to compare."""
-        one = self._make(StepShape(1, 1, capacity))
+        one = self.make(StepShape(1, 1, capacity))
         whole = replace(self._parts, make_windows=WholeWindows)
-        fixed = {width: self._make(StepShape(1, width, capacity), whole) for width in WIDTHS}
+        fixed = {width: self.make(StepShape(1, width, capacity), whole) for width in WIDTHS}
         granule = round_up(1)
         extent = self.pool.take(min(capacity, self.pool.num_free // granule * granule), self.pool)
         if extent is None or one is None:
             return None
         try:
-            fixed_s = {width: _step_s(step, extent, width) for width, step in fixed.items() if step is not None}
-            return WidthTimes(_step_s(one, extent, 1), fixed_s)
+            with self._accord.together():
+                fixed_s = {width: _step_s(step, extent, width) for width, step in fixed.items() if step is not None}
+                return WidthTimes(_step_s(one, extent, 1), fixed_s)
         finally:
             self.pool.give_back(extent)
 
@@ -110,7 +113,7 @@ class StaticSteps:
             for num_rows in (self._width,) if self._width else NUM_ROWS:
                 shape = StepShape(1, num_rows, capacity)
                 if shape not in self._steps and num_rows >= least:
-                    self._make(shape)
+                    self.make(shape)
 
     def _needed_capacities(self) -> Sequence[int]:
         most = next((size for size in CAPACITIES if size >= self.pool.num_free), CAPACITIES[-1])
@@ -119,11 +122,11 @@ class StaticSteps:
     def run(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[PassRows] | None:
         """As `VideoLM.step`, but for the wait at its end; None, and nothing has happened, for a batch that no static
         step fits."""
-        entries = _entries(batch)
+        entries = self._entries(batch)
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
-        found = step.run(entries)
+        found = self._run(step, [state for state, _ in batch], entries)
         for (state, _), entry in zip(batch, entries, strict=True):
             state.cache.advance(len(entry.token_ids))
         return found
@@ -132,21 +135,59 @@ class StaticSteps:
         """See `VideoLM.write_ahead`."""
         num_tokens = min(num_tokens, MAX_AHEAD)
         for state, _ in batch:
-            state.cache.reserve(state.num_tokens + num_tokens)
-        entries = None if self._width or self.fixed_widths else _entries([(state, (token,)) for state, token in batch])
+            self._reserve(state.cache, state.num_tokens + num_tokens)
+        begun = [(state, (token,)) for state, token in batch]
+        entries = None if self._width or self.fixed_widths else self._entries(begun)
         step = None if entries is None else self._find(entries)
         if entries is None or step is None:
             return None
-        written = step.write_ahead(entries, num_tokens, note)
+        written = self._write(step, [state for state, _ in batch], entries, num_tokens, note)
         for state, _ in batch:
             state.cache.advance(num_tokens)
         return written
 
+    def _reserve(self, cache: KVCache, num_tokens: int) -> None:
+        cache.reserve(num_tokens)
+
+    def _run(self, step: StaticStep, states: Sequence[DecodeState], entries: Sequence[Entry]) -> list[PassRows]:
+        """Takes a step of the states' entries."""
+        return step.run(entries)
+
+    def _write(
+        self,
+        step: StaticStep,
+        states: Sequence[DecodeState],
+        entries: Sequence[Entry],
+        num_tokens: int,
+        note: Note | None,
+    ) -> list[list[int]]:
+        """Takes a step of the states' entries so many times."""
+        return step.write_ahead(entries, num_tokens, note)
+
+    def _entries(self, batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Entry] | None:
+        """None when a session's rows do not lie in the pool as a step needs them."""
+        entries = []
+        for state, window in batch:
+            tree = window if isinstance(window, TokenTree) else None
+            if tree is not None and tree.num_cached:
+                return None
+            token_ids = window if not isinstance(window, TokenTree) else window.new_token_ids
+            cache = state.cache
+            self._reserve(cache, cache.length + len(token_ids))
+            if not isinstance(cache, PooledCache) or cache.extent is None or not cache.is_whole:
+                return None
+            depths = range(len(token_ids)) if tree is None else tree.depths
+            positions = [state.next_position + depth for depth in depths]
+            entries.append(Entry(cache.extent, cache.length, token_ids, positions, tree))
+        return entries
+
     def _find(self, entries: Sequence[Entry]) -> StaticStep | None:
         shape = self._shape_of(entries)
-        if shape is None:
-            return None
-        return self._steps[shape] if shape in self._steps else self._make(shape)
+        return None if shape is None else self.step(shape)
+
+    def step(self, shape: StepShape) -> StaticStep | None:
+        """Recorded, if it was not. None where it cannot be."""
+        return self._steps[shape] if shape in self._steps else self.make(shape)
 
     def _shape_of(self, entries: Sequence[Entry]) -> StepShape | None:
         """The least that fits."""
@@ -159,35 +200,58 @@ class StaticSteps:
             rows = fixed if most_rows <= fixed else rows
         return None if sessions is None or rows is None or capacity is None else StepShape(sessions, rows, capacity)
 
-    def _make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
-        """None where it cannot be recorded: passes of this shape go on without."""
+    def make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
+        """Records a step, at all ranks. None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
-        step = None
+        step, outcome = None, _RECORDED
         try:
             step = StaticStep(parts or self._parts, shape)
         except RuntimeError as error:
             if is_device_lost(error):
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
-            if "out of memory" in str(error):
-                return None  # it may go well another time
-        self._steps[shape] = step
+            outcome = _NO_ROOM if "out of memory" in str(error) else _FAILED
+        outcome = self._accord.agree(outcome, max)
+        if outcome == _NO_ROOM:
+            return None  # it may go well another time
+        self._steps[shape] = step = step if outcome == _RECORDED else None
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
 
 
-def _choose_layers(runner: Runner, num_axes: int, like: Tensor) -> tuple[str, RunLayers]:
+def _make_pool(accord: Accord, runner: Runner, num_bytes: int) -> KVPool:
+    """Of so many bytes, at each rank. Raises `ModelNotUsable` at all of them where one has no room."""
+    attention = cast(Any, runner.decoder.layers[0]).self_attn
+    like, head_dim = attention.k_proj.weight, attention.head_dim
+    num_rows, pool, complaint = num_bytes // runner.kv_bytes_per_token, None, ""
+    try:
+        pool = accord.pool_type(runner.num_layers, num_rows, like.shape[0] // head_dim, head_dim, like)
+    except torch.OutOfMemoryError:
+        complaint = (
+            f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
+            " --prefix-cache-mb, or start with --static-steps off"
+        )
+    complaint = accord.agree(complaint, first_complaint)
+    if pool is None or complaint:
+        raise ModelNotUsable(complaint)
+    return pool
+
+
+def _choose_layers(runner: Runner, num_axes: int, like: Tensor, accord: Accord) -> tuple[str, RunLayers]:
     """By the name of what lies between the products, or "upstream"."""
     if isinstance(runner, FusedRunner):
         return "exact", runner.fused
     if not can_fuse(runner.decoder, num_axes):
         return "upstream", runner.run_through
-    name, glue = choose_glue(glue_shape(runner.decoder), like)
+    name, glue = choose_glue(glue_shape(runner.decoder), like, accord)
+    fused = None
     try:
-        return name, FusedLayers(runner.decoder, lambda _: glue)
+        fused = FusedLayers(runner.decoder, lambda _: glue)
     except torch.OutOfMemoryError as error:  # the layers that were joined so far compute what they did before
         get_logger().warning("static_layers.no_room", error=str(error).partition("\n")[0])
-        return "upstream", runner.run_through
+    if accord.agree(fused is not None, all) and fused is not None:
+        return name, fused
+    return "upstream", runner.run_through
 
 
 def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
@@ -201,24 +265,6 @@ def _step_s(step: StaticStep, extent: Extent, num_rows: int) -> float:
         finish_work(step.device)
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[1:])
-
-
-def _entries(batch: Sequence[tuple[DecodeState, Sequence[int] | TokenTree]]) -> list[Entry] | None:
-    """None when a session's rows do not lie in the pool as a step needs them."""
-    entries = []
-    for state, window in batch:
-        tree = window if isinstance(window, TokenTree) else None
-        if tree is not None and tree.num_cached:
-            return None
-        token_ids = window if not isinstance(window, TokenTree) else window.new_token_ids
-        cache = state.cache
-        cache.reserve(cache.length + len(token_ids))
-        if not isinstance(cache, PooledCache) or cache.extent is None or not cache.is_whole:
-            return None
-        depths = range(len(token_ids)) if tree is None else tree.depths
-        positions = [state.next_position + depth for depth in depths]
-        entries.append(Entry(cache.extent, cache.length, token_ids, positions, tree))
-    return entries
 
 
 def _at_least(number: int, sizes: Sequence[int]) -> int | None:

@@ -2,13 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from slipstream.engine.kv_cache import LayerBuffers
+from slipstream.engine.static.accord import Accord
 from slipstream.engine.static.pool import Extent, KVPool
 from slipstream.engine.static.step import Recorder
 from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
@@ -25,11 +26,12 @@ that takes longer."""
 _REPEATS = 5
 
 
-def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder) -> tuple[str, MakeWindows]:
+def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder, accord: Accord) -> tuple[str, MakeWindows]:
     """By its name. Recorded as a step's layers are: what the host takes to launch a way's kernels counts for nothing
-    in a step, and would decide here."""
-    timed: list[tuple[float, str, MakeWindows]] = []
-    for name, make in known_windows(pool):
+    in a step, and would decide here. `num_heads` are those of queries at this rank."""
+    timed: dict[str, float] = {}
+    ways = dict(known_windows(pool))
+    for name, make in ways.items():
         try:
             seconds, error = _try(pool, make, num_heads, recorder)
         except Exception as failure:  # packages, and other versions of torch, raise what they like
@@ -39,9 +41,15 @@ def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder) -> tuple[st
             continue
         get_logger().info("static_attention.tried", name=name, seconds=seconds, error=error)
         if error <= MAX_ERROR:
-            timed.append((seconds, name, make))
-    _, name, make = min(timed, key=lambda way: way[0], default=(0.0, "whole", WholeWindows))
-    return name, make
+            timed[name] = seconds
+    name = accord.agree(timed, fastest)
+    return name, ways.get(name, WholeWindows)
+
+
+def fastest(timed: Sequence[Mapping[str, float]]) -> str:
+    """Of the ways that are right at all ranks, of whose seconds each rank tells."""
+    usable = [name for name in timed[0] if all(name in of_rank for of_rank in timed)]
+    return min(usable, key=lambda name: max(of_rank[name] for of_rank in timed), default="whole")
 
 
 def _try(pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder) -> tuple[float, float]:

@@ -1,5 +1,7 @@
 """A cache in a pool holds what any other holds, whatever happens to it and to its neighbours."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from slipstream.engine.kv_cache import KVCache, Layout
-from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, KVPool, PooledCache
+from slipstream.engine.static.pool import NUM_SCRATCH_ROWS, KVPool, PooledCache, SharedPool
 
 KV_HEADS, HEAD_DIM, LAYERS = 2, 3, 2
 LIKE = torch.empty(0, dtype=torch.float64)
@@ -155,3 +157,25 @@ def test_layers_may_hold_fewer_rows(num_before: int) -> None:
     assert not ours.is_whole
     for layer in range(LAYERS):
         assert all(map(torch.equal, ours.read(layer), theirs.read(layer)))
+
+
+def test_a_shared_pool_frees_what_has_no_owner_when_it_is_told() -> None:
+    pool = SharedPool(LAYERS, 2 * 64, KV_HEADS, HEAD_DIM, LIKE)
+    kept, gone = (PooledCache(LAYERS, capacity=64, pool=pool) for _ in range(2))
+    kept.reserve(1), gone.reserve(1)
+    del gone
+    gc.collect()
+    assert pool.num_free == 0 and pool.take(1, kept) is None
+    assert pool.ownerless() == [NUM_SCRATCH_ROWS + 64]
+    pool.free(pool.ownerless())
+    assert pool.num_free == 64 and kept.extent is not None
+
+
+def test_a_cache_says_whether_it_has_room() -> None:
+    pool = new_pool(64)
+    placed, other = (PooledCache(LAYERS, capacity=64, pool=pool) for _ in range(2))
+    assert not placed.has_room(1), "it has no place yet"
+    placed.reserve(1)
+    assert placed.has_room(64) and not placed.has_room(65)
+    write(other, torch.zeros(2, LAYERS, KV_HEADS, 3, HEAD_DIM, dtype=torch.float64))
+    assert other.extent is None and other.has_room(64), "it has memory of its own"

@@ -293,7 +293,7 @@ def test_the_way_that_is_fastest_as_it_is_recorded_is_taken(pair: Pair, monkeypa
             return super().__call__(*args)
 
     class Fast(Recorder):
-        def record(self, compute: Any) -> Any:
+        def record(self, compute: Any, *_: Any) -> Any:
             compute()
             return lambda: replaying.append(True)
 

@@ -46,7 +46,7 @@ class Replays(Recorder):
         super().__init__(torch.device("cpu"))
         self.count = 0
 
-    def record(self, compute: Callable[[], None]) -> Callable[[], Any]:
+    def record(self, compute: Callable[[], None], *_: Any) -> Callable[[], Any]:
         compute()
         return self._replay
 
