@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream import errors
-from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, Job, JobKind
+from slipstream.archive.messages import BatchItem, Job, JobKind, document_values
 from slipstream.archive.queue import JobState
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
@@ -200,8 +200,7 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
     ):
         if given != usual:
             raise ApiError(f"slipstream.{name} is not supported in batches", param=f"slipstream.{name}")
-    values = {name: getattr(document.request, name) for name in DOCUMENT_OPTIONS}
-    return {name: value for name, value in values.items() if value != getattr(default.request, name)}
+    return document_values(document)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
