@@ -38,9 +38,9 @@ class JobKind(StrEnum):
 
 
 DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
-DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, "stage": str}
-"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and the stage."""
-_OF_READING = ("stage",)
+DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, "stage": str, "ocr": str}
+"""Names and types of what can be said of how a document is read: fields of `DocumentRequest` and `DocumentOptions`."""
+_OF_READING = ("stage", "ocr")
 """Those that are fields of `DocumentOptions`."""
 
 

@@ -356,8 +356,13 @@ def parts_key(
     document_sha256: str, asked: DocumentOptions, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
 ) -> str:
     """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
-    way = json.dumps(asdict(asked.request) | {"stage": asked.stage}, sort_keys=True)
-    return f"{content_key(document_sha256, plan, target, draft)} {way}"
+    way = asdict(asked.request) | {"stage": asked.stage} | _later_options(asked)
+    return f"{content_key(document_sha256, plan, target, draft)} {json.dumps(way, sort_keys=True)}"
+
+
+def _later_options(asked: DocumentOptions) -> Mapping[str, str]:
+    """Those that parts of older releases know nothing of, where they are not as they were then."""
+    return {"when_ocr": asked.ocr} if asked.ocr != DocumentOptions.ocr else {}
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

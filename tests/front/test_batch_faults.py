@@ -69,7 +69,9 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
     batch, lines = await run(
         archive,
         tmp_path,
-        batch_line("path", asked_of(paper("file:///papers/a.pdf"), pages="1-3", dpi=72, text_layer=False)),
+        batch_line(
+            "path", asked_of(paper("file:///papers/a.pdf"), pages="1-3", dpi=72, stage="region+page", ocr="never")
+        ),
         batch_line("value", asked_of(paper(data_url(b"%PDF-1.7 and more", "application/pdf")))),
         batch_line("picture", asked_of(picture(jpeg(90)))),
         batch_line("video", asked_of(clip())),
@@ -80,7 +82,7 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
     kinds = {name: item.kind for name, item in handed_in.items.items()}
     documents = dict.fromkeys(("path", "value", "picture"), pb.JOB_KIND_DOCUMENT)
     assert kinds == {**documents, "video": pb.JOB_KIND_VIDEO}
-    assert handed_in.items["path"].document == pb.DocumentReading(pages="1-3", dpi=72, text_layer=False)
+    assert handed_in.items["path"].document == pb.DocumentReading(pages="1-3", dpi=72, stage="region+page", ocr="never")
     assert not handed_in.items["picture"].HasField("document")
     by_id = {line["custom_id"]: line["response"] for line in lines}
     assert by_id["path"]["body"]["choices"][0]["message"]["content"].count("Page ") == NUM_PAGES

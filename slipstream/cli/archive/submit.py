@@ -26,7 +26,7 @@ from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.documents.messages import DocumentRequest
-from slipstream.documents.reading import STAGES, DocumentOptions
+from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
@@ -116,9 +116,17 @@ def document_flags(
             rich_help_panel=DOCUMENTS_PANEL,
         ),
     ] = None,
+    ocr: Annotated[
+        str | None,
+        typer.Option(
+            help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}.",
+            show_default=DocumentOptions.ocr,
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = None,
 ) -> DocumentFlags:
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
-    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage}
+    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage, "ocr": ocr}
     reading = {name: value for name, value in given.items() if value is not None}
     if reading:
         document_options(reading)
