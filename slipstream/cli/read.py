@@ -256,21 +256,22 @@ class _Job:
         try:
             with ExitStack() as files:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
-                for html in compared:
-                    html.write(html_head(name))
                 async with aclosing(self.read(data)) as pages:
                     async for page in pages:
                         drafted, text, more = self._page(page)
-                        markdown.write(markdown_page(drafted.page, text))
+                        told = _PageFacts.of(page)
+                        markdown.write(markdown_page(drafted.page, text, told.lossy))
                         lines.write(page_record(name, drafted, **more))
-                        facts.append(_PageFacts.of(page))
+                        facts.append(told)
                         if isinstance(page, PageReading):
+                            if not compared[0].tell():
+                                compared[0].write(html_head(name, told.lossy))
                             is_pictured = compared[0].tell() < MAX_PICTURED_BYTES
                             compared[0].write(
                                 await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured)
                             )
                 for html in compared:
-                    html.write(HTML_END)
+                    html.write(HTML_END if facts else html_head(name) + HTML_END)
             for part, target in zip(parts, targets, strict=True):
                 part.replace(target)
         finally:
@@ -296,6 +297,8 @@ class _PageFacts:
     num_hinted: int = 0
     num_regions: int = 0
     """That the target read first."""
+    lossy: tuple[str, ...] = ()
+    """See `Caption.lossy_facts`."""
 
     @property
     def complaints(self) -> list[str]:
@@ -306,14 +309,22 @@ class _PageFacts:
     def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
         if isinstance(page, PageDraft):
             return cls(page.page, page.warnings, page.seconds)
-        hinted = page.caption.speculation.accepted_prediction_tokens
-        num_read = page.caption.regions.num_read if page.caption.regions else 0
-        return cls(page.draft.page, page.draft.warnings, page.draft.seconds, page.caption.num_tokens, hinted, num_read)
+        draft, caption = page.draft, page.caption
+        return cls(
+            draft.page,
+            draft.warnings,
+            draft.seconds,
+            num_tokens=caption.num_tokens,
+            num_hinted=caption.speculation.accepted_prediction_tokens,
+            num_regions=caption.regions.num_read if caption.regions else 0,
+            lossy=caption.lossy_facts,
+        )
 
 
 def _told(pages: Sequence[_PageFacts]) -> list[str]:
     num_tokens = sum(page.num_tokens for page in pages)
-    told = [f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
+    lossy = dict.fromkeys(fact for page in pages for fact in page.lossy)
+    told = [*lossy, f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
     if num_unread := sum(NO_OCR in page.warnings for page in pages):
         told.append(f"{num_unread} pages without OCR")
     if num_regions := sum(page.num_regions for page in pages):

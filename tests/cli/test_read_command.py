@@ -159,9 +159,11 @@ def test_a_target_reads_with_hints(
     assert [record["page"] for record in records] == [1, 2]
     assert records[0]["regions"][0]["text"].strip() == "text 1" and records[0]["receipt"]["method"] == "hints"
     assert "regions" not in records[0]["receipt"], "nobody asked for them"
-    assert all(record["text"] in (tmp_path / "a.md").read_text() for record in records)
+    assert "lossy" not in said
+    assert all(record["text"] in (markdown := (tmp_path / "a.md").read_text()) for record in records)
+    assert "lossy" not in markdown
     html = (tmp_path / "a.disagreements.html").read_text()
-    assert html.count("<h2") == 2 and html.endswith("</html>\n")
+    assert html.count("<h2") == 2 and 'class="lossy"' not in html and html.endswith("</html>\n")
     assert html.count("<svg") == 2 and html.count("data:image/png") == 1, "the second one is behind the limit"
 
 
@@ -172,7 +174,11 @@ def test_a_target_reads_regions_first(reading_stack: Stack, tmp_path: Path, caps
     words = ("--output", tmp_path, "--gateway", reading_stack.gateway_address, "--max-new-tokens", 32)
     tolerant = ("--method", "hsd", "--tolerance", 0.9)
     assert read(tmp_path / "a.pdf", *words, "--stage", "region+page", *tolerant) == 0
-    assert "2 regions read first" in capsys.readouterr().out
+    assert "2 regions read first" in (said := capsys.readouterr().out)
+    fact = "lossy: hints within a tolerance of 0.9 (log_ratio)"
+    assert f"a.md  [{fact}, 2 pages" in said
+    assert (tmp_path / "a.md").read_text().count(f"<!-- {fact} -->") == 2
+    assert (tmp_path / "a.disagreements.html").read_text().count(f'<p class="lossy">{fact}</p><h2') == 1
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [record["receipt"]["regions"]["num_read"] for record in records] == [1, 1]
 
