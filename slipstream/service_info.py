@@ -129,6 +129,11 @@ class GatewayInfo:
     archive: ArchiveInfo | None = None
     peers: tuple[PeerInfo, ...] = ()
     """Among which captions are placed; none where there is one target and one draft."""
+    target_revision: str = ""
+    target_dtype: str = ""
+    draft_revision: str = ""
+    draft_dtype: str = ""
+    """As in `ModelInfo`, for receipts that a caller writes; empty: a gateway of an older release."""
 
 
 # -- which work together ----------------------------------------------------------------------------------------------

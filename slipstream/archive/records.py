@@ -356,7 +356,7 @@ def parts_key(
     document_sha256: str, asked: DocumentOptions, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
 ) -> str:
     """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
-    way = asdict(asked.request) | {"stage": asked.stage} | _later_options(asked)
+    way = {**asdict(asked.request), "stage": asked.stage, **_later_options(asked)}
     return f"{content_key(document_sha256, plan, target, draft)} {json.dumps(way, sort_keys=True)}"
 
 

@@ -1,12 +1,13 @@
 """`slipstream read`: documents to Markdown and JSON lines, read by a target with the OCR's text as its hint."""
 
 import asyncio
+import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -15,6 +16,7 @@ from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import caption_dict, complain, printable
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.document_client import DocumentCall, check_reads_documents
+from slipstream.client.receipts import caller_receipt
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -36,17 +38,16 @@ from slipstream.documents.messages import (
 )
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading, page_readings
+from slipstream.documents.reading import OCR_WHEN, PAGE_OPTIONS, STAGES, DocumentOptions, PageReading, page_readings
 from slipstream.documents.surfaces import SURFACES, page_text
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
+from slipstream.messages import Caption
 from slipstream.options import CaptionOptions
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
 from slipstream.stack.local import POCKET_READER, StackOptions
 
-Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
-"""The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
 MAX_PICTURED_BYTES = 64 * 1024**2
 """Of a `disagreements.html`: pages behind them have their boxes drawn on white, as a browser must hold all of it."""
@@ -128,13 +129,13 @@ def read_command(
             pictures=True,
             options=options,
         )
-        opened = (
+        opened: AbstractAsyncContextManager[_Ocr | _Target] = (
             _open_reader(reader, connection, jobs, DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer))
             if ocr_only
             else _open_target(gateway, connection, stack_options, call)
         )
-        async with opened as read:
-            job = _Job(output, read, surface, asyncio.Semaphore(jobs), has_target=not ocr_only)
+        async with opened as who:
+            job = _Job(output, who, surface, asyncio.Semaphore(jobs))
             exit_codes = await asyncio.gather(*map(job.read_one, files))
         return next(filter(None, exit_codes), 0)
 
@@ -176,8 +177,8 @@ def _with_a_reader(options: StackOptions) -> StackOptions:
 @asynccontextmanager
 async def _open_target(
     gateway: str | None, connection: ConnectionOptions, stack_options: StackOptions, call: DocumentCall
-) -> AsyncIterator[Read]:
-    """What a gateway's target reads; without an address, that of a stack of this command's own."""
+) -> AsyncIterator["_Target"]:
+    """A gateway's target; without an address, that of a stack of this command's own."""
     if gateway is None:
         check_packages()
     async with (
@@ -185,20 +186,20 @@ async def _open_target(
         AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
     ):
         check_reads_documents(await captioner.info())
-        yield lambda data: page_readings(captioner.start_document(data, call))
+        yield _Target(captioner, call)
 
 
 @asynccontextmanager
 async def _open_reader(
     address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest
-) -> AsyncIterator[Read]:
-    """What the OCR reads: of a service, or without an address in processes of this command's own."""
+) -> AsyncIterator["_Ocr"]:
+    """The OCR alone: of a service, or without an address in processes of this command's own."""
     if address:
         ca, cert, key = (str(path or "") for path in (connection.ca, connection.cert, connection.key))
         security = make_peer_security(("--ca", ca), ("--cert", cert), ("--key", key))
         remote = RemoteReader(address, security, connection.token(os.environ))
         try:
-            yield lambda data: _drafts(remote.read(data, request))
+            yield _Ocr(lambda data: remote.read(data, request))
         finally:
             await remote.close()
         return
@@ -206,16 +207,71 @@ async def _open_reader(
     configure_logs("read", "error")
     pool = ReaderPool(DocumentLimits(), max_documents=jobs)
     try:
-        yield lambda data: _drafts(pool.read(data, request))
+        yield _Ocr(lambda data: pool.read(data, request))
     finally:
         pool.close()
 
 
-async def _drafts(events: AsyncGenerator[ReadEvent, None]) -> AsyncGenerator[PageDraft | PageReading, None]:
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, PageDraft):
-                yield event
+@dataclass(frozen=True)
+class _File:
+    """A document's bytes, and what they are called."""
+
+    name: str
+    data: bytes
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Ocr:
+    """Who reads without any model."""
+
+    read: Callable[[bytes], AsyncGenerator[ReadEvent, None]]
+
+    async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
+        """What the OCR says of each page."""
+        async with aclosing(self.read(file.data)) as events:
+            async for event in events:
+                if isinstance(event, PageDraft):
+                    yield _Page(event)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Who reads with the OCR's words as hints."""
+
+    captioner: AsyncCaptioner
+    call: DocumentCall
+
+    async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
+        """Each page as the target reads it, with its receipt."""
+        async with aclosing(page_readings(self.captioner.start_document(file.data, self.call))) as readings:
+            async for reading in readings:
+                yield _Page(reading.draft, reading, await self._receipt(reading.caption, file))
+
+    async def _receipt(self, caption: Caption, file: _File) -> dict[str, Any]:
+        """In the form of the archive's; options as far as they were given or the summary tells."""
+        given = self.call.asked().over(PAGE_OPTIONS).given()
+        left_out = {"trace", "want_kept"} | (set() if caption.lossy_facts else {"prediction"})
+        used = given | {name: value for name, value in caption.options.items() if value}
+        receipt = caller_receipt(
+            caption,
+            await self.captioner.info(),
+            {name: value for name, value in used.items() if name not in left_out},
+            sha256=file.sha256,
+            num_bytes=len(file.data),
+        )
+        summary = caption_dict(caption)
+        del summary["text"]  # which stands beside the receipt
+        return receipt.as_record() | summary
+
+
+@dataclass(frozen=True)
+class _Page:
+    """One page: what the OCR says of it, and, where a target has read it, that with its receipt."""
+
+    draft: PageDraft
+    reading: PageReading | None = None
+    receipt: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,10 +279,9 @@ class _Job:
     """How all documents of a command are read."""
 
     output: Path
-    read: Read
+    reader: _Ocr | _Target
     surface: str
     places: asyncio.Semaphore
-    has_target: bool
 
     async def read_one(self, path: Path) -> int:
         """Reads one document and says on stdout what came of it; its exit status."""
@@ -248,30 +303,25 @@ class _Job:
     async def _write_document(self, path: Path) -> "Sequence[_PageFacts]":
         """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
         fails leaves the files of an earlier run as they were."""
-        data, name = await asyncio.to_thread(_bytes_of, path), printable(path.name)  # which may be no UTF-8
-        endings = [".md", ".jsonl", *([".disagreements.html"] if self.has_target else [])]
+        file = await asyncio.to_thread(_file_of, path)
+        endings = [".md", ".jsonl", *([".disagreements.html"] if isinstance(self.reader, _Target) else [])]
         targets = [self.output / f"{path.stem}{ending}" for ending in endings]
         parts = [target.with_name(f".{target.name}.part") for target in targets]
         facts = []
         try:
             with ExitStack() as files:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
-                async with aclosing(self.read(data)) as pages:
+                async with aclosing(self.reader.pages(file)) as pages:
                     async for page in pages:
-                        drafted, text, more = self._page(page)
                         told = _PageFacts.of(page)
-                        markdown.write(markdown_page(drafted.page, text, told.lossy))
-                        lines.write(page_record(name, drafted, **more))
                         facts.append(told)
-                        if isinstance(page, PageReading):
-                            if not compared[0].tell():
-                                compared[0].write(html_head(name, told.lossy))
-                            is_pictured = compared[0].tell() < MAX_PICTURED_BYTES
-                            compared[0].write(
-                                await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured)
-                            )
+                        text, more = self._text(page)
+                        markdown.write(markdown_page(told.number, text, told.lossy))
+                        lines.write(page_record(file.name, page.draft, **more))
+                        if page.reading is not None:
+                            await self._compare(page.reading, html_head(file.name, told.lossy), compared[0])
                 for html in compared:
-                    html.write(HTML_END if facts else html_head(name) + HTML_END)
+                    html.write(HTML_END)
             for part, target in zip(parts, targets, strict=True):
                 part.replace(target)
         finally:
@@ -279,11 +329,18 @@ class _Job:
                 part.unlink(missing_ok=True)
         return facts
 
-    def _page(self, page: PageDraft | PageReading) -> tuple[PageDraft, str, dict[str, Any]]:
-        """The OCR's reading, the text to write, and what else is known of it."""
-        if isinstance(page, PageDraft):
-            return page, page_text(page.regions, self.surface), {}
-        return page.draft, page.caption.text, {"text": page.caption.text, "receipt": caption_dict(page.caption)}
+    def _text(self, page: _Page) -> tuple[str, dict[str, Any]]:
+        """The text to write, and what else is known of it."""
+        if page.reading is None:
+            return page_text(page.draft.regions, self.surface), {}
+        return page.reading.text, {"text": page.reading.text, "receipt": page.receipt}
+
+    async def _compare(self, page: PageReading, head: str, html: TextIO) -> None:
+        """Writes where the two readings differ, behind the head where it is the first page."""
+        if not html.tell():
+            html.write(head)
+        is_pictured = html.tell() < MAX_PICTURED_BYTES
+        html.write(await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured))
 
 
 @dataclass(frozen=True)
@@ -306,10 +363,11 @@ class _PageFacts:
         return [warning for warning in self.warnings if warning != NO_OCR]
 
     @classmethod
-    def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
-        if isinstance(page, PageDraft):
-            return cls(page.page, page.warnings, page.seconds)
-        draft, caption = page.draft, page.caption
+    def of(cls, page: _Page) -> "_PageFacts":
+        draft = page.draft
+        if page.reading is None:
+            return cls(draft.page, draft.warnings, draft.seconds)
+        caption = page.reading.caption
         return cls(
             draft.page,
             draft.warnings,
@@ -347,7 +405,7 @@ def _compared_html(page: PageReading, surface: str, *, is_pictured: bool) -> str
     return page_html(PageReadings(picture, compared))
 
 
-def _bytes_of(path: Path) -> bytes:
+def _file_of(path: Path) -> _File:
     """Raises UnreadableDocument."""
     try:
         size = path.stat().st_size
@@ -355,6 +413,7 @@ def _bytes_of(path: Path) -> bytes:
             raise UnreadableDocument("no regular file")
         if size > DocumentLimits.max_bytes:
             raise UnreadableDocument(f"it has {size} bytes, and a document has at most {DocumentLimits.max_bytes}")
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise UnreadableDocument(f"cannot be read: {error.strerror}") from None
+    return _File(printable(path.name), data, hashlib.sha256(data).hexdigest())  # a name may be no UTF-8
