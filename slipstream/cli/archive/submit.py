@@ -194,7 +194,7 @@ def submit_command(
         request = _Request(items, batch, destination, wait, as_json)
         status = ask(gateway, connection, lambda client: _run(client, request))
         if hints is not None:
-            _tell(f"{hints.num_hinted:,} of {hints.num_items:,} items have hints")
+            _tell(hints.told_of_items())
         if found.num_bad:
             _tell(f"{found.num_bad:,} bad rows were skipped")
         raise typer.Exit(status or (2 if found.num_bad else 0))
@@ -205,7 +205,10 @@ def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
     takers = [name for name, method in METHODS.items() if method.takes_hints]
     if (method := options.get("method", takers[0])) not in takers:
         raise InvalidRequest(f"--hints-from: method {method!r} drafts from no hints; leave it out, or ask for {takers}")
-    return OldCaptions.read(path)
+    hints = OldCaptions.read(path)
+    if told := hints.told_of_lines():
+        _tell(told)
+    return hints
 
 
 def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool) -> Output:
