@@ -193,13 +193,8 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
 
 def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
     """What an archive can be told of how a document is read. Raises `ApiError` for the rest."""
-    default = DocumentOptions()
-    for name, given, usual in (
-        ("surface", document.surface, default.surface),
-        ("ocr_dpi", document.request.ocr_dpi, default.request.ocr_dpi),
-    ):
-        if given != usual:
-            raise ApiError(f"slipstream.{name} is not supported in batches", param=f"slipstream.{name}")
+    if document.request.ocr_dpi:
+        raise ApiError("slipstream.ocr_dpi is not supported in batches", param="slipstream.ocr_dpi")
     return document_values(document)
 
 

@@ -14,6 +14,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.documents.surfaces import surface_of
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
@@ -74,6 +75,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             target_dtype=target.dtype if target else "",
             draft_revision=draft.revision if draft else "",
             draft_dtype=draft.dtype if draft else "",
+            surface=surface_of("", target.surface if target else ""),
         )
         return gateway_info_message(info)
 

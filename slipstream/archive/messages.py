@@ -38,10 +38,10 @@ class JobKind(StrEnum):
 
 
 DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
-DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, "stage": str, "ocr": str}
-"""Names and types of what can be said of how a document is read: fields of `DocumentRequest` and `DocumentOptions`."""
-_OF_READING = ("stage", "ocr")
-"""Those that are fields of `DocumentOptions`."""
+_OF_READING: Mapping[str, type] = {"stage": str, "ocr": str, "surface": str}
+DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, **_OF_READING}
+"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and, those of reading, of
+`DocumentOptions`."""
 
 
 def kind_of(source: str) -> JobKind:

@@ -362,7 +362,8 @@ def parts_key(
 
 def _later_options(asked: DocumentOptions) -> Mapping[str, str]:
     """Those that parts of older releases know nothing of, where they are not as they were then."""
-    return {"when_ocr": asked.ocr} if asked.ocr != DocumentOptions.ocr else {}
+    named, usual = {"when_ocr": asked.ocr, "surface": asked.surface}, (DocumentOptions.ocr, DocumentOptions.surface)
+    return {name: value for (name, value), default in zip(named.items(), usual, strict=True) if value != default}
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

@@ -39,7 +39,7 @@ from slipstream.documents.messages import (
 from slipstream.documents.output import markdown_page, page_record
 from slipstream.documents.pool import ReaderPool, check_packages
 from slipstream.documents.reading import OCR_WHEN, PAGE_OPTIONS, STAGES, DocumentOptions, PageReading, page_readings
-from slipstream.documents.surfaces import SURFACES, page_text
+from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text, surface_of
 from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
 from slipstream.logs import configure_logs
 from slipstream.messages import Caption
@@ -51,12 +51,11 @@ from slipstream.stack.local import POCKET_READER, StackOptions
 READER_PANEL = "Reader"
 MAX_PICTURED_BYTES = 64 * 1024**2
 """Of a `disagreements.html`: pages behind them have their boxes drawn on white, as a browser must hold all of it."""
-POCKET_READER_SURFACE = "lines"
 SurfaceOption = Annotated[
     str | None,
     typer.Option(
         help=f"How the target writes: {', '.join(SURFACES)}.",
-        show_default=f"markdown; {POCKET_READER_SURFACE} for the pocket reader",
+        show_default=f"as the target says; {USUAL_SURFACE} with --ocr-only",
     ),
 ]
 StageOption = Annotated[
@@ -113,9 +112,8 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     _check_who_reads(reader, ocr_only, ocr)
     stack_options = _with_a_reader(stack_options)
-    if surface is None:
-        surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
-    _check_known(("--surface", surface, SURFACES), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
+    surface = surface or ""
+    _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
 
     async def run() -> int:
@@ -130,12 +128,18 @@ def read_command(
             options=options,
         )
         opened: AbstractAsyncContextManager[_Ocr | _Target] = (
-            _open_reader(reader, connection, jobs, DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer))
+            _open_reader(
+                reader,
+                connection,
+                jobs,
+                DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer),
+                surface or USUAL_SURFACE,
+            )
             if ocr_only
             else _open_target(gateway, connection, stack_options, call)
         )
         async with opened as who:
-            job = _Job(output, who, surface, asyncio.Semaphore(jobs))
+            job = _Job(output, who, asyncio.Semaphore(jobs))
             exit_codes = await asyncio.gather(*map(job.read_one, files))
         return next(filter(None, exit_codes), 0)
 
@@ -154,7 +158,7 @@ def _check_known(*chosen: tuple[str, str, Collection[str]]) -> None:
     """Raises `InvalidConfig` for a flag whose value is not one of those known."""
     for flag, value, known in chosen:
         if value not in known:
-            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
+            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(filter(None, known))}")
 
 
 def _make_folder(output: Path) -> None:
@@ -185,13 +189,14 @@ async def _open_target(
         open_gateway(gateway, replace(stack_options, reader=True)) as address,
         AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
     ):
-        check_reads_documents(await captioner.info())
-        yield _Target(captioner, call)
+        info = await captioner.info()
+        check_reads_documents(info)
+        yield _Target(captioner, call, surface_of(call.surface, info.surface))
 
 
 @asynccontextmanager
 async def _open_reader(
-    address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest
+    address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest, surface: str
 ) -> AsyncIterator["_Ocr"]:
     """The OCR alone: of a service, or without an address in processes of this command's own."""
     if address:
@@ -199,7 +204,7 @@ async def _open_reader(
         security = make_peer_security(("--ca", ca), ("--cert", cert), ("--key", key))
         remote = RemoteReader(address, security, connection.token(os.environ))
         try:
-            yield _Ocr(lambda data: remote.read(data, request))
+            yield _Ocr(lambda data: remote.read(data, request), surface)
         finally:
             await remote.close()
         return
@@ -207,7 +212,7 @@ async def _open_reader(
     configure_logs("read", "error")
     pool = ReaderPool(DocumentLimits(), max_documents=jobs)
     try:
-        yield _Ocr(lambda data: pool.read(data, request))
+        yield _Ocr(lambda data: pool.read(data, request), surface)
     finally:
         pool.close()
 
@@ -226,6 +231,7 @@ class _Ocr:
     """Who reads without any model."""
 
     read: Callable[[bytes], AsyncGenerator[ReadEvent, None]]
+    surface: str
 
     async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
         """What the OCR says of each page."""
@@ -241,6 +247,7 @@ class _Target:
 
     captioner: AsyncCaptioner
     call: DocumentCall
+    surface: str
 
     async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
         """Each page as the target reads it, with its receipt."""
@@ -280,7 +287,6 @@ class _Job:
 
     output: Path
     reader: _Ocr | _Target
-    surface: str
     places: asyncio.Semaphore
 
     async def read_one(self, path: Path) -> int:
@@ -332,7 +338,7 @@ class _Job:
     def _text(self, page: _Page) -> tuple[str, dict[str, Any]]:
         """The text to write, and what else is known of it."""
         if page.reading is None:
-            return page_text(page.draft.regions, self.surface), {}
+            return page_text(page.draft.regions, self.reader.surface), {}
         return page.reading.text, {"text": page.reading.text, "receipt": page.receipt}
 
     async def _compare(self, page: PageReading, head: str, html: TextIO) -> None:
@@ -340,7 +346,7 @@ class _Job:
         if not html.tell():
             html.write(head)
         is_pictured = html.tell() < MAX_PICTURED_BYTES
-        html.write(await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured))
+        html.write(await asyncio.to_thread(_compared_html, page, self.reader.surface, is_pictured=is_pictured))
 
 
 @dataclass(frozen=True)

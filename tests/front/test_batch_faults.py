@@ -66,27 +66,28 @@ async def run(archive: FakeArchive, folder: Path, *lines: str) -> tuple[Any, lis
 
 async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path: Path) -> None:
     """A PDF by path with options of documents, one by value, a picture alone, and a video beside them."""
+    way: dict[str, Any] = {"pages": "1-3", "dpi": 72, "stage": "region+page", "ocr": "never", "surface": "lines"}
     batch, lines = await run(
         archive,
         tmp_path,
-        batch_line(
-            "path", asked_of(paper("file:///papers/a.pdf"), pages="1-3", dpi=72, stage="region+page", ocr="never")
-        ),
+        batch_line("path", asked_of(paper("file:///papers/a.pdf"), **way)),
         batch_line("value", asked_of(paper(data_url(b"%PDF-1.7 and more", "application/pdf")))),
         batch_line("picture", asked_of(picture(jpeg(90)))),
         batch_line("video", asked_of(clip())),
         batch_line("refused", asked_of(clip(), pages="1")),
+        batch_line("refused, too", asked_of(picture(jpeg(90)), ocr_dpi=60)),
     )
     assert (batch.status, batch.errors) == ("completed", None)
     (handed_in,) = archive.batches.values()
     kinds = {name: item.kind for name, item in handed_in.items.items()}
     documents = dict.fromkeys(("path", "value", "picture"), pb.JOB_KIND_DOCUMENT)
     assert kinds == {**documents, "video": pb.JOB_KIND_VIDEO}
-    assert handed_in.items["path"].document == pb.DocumentReading(pages="1-3", dpi=72, stage="region+page", ocr="never")
+    assert handed_in.items["path"].document == pb.DocumentReading(**way)
     assert not handed_in.items["picture"].HasField("document")
     by_id = {line["custom_id"]: line["response"] for line in lines}
     assert by_id["path"]["body"]["choices"][0]["message"]["content"].count("Page ") == NUM_PAGES
-    assert by_id["refused"]["body"]["error"]["param"] == "slipstream.pages" and len(by_id) == 5
+    assert by_id["refused"]["body"]["error"]["param"] == "slipstream.pages" and len(by_id) == 6
+    assert by_id["refused, too"]["body"]["error"]["param"] == "slipstream.ocr_dpi"
 
 
 async def test_a_fault_of_this_server_ends_the_batch(

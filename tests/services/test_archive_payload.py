@@ -38,6 +38,7 @@ from slipstream.archive.records import (
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.reading import OCR_WHEN, STAGES
+from slipstream.documents.surfaces import SURFACES
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.service_info import ModelInfo
@@ -129,6 +130,7 @@ def plan_of(**asked: Any) -> CaptionPlan:
             "text_layer": st.booleans(),
             "stage": st.sampled_from(STAGES),
             "ocr": st.sampled_from(OCR_WHEN),
+            "surface": st.sampled_from(sorted(SURFACES)),
         },
     )
 )
@@ -147,7 +149,9 @@ def test_how_a_document_is_read_is_in_the_key_of_its_parts() -> None:
         return parts_key("sha", document_options(values), plan_of(), ModelInfo(), None)
 
     keys = {key(), key(dpi=90), key(stage="region+page"), key(ocr="never"), key(ocr="paying")}
-    assert len(keys) == 5 and key(ocr="always") == key() and "when_ocr" not in key(), "as older releases wrote it"
+    keys |= {key(surface="lines"), key(surface="markdown")}
+    assert len(keys) == 7 and key(ocr="always") == key()
+    assert not {"when_ocr", "surface"} & json.loads(key().split(" ", 1)[1]).keys(), "as older releases wrote it"
 
 
 def test_what_the_content_key_depends_on() -> None:

@@ -96,7 +96,8 @@ class OldCaptions:
 
     def _texts_of(self, item: BatchItem) -> tuple[tuple[str, ...], bool]:
         """As many texts as an item may have, the latest first, and whether the last of them is a beginning only."""
-        texts, room = [], MAX_ITEM_HINT_BYTES
+        texts: list[str] = []
+        room = MAX_ITEM_HINT_BYTES
         for text in self.texts.get(item.sha256 or self._digest(item.source), ()):
             content = text.encode()
             if len(content) > room:

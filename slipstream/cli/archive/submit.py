@@ -27,6 +27,7 @@ from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.documents.messages import DocumentRequest
 from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions
+from slipstream.documents.surfaces import SURFACES
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
@@ -124,9 +125,19 @@ def document_flags(
             rich_help_panel=DOCUMENTS_PANEL,
         ),
     ] = None,
+    surface: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How the target writes: {', '.join(SURFACES)}.",
+            show_default="as the target says",
+            rich_help_panel=DOCUMENTS_PANEL,
+        ),
+    ] = None,
 ) -> DocumentFlags:
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
-    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage, "ocr": ocr}
+    given = {
+        "pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage, "ocr": ocr, "surface": surface
+    }  # fmt: skip
     reading = {name: value for name, value in given.items() if value is not None}
     if reading:
         document_options(reading)
