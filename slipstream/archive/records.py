@@ -26,6 +26,7 @@ from slipstream.archive.messages import (
     OptionValues,
     Receipt,
     document_options,
+    document_values,
 )
 from slipstream.archive.parts import PartRecord, PartsState
 from slipstream.archive.quality import COUNTED_MARKS, marks_of
@@ -356,14 +357,10 @@ def parts_key(
     document_sha256: str, asked: DocumentOptions, plan: CaptionPlan, target: ModelInfo, draft: ModelInfo | None
 ) -> str:
     """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
-    way = {**asdict(asked.request), "stage": asked.stage, **_later_options(asked)}
-    return f"{content_key(document_sha256, plan, target, draft)} {json.dumps(way, sort_keys=True)}"
-
-
-def _later_options(asked: DocumentOptions) -> Mapping[str, str]:
-    """Those that parts of older releases know nothing of, where they are not as they were then."""
-    named, usual = {"when_ocr": asked.ocr, "surface": asked.surface}, (DocumentOptions.ocr, DocumentOptions.surface)
-    return {name: value for (name, value), default in zip(named.items(), usual, strict=True) if value != default}
+    way = json.dumps(asdict(asked.request) | {"stage": asked.stage}, sort_keys=True)
+    # Parts of older releases know nothing of these.
+    later = {name: value for name, value in document_values(asked).items() if name in ("ocr", "surface")}
+    return f"{content_key(document_sha256, plan, target, draft)} {way}{json.dumps(later) if later else ''}"
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

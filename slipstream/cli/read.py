@@ -1,22 +1,19 @@
 """`slipstream read`: documents to Markdown and JSON lines, read by a target with the OCR's text as its hint."""
 
 import asyncio
-import hashlib
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from slipstream.cli.caption import caption_options, open_gateway
+from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, model_options, run_async
-from slipstream.cli.views import caption_dict, complain, printable
-from slipstream.client.async_captioner import AsyncCaptioner
-from slipstream.client.document_client import DocumentCall, check_reads_documents
-from slipstream.client.receipts import caller_receipt
+from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
+from slipstream.cli.views import complain, printable
+from slipstream.client.document_client import DocumentCall
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -28,31 +25,23 @@ from slipstream.documents.disagreements import (
 from slipstream.documents.messages import (
     NO_OCR,
     Box,
-    DocumentLimits,
     DocumentRequest,
     Origin,
-    PageDraft,
-    ReadEvent,
     Region,
     RegionKind,
 )
 from slipstream.documents.output import markdown_page, page_record
-from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.documents.reading import OCR_WHEN, PAGE_OPTIONS, STAGES, DocumentOptions, PageReading, page_readings
-from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text, surface_of
-from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
-from slipstream.logs import configure_logs
-from slipstream.messages import Caption
+from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading
+from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text
+from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.options import CaptionOptions
-from slipstream.rpc.reader import RemoteReader
-from slipstream.rpc.tls import make_peer_security
 from slipstream.stack.local import POCKET_READER, StackOptions
 
 READER_PANEL = "Reader"
 MAX_PICTURED_BYTES = 64 * 1024**2
 """Of a `disagreements.html`: pages behind them have their boxes drawn on white, as a browser must hold all of it."""
 SurfaceOption = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"How the target writes: {', '.join(SURFACES)}.",
         show_default=f"as the target says; {USUAL_SURFACE} with --ocr-only",
@@ -94,7 +83,7 @@ def read_command(
     text_layer: Annotated[
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
-    surface: SurfaceOption = None,
+    surface: SurfaceOption = "",
     stage: StageOption = DocumentOptions.stage,
     ocr: OcrOption = DocumentOptions.ocr,
     options: CaptionOptions,
@@ -112,7 +101,6 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     _check_who_reads(reader, ocr_only, ocr)
     stack_options = _with_a_reader(stack_options)
-    surface = surface or ""
     _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
 
@@ -127,16 +115,10 @@ def read_command(
             pictures=True,
             options=options,
         )
-        opened: AbstractAsyncContextManager[_Ocr | _Target] = (
-            _open_reader(
-                reader,
-                connection,
-                jobs,
-                DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer),
-                surface or USUAL_SURFACE,
-            )
+        opened: AbstractAsyncContextManager[OcrAlone | TargetReader] = (
+            open_ocr(reader, connection, jobs, call)
             if ocr_only
-            else _open_target(gateway, connection, stack_options, call)
+            else open_target(gateway, connection, stack_options, call)
         )
         async with opened as who:
             job = _Job(output, who, asyncio.Semaphore(jobs))
@@ -178,115 +160,12 @@ def _with_a_reader(options: StackOptions) -> StackOptions:
     return replace(options, target_model=target, draft_model=draft)
 
 
-@asynccontextmanager
-async def _open_target(
-    gateway: str | None, connection: ConnectionOptions, stack_options: StackOptions, call: DocumentCall
-) -> AsyncIterator["_Target"]:
-    """A gateway's target; without an address, that of a stack of this command's own."""
-    if gateway is None:
-        check_packages()
-    async with (
-        open_gateway(gateway, replace(stack_options, reader=True)) as address,
-        AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
-    ):
-        info = await captioner.info()
-        check_reads_documents(info)
-        yield _Target(captioner, call, surface_of(call.surface, info.surface))
-
-
-@asynccontextmanager
-async def _open_reader(
-    address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest, surface: str
-) -> AsyncIterator["_Ocr"]:
-    """The OCR alone: of a service, or without an address in processes of this command's own."""
-    if address:
-        ca, cert, key = (str(path or "") for path in (connection.ca, connection.cert, connection.key))
-        security = make_peer_security(("--ca", ca), ("--cert", cert), ("--key", key))
-        remote = RemoteReader(address, security, connection.token(os.environ))
-        try:
-            yield _Ocr(lambda data: remote.read(data, request), surface)
-        finally:
-            await remote.close()
-        return
-    check_packages()
-    configure_logs("read", "error")
-    pool = ReaderPool(DocumentLimits(), max_documents=jobs)
-    try:
-        yield _Ocr(lambda data: pool.read(data, request), surface)
-    finally:
-        pool.close()
-
-
-@dataclass(frozen=True)
-class _File:
-    """A document's bytes, and what they are called."""
-
-    name: str
-    data: bytes
-    sha256: str
-
-
-@dataclass(frozen=True)
-class _Ocr:
-    """Who reads without any model."""
-
-    read: Callable[[bytes], AsyncGenerator[ReadEvent, None]]
-    surface: str
-
-    async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
-        """What the OCR says of each page."""
-        async with aclosing(self.read(file.data)) as events:
-            async for event in events:
-                if isinstance(event, PageDraft):
-                    yield _Page(event)
-
-
-@dataclass(frozen=True)
-class _Target:
-    """Who reads with the OCR's words as hints."""
-
-    captioner: AsyncCaptioner
-    call: DocumentCall
-    surface: str
-
-    async def pages(self, file: _File) -> AsyncGenerator["_Page", None]:
-        """Each page as the target reads it, with its receipt."""
-        async with aclosing(page_readings(self.captioner.start_document(file.data, self.call))) as readings:
-            async for reading in readings:
-                yield _Page(reading.draft, reading, await self._receipt(reading.caption, file))
-
-    async def _receipt(self, caption: Caption, file: _File) -> dict[str, Any]:
-        """In the form of the archive's; options as far as they were given or the summary tells."""
-        given = self.call.asked().over(PAGE_OPTIONS).given()
-        left_out = {"trace", "want_kept"} | (set() if caption.lossy_facts else {"prediction"})
-        used = given | {name: value for name, value in caption.options.items() if value}
-        receipt = caller_receipt(
-            caption,
-            await self.captioner.info(),
-            {name: value for name, value in used.items() if name not in left_out},
-            sha256=file.sha256,
-            num_bytes=len(file.data),
-        )
-        summary = caption_dict(caption)
-        del summary["text"]  # which stands beside the receipt
-        return receipt.as_record() | summary
-
-
-@dataclass(frozen=True)
-class _Page:
-    """One page: what the OCR says of it, and, where a target has read it, that with its receipt."""
-
-    draft: PageDraft
-    reading: PageReading | None = None
-    receipt: Mapping[str, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Job:
     """How all documents of a command are read."""
 
     output: Path
-    reader: _Ocr | _Target
+    reader: OcrAlone | TargetReader
     places: asyncio.Semaphore
 
     async def read_one(self, path: Path) -> int:
@@ -309,8 +188,8 @@ class _Job:
     async def _write_document(self, path: Path) -> "Sequence[_PageFacts]":
         """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
         fails leaves the files of an earlier run as they were."""
-        file = await asyncio.to_thread(_file_of, path)
-        endings = [".md", ".jsonl", *([".disagreements.html"] if isinstance(self.reader, _Target) else [])]
+        file = await asyncio.to_thread(read_paper, path)
+        endings = [".md", ".jsonl", *([".disagreements.html"] if isinstance(self.reader, TargetReader) else [])]
         targets = [self.output / f"{path.stem}{ending}" for ending in endings]
         parts = [target.with_name(f".{target.name}.part") for target in targets]
         facts = []
@@ -335,7 +214,7 @@ class _Job:
                 part.unlink(missing_ok=True)
         return facts
 
-    def _text(self, page: _Page) -> tuple[str, dict[str, Any]]:
+    def _text(self, page: ReadPage) -> tuple[str, dict[str, Any]]:
         """The text to write, and what else is known of it."""
         if page.reading is None:
             return page_text(page.draft.regions, self.reader.surface), {}
@@ -369,7 +248,7 @@ class _PageFacts:
         return [warning for warning in self.warnings if warning != NO_OCR]
 
     @classmethod
-    def of(cls, page: _Page) -> "_PageFacts":
+    def of(cls, page: ReadPage) -> "_PageFacts":
         draft = page.draft
         if page.reading is None:
             return cls(draft.page, draft.warnings, draft.seconds)
@@ -409,17 +288,3 @@ def _compared_html(page: PageReading, surface: str, *, is_pictured: bool) -> str
     ]
     picture = page.picture if is_pictured else replace(page.picture, pixels=b"")
     return page_html(PageReadings(picture, compared))
-
-
-def _file_of(path: Path) -> _File:
-    """Raises UnreadableDocument."""
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise UnreadableDocument("no regular file")
-        if size > DocumentLimits.max_bytes:
-            raise UnreadableDocument(f"it has {size} bytes, and a document has at most {DocumentLimits.max_bytes}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableDocument(f"cannot be read: {error.strerror}") from None
-    return _File(printable(path.name), data, hashlib.sha256(data).hexdigest())  # a name may be no UTF-8

@@ -14,6 +14,7 @@ from PIL import Image
 
 from slipstream import __version__
 from slipstream.archive.messages import ModelReceipt, Receipt
+from slipstream.cli import page_readers
 from slipstream.cli import read as read_module
 from slipstream.cli.app import run
 from slipstream.documents.messages import (
@@ -60,13 +61,13 @@ class FakePool:
 @pytest.fixture(autouse=True)
 def _keep_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command would set up the logs of all tests that follow in this process."""
-    monkeypatch.setattr(read_module, "configure_logs", lambda *given: None)
+    monkeypatch.setattr(page_readers, "configure_logs", lambda *given: None)
 
 
 @pytest.fixture
 def fake_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_module, "ReaderPool", FakePool)
-    monkeypatch.setattr(read_module, "check_packages", lambda: None)
+    monkeypatch.setattr(page_readers, "ReaderPool", FakePool)
+    monkeypatch.setattr(page_readers, "check_packages", lambda: None)
     FakePool.asked = []
 
 

@@ -70,6 +70,24 @@ SkipBadOption = Annotated[
 ]
 
 
+OcrOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}.",
+        show_default=DocumentOptions.ocr,
+        rich_help_panel=DOCUMENTS_PANEL,
+    ),
+]
+SurfaceOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How the target writes: {', '.join(SURFACES)}.",
+        show_default="as the target says",
+        rich_help_panel=DOCUMENTS_PANEL,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class DocumentFlags:
     """What was said of documents."""
@@ -117,22 +135,8 @@ def document_flags(
             rich_help_panel=DOCUMENTS_PANEL,
         ),
     ] = None,
-    ocr: Annotated[
-        str | None,
-        typer.Option(
-            help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}.",
-            show_default=DocumentOptions.ocr,
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = None,
-    surface: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How the target writes: {', '.join(SURFACES)}.",
-            show_default="as the target says",
-            rich_help_panel=DOCUMENTS_PANEL,
-        ),
-    ] = None,
+    ocr: OcrOption = None,
+    surface: SurfaceOption = None,
 ) -> DocumentFlags:
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
     given = {
