@@ -220,6 +220,16 @@ class Caption:
         seconds = self.timings.generate_s
         return (self.num_tokens - 1) / seconds if self.num_tokens > 1 and seconds > 0 else 0.0
 
+    @property
+    def lossy_facts(self) -> tuple[str, ...]:
+        """In which ways the text need not be the target's own, as people are told; none: it is."""
+        facts = []
+        if 0 < (tau := self.options.get("tolerance", 0)) < 1:
+            facts.append(f"lossy: hints within a tolerance of {tau:g} ({self.options['tolerance_rule']})")
+        if lossy := self.options.get("lossy"):
+            facts.append(f"lossy: {lossy} keeps {self.options['lossy_keep']:.0%}")
+        return tuple(facts)
+
     def __str__(self) -> str:
         return self.text
 

@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any
 
 from slipstream import __version__
-from slipstream.archive.messages import ModelReceipt, OptionValues, Receipt
+from slipstream.archive.messages import OptionValues, Receipt
 from slipstream.archive.queue import JobRecord, JobState
 from slipstream.archive.records import JobPayload, job_of, write_job, write_result
 from slipstream.archive.row_parts import BATCH, ID_CHARS, Records, RowParts, part_name
 from slipstream.client.batch_handles import is_url, item_name
 from slipstream.client.caption_client import RemotePath, Video
+from slipstream.client.receipts import caller_receipt
 from slipstream.client.sync_captioner import Captioner, run_in_background
 from slipstream.errors import (
     InvalidConfig,
@@ -204,19 +205,9 @@ class CaptionRows:
 
 
 def _receipt(video: Video, caption: Caption, info: GatewayInfo) -> Receipt:
-    """As far as a caller knows: of the models the names, of an object that the gateway opened no digest."""
-    has_draft = bool(caption.speculation.kept_digest or caption.timings.draft_ready_s)
+    """As far as a caller knows: of an object that the gateway opened no digest."""
     sha256, num_bytes = _digest(video)
-    return Receipt(
-        slipstream_version=__version__,
-        target=ModelReceipt(info.target_model, "", ""),
-        draft=ModelReceipt(info.draft_model, "", "") if has_draft else None,
-        options=caption.options,
-        video_sha256=sha256,
-        video_bytes=num_bytes,
-        text_sha256=hashlib.sha256(caption.text.encode()).hexdigest(),
-        runs=1,
-    )
+    return caller_receipt(caption, info, caption.options, sha256=sha256, num_bytes=num_bytes)
 
 
 def _digest(video: Video) -> tuple[str, int]:

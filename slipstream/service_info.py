@@ -41,6 +41,8 @@ class ModelInfo:
     sampling_defaults: SamplingDefaults = NO_DEFAULTS
     gpu_uuids: tuple[str, ...] = ()
     """Of the GPUs that hold the weights: two services may know one GPU by other numbers."""
+    surface: str = ""
+    """How it writes what it reads of a page, one of `slipstream.documents.surfaces.SURFACES`; empty: not known."""
     uses_mps: bool = False
     """CUDA's MPS lets processes run on these GPUs at the same time; else they take turns."""
     protocol_version: int = PROTOCOL_VERSION
@@ -129,6 +131,13 @@ class GatewayInfo:
     archive: ArchiveInfo | None = None
     peers: tuple[PeerInfo, ...] = ()
     """Among which captions are placed; none where there is one target and one draft."""
+    target_revision: str = ""
+    target_dtype: str = ""
+    draft_revision: str = ""
+    draft_dtype: str = ""
+    """As in `ModelInfo`, for receipts that a caller writes; empty: a gateway of an older release."""
+    surface: str = ""
+    """Of documents where nothing else is asked; empty: of a gateway of an older release, which takes "markdown"."""
 
 
 # -- which work together ----------------------------------------------------------------------------------------------

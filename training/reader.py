@@ -17,6 +17,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
 )
 
+from slipstream.documents.surfaces import CONFIG_KEY
 from training.pages import KINDS, PAGE_HEIGHT, PAGE_WIDTH, Page, sample_page
 from training.pocket import PIXELS, normalise, write_checkpoint
 from training.qwen import prepare_tower
@@ -55,7 +56,7 @@ def reader_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
     ids = tokenizer.get_vocab()
     vision_start, video, vision_end, image = (ids[token] for token in QWEN_SPECIAL_TOKENS)
     hidden_size = 192
-    return Qwen2_5_VLConfig(
+    config = Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": hidden_size,
@@ -92,6 +93,8 @@ def reader_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
         image_token_id=image,
         tie_word_embeddings=True,
     )
+    setattr(config, CONFIG_KEY, "lines")
+    return config
 
 
 def build(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:

@@ -124,6 +124,7 @@ class RandomAdapter:
         self.tokens_per_step = 1
         self.num_axes = 1 if geometry.vision.get("image_size") else 3
         self.frame_size = ANY_SIZE
+        self.surface = ""
         self._parts = parts
         self._side = geometry.vision.get("image_size", 0)
         if not self._side:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream import errors
-from slipstream.archive.messages import DOCUMENT_OPTIONS, BatchItem, Job, JobKind
+from slipstream.archive.messages import BatchItem, Job, JobKind, document_values
 from slipstream.archive.queue import JobState
 from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import SlipstreamError
@@ -193,15 +193,9 @@ def _written(path: Path) -> Iterator[IO[bytes]]:
 
 def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
     """What an archive can be told of how a document is read. Raises `ApiError` for the rest."""
-    default = DocumentOptions()
-    for name, given, usual in (
-        ("surface", document.surface, default.surface),
-        ("ocr_dpi", document.request.ocr_dpi, default.request.ocr_dpi),
-    ):
-        if given != usual:
-            raise ApiError(f"slipstream.{name} is not supported in batches", param=f"slipstream.{name}")
-    values = {name: getattr(document.request, name) for name in DOCUMENT_OPTIONS}
-    return {name: value for name, value in values.items() if value != getattr(default.request, name)}
+    if document.request.ocr_dpi:
+        raise ApiError("slipstream.ocr_dpi is not supported in batches", param="slipstream.ocr_dpi")
+    return document_values(document)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

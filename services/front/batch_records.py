@@ -25,7 +25,7 @@ class Stage(StrEnum):
     HANDED_IN = "handed_in"
     """The archive has all of it."""
     FAILED = "failed"
-    """It could not be read, and nothing of it runs."""
+    """It could not be read, or this server failed in it; nothing of it runs."""
     ENDED = "ended"
     """Its files are written."""
 

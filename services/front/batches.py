@@ -4,6 +4,7 @@ repeated, so a front that is killed in any of them costs time and nothing else."
 import asyncio
 import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ _HOPELESS = (InvalidConfig, InvalidRequest, LimitExceeded, PermissionDenied)
 """What no later try would change: a gateway without an archive, an owner who may hand in nothing."""
 KEPT_S = 30 * 86_400.0
 """How long the record of a batch that has ended is kept."""
+MAX_FAULTS = 3
+"""After so many looks at a batch that this server failed in, the batch has failed."""
 PATIENCE_S = 2.0
 """How long who asks waits for a step that is about to end."""
 
@@ -61,6 +64,8 @@ class Batches:
         self._open: dict[str, tuple[str, str]] = {}
         """Owner and token, by id, of batches that have not ended."""
         self._steps: dict[str, asyncio.Task[None]] = {}
+        self._faults: Counter[str] = Counter()
+        """How often this process failed in a batch, by its id."""
 
     async def run(self) -> None:
         """Goes on with what is open, until cancelled."""
@@ -102,6 +107,7 @@ class Batches:
         batch = await asyncio.to_thread(self.records.get, owner, batch_id)
         if batch.stage in (Stage.FAILED, Stage.ENDED):
             self._open.pop(batch_id, None)
+            self._faults.pop(batch_id, None)
             return batch, None
         if time.time() >= batch.expires_s:
             await asyncio.to_thread(self.records.end, owner, batch_id, Ending.EXPIRED)
@@ -150,11 +156,20 @@ class Batches:
         return step
 
     async def _step(self, owner: str, token: str, batch: HttpBatch) -> None:
-        """One that fails is taken again when somebody asks."""
-        if batch.stage is Stage.VALIDATING:
-            await _tried(self._hand_in(owner, token, batch), batch_id=batch.batch_id)
-        elif batch.stage is Stage.HANDED_IN:
-            await _tried(self._write_out(owner, token, batch), batch_id=batch.batch_id)
+        """One that fails is taken again with the next look, as what stands in its way may pass. A fault of this server
+        itself rarely does: the batch fails with it after `MAX_FAULTS` looks."""
+        if batch.stage in (Stage.FAILED, Stage.ENDED):
+            return
+        step = self._hand_in if batch.stage is Stage.VALIDATING else self._write_out
+        try:
+            await step(owner, token, batch)
+        except Exception as error:
+            _log(error, batch_id=batch.batch_id)
+            if _may_pass(error):
+                return
+            self._faults[batch.batch_id] += 1
+            if self._faults[batch.batch_id] >= MAX_FAULTS:
+                await _tried(self._give_up(owner, token, batch, _fault(error, batch)), batch_id=batch.batch_id)
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
@@ -162,7 +177,7 @@ class Batches:
         put, now = self.records.put, int(time.time())
         errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
         if errors:
-            await self._fail(owner, batch, errors, num_lines)
+            await self._fail(owner, replace(batch, num_lines=num_lines), errors)
             return
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
         num_refused = 0
@@ -182,7 +197,8 @@ class Batches:
                 if items.num_refused != num_lines:
                     raise
             except _HOPELESS as error:
-                await self._fail(owner, batch, [BadLine(0, str(error), "not_served")], num_lines)
+                hopeless = BadLine(0, str(error), "not_served")
+                await self._give_up(owner, token, replace(batch, num_lines=num_lines), hopeless)
                 return
             num_refused = items.num_refused
         handed_in = replace(
@@ -191,9 +207,20 @@ class Batches:
         await asyncio.to_thread(put, owner, handed_in)
         get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
 
-    async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine], num_lines: int) -> None:
+    async def _give_up(self, owner: str, token: str, batch: HttpBatch, error: BadLine) -> None:
+        """It has failed, and what of it the archive has already is cancelled. Raises `ServiceUnavailable` while that
+        cannot be done."""
+        try:
+            await self._gateways.archive(token).cancel(batch.key)
+        except ServiceUnavailable:
+            raise
+        except SlipstreamError as refused:  # the archive has none of it, or will not say
+            _log(refused, batch_id=batch.batch_id)
+        await self._fail(owner, batch, [error])
+
+    async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> None:
         shown = tuple(error.shown() for error in errors)
-        failed = replace(batch, stage=Stage.FAILED, errors=shown, num_lines=num_lines, ended_s=int(time.time()))
+        failed = replace(batch, stage=Stage.FAILED, errors=shown, ended_s=int(time.time()))
         await asyncio.to_thread(self.records.put, owner, failed)
         await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
 
@@ -284,10 +311,29 @@ async def _tried(work: Awaitable[object], **about: str) -> None:
     """What fails is logged, and ends nothing else: it is tried again with the next look."""
     try:
         await work
-    except (ApiError, SlipstreamError, OSError) as error:
+    except Exception as error:
+        _log(error, **about)
+
+
+def _log(error: Exception, **about: str) -> None:
+    if _may_pass(error):
         get_logger().warning("batch.stands", reason=str(error), **about)
-    except Exception:
-        get_logger().exception("batch.failed", **about)
+    else:
+        get_logger().error("batch.failed", exc_info=error, **about)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a later try may succeed: the gateway is away, a disk is full."""
+    if isinstance(error, SlipstreamError):
+        return error.status != SlipstreamError.status
+    return isinstance(error, ApiError | OSError)
+
+
+def _fault(error: Exception, batch: HttpBatch) -> BadLine:
+    """What is told of an error of this server; what it was stands in the log."""
+    line = error.line if isinstance(error, LineFault) else 0
+    about = f"request {line}" if line else "the batch"
+    return BadLine(line, f"this server failed in {about}; its log tells more under {batch.batch_id}", "server_error")
 
 
 def line_number(line: object) -> int:
@@ -305,6 +351,14 @@ def _copy(source: Path, target: NewFile) -> None:
     with source.open("rb") as file:
         while data := file.read(1024 * 1024):
             target.write(data)
+
+
+class LineFault(Exception):
+    """This server failed in a line; the cause says how. `line` counts from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(f"line {line}")
+        self.line = line
 
 
 @dataclass
@@ -325,3 +379,7 @@ class _Items:
             except ApiError as error:
                 self.num_refused += 1
                 self.refused.write(error_line(f"{self.batch.batch_id}-{line.number}", line.custom_id, error))
+            except (SlipstreamError, OSError):
+                raise
+            except Exception as error:
+                raise LineFault(line.number) from error

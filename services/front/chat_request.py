@@ -2,7 +2,7 @@
 or cannot be honoured, is refused with the field's name: a request never means less than it says."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.documents.messages import DocumentRequest
@@ -71,7 +71,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
 OWN_NAMES = {*SAMPLING, "stop", "prompt", "max_new_tokens"}
 """Options of the table with fields of their own."""
-DOCUMENT_FIELDS: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool, "surface": str}
+OF_PAGES: Mapping[str, type] = {"pages": str, "dpi": int, "ocr_dpi": int, "text_layer": bool}
+"""Fields of `slipstream` that are those of `DocumentRequest`."""
+DOCUMENT_FIELDS: Mapping[str, type] = {**OF_PAGES, "surface": str, "stage": str, "ocr": str}
+"""And those of `DocumentOptions`."""
 READ = {
     *("model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens"),
     *("prediction", "media_io_kwargs", "mm_processor_kwargs", "slipstream"),
@@ -170,16 +173,14 @@ def _read_own(said: Any, asked: Asked) -> dict[str, Any]:
 
 def _document(said: Mapping[str, Any], options: CaptionOptions) -> DocumentOptions:
     """How a document is to be read. Raises `ApiError`."""
-    said = dict(said)
-    surface = said.pop("surface", DocumentOptions.surface)
-    request = DocumentRequest(**said)
+    request = DocumentRequest(**{name: value for name, value in said.items() if name in OF_PAGES})
     if len(request.pages) > MAX_RANGE_CHARS:
         raise ApiError(f"slipstream.pages has more than {MAX_RANGE_CHARS} characters", param="slipstream.pages")
     try:
-        DocumentOptions(request, surface).check()
+        document = DocumentOptions(request, **{name: said[name] for name in said if name not in OF_PAGES}).check()
     except SlipstreamError as error:
         raise as_api_error(error, {name: f"slipstream.{name}" for name in DOCUMENT_FIELDS}) from None
-    return DocumentOptions(request, surface, options)
+    return replace(document, caption=options)
 
 
 def check_kind(asked: ChatRequest, is_document: bool) -> None:

@@ -114,11 +114,14 @@ def finish_reason(captions: Sequence[Caption]) -> str:
 
 
 def usage(captions: Sequence[Caption], num_streamed: int | None = None) -> dict[str, Any]:
-    """Tokens. `num_streamed`: of the text so far, where its caption has not ended."""
+    """Tokens. Those of predictions are of hints; what a draft wrote is in `timings`.
+
+    Args:
+        num_streamed: tokens of the text so far, where its caption has not ended.
+    """
     prompt = sum(caption.video.prompt_tokens for caption in captions)
     written = sum(caption.num_tokens for caption in captions) if num_streamed is None else num_streamed
-    judged = sum(caption.speculation.judged for caption in captions)
-    accepted = sum(caption.speculation.accepted for caption in captions)
+    facts = [caption.speculation for caption in captions]
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
@@ -128,8 +131,8 @@ def usage(captions: Sequence[Caption], num_streamed: int | None = None) -> dict[
             "video_tokens": sum(caption.video.video_tokens for caption in captions),
         },
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": judged - accepted,
+            "accepted_prediction_tokens": sum(one.accepted_prediction_tokens for one in facts),
+            "rejected_prediction_tokens": sum(one.rejected_prediction_tokens for one in facts),
         },
     }
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream import __version__
+from slipstream.documents.reading import OCR_WHEN, STAGES
+from slipstream.documents.surfaces import SURFACES
 from slipstream.option_specs import OptionSpec
 from slipstream.options import OPTIONS
 from slipstream.services.front.chat_request import DOCUMENT_FIELDS, NEUTRAL, OWN_NAMES, TOLERATED
@@ -103,12 +105,17 @@ def option_schema(spec: OptionSpec) -> Schema:
     return {"type": "array", "items": schema, **described} if spec.repeated else schema | described
 
 
+_OF_DOCUMENTS = {"surface": SURFACES, "stage": STAGES, "ocr": OCR_WHEN}
+"""Options of documents with a choice."""
+
+
 def chat_schema() -> Schema:
     """Of a chat request."""
     by_name = {spec.name: option_schema(spec) for spec in OPTIONS}
     own = {name: schema for name, schema in by_name.items() if name not in OWN_NAMES}
     kinds = {str: "string", int: "integer", bool: "boolean"}
     own |= {name: {"type": kinds[kind]} for name, kind in DOCUMENT_FIELDS.items()}
+    own |= {name: {"enum": list(known)} for name, known in _OF_DOCUMENTS.items()}
     part = {"type": "object", "required": ["type"], "properties": {"type": {"enum": _PARTS}}}
     message = {
         "type": "object",

@@ -14,6 +14,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.document_captioner import DocumentCaptioner
 from slipstream.captioning.film_captioner import FilmCaptioner
 from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.documents.surfaces import surface_of
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import CaptionEvent
 from slipstream.rpc.codec import caption_event, gateway_info_message, read_options
@@ -52,11 +53,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext
     ) -> gateway_pb2.GatewayInfo:
         config, peers = self._config, self._captioner.peers
-        target, draft = peers.target.model, peers.draft
+        target, draft = peers.target.model, peers.draft.model if peers.draft else None
         info = GatewayInfo(
             version=__version__,
             target_model=target.model_id if target else "",
-            draft_model=draft.model.model_id if draft and draft.model else "",
+            draft_model=draft.model_id if draft else "",
             tokens_per_frame=target.tokens_per_frame if target else 0,
             max_frames=min(config.max_frames, target.max_frames if target else config.max_frames),
             max_new_tokens=config.max_new_tokens,
@@ -70,6 +71,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             gates_closed=self._captioner.num_gates[1],
             archive=self._archive_info(),
             peers=peer_infos((peers.target, peers.draft)),
+            target_revision=target.revision if target else "",
+            target_dtype=target.dtype if target else "",
+            draft_revision=draft.revision if draft else "",
+            draft_dtype=draft.dtype if draft else "",
+            surface=surface_of("", target.surface if target else ""),
         )
         return gateway_info_message(info)
 

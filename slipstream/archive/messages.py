@@ -38,8 +38,10 @@ class JobKind(StrEnum):
 
 
 DOCUMENT_EXTENSIONS = (".pdf", ".png", ".jpg", ".jpeg", ".tif", ".tiff")
-DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, "stage": str}
-"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and the stage."""
+_OF_READING: Mapping[str, type] = {"stage": str, "ocr": str, "surface": str}
+DOCUMENT_OPTIONS: Mapping[str, type] = {"pages": str, "dpi": int, "text_layer": bool, **_OF_READING}
+"""Names and types of what can be said of how a document is read: fields of `DocumentRequest`, and, those of reading, of
+`DocumentOptions`."""
 
 
 def kind_of(source: str) -> JobKind:
@@ -55,10 +57,21 @@ def document_options(values: OptionValues) -> DocumentOptions:
             raise InvalidRequest(f"{name!r} is no option of documents; known: {', '.join(DOCUMENT_OPTIONS)}")
         if type(value) is not DOCUMENT_OPTIONS[name]:
             raise InvalidRequest(f"{name} of a document must be of type {DOCUMENT_OPTIONS[name].__name__}")
-    request = DocumentRequest(**{name: value for name, value in values.items() if name != "stage"})
+    request = DocumentRequest(**{name: value for name, value in values.items() if name not in _OF_READING})
     if len(request.pages) > MAX_RANGE_CHARS:
         raise InvalidRequest(f"pages: at most {MAX_RANGE_CHARS} characters are read")
-    return DocumentOptions(request, stage=values.get("stage", DocumentOptions.stage)).check()
+    return DocumentOptions(request, **{name: values[name] for name in _OF_READING if name in values}).check()
+
+
+def document_values(asked: DocumentOptions) -> OptionValues:
+    """What `document_options` makes this way of reading of, without what is the default."""
+    usual = DocumentOptions()
+    values = {name: _value(asked, name) for name in DOCUMENT_OPTIONS}
+    return {name: value for name, value in values.items() if value != _value(usual, name)}
+
+
+def _value(asked: DocumentOptions, name: str) -> Any:
+    return getattr(asked if name in _OF_READING else asked.request, name)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from slipstream.archive.messages import (
     OptionValues,
     Receipt,
     document_options,
+    document_values,
 )
 from slipstream.archive.parts import PartRecord, PartsState
 from slipstream.archive.quality import COUNTED_MARKS, marks_of
@@ -357,7 +358,9 @@ def parts_key(
 ) -> str:
     """Equal keys: parts that were made of the same file, in the same way, by the same release and models."""
     way = json.dumps(asdict(asked.request) | {"stage": asked.stage}, sort_keys=True)
-    return f"{content_key(document_sha256, plan, target, draft)} {way}"
+    # Parts of older releases know nothing of these.
+    later = {name: value for name, value in document_values(asked).items() if name in ("ocr", "surface")}
+    return f"{content_key(document_sha256, plan, target, draft)} {way}{json.dumps(later) if later else ''}"
 
 
 def options_used(plan: CaptionPlan) -> OptionValues:

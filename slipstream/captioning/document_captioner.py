@@ -24,7 +24,7 @@ from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.captioning.stats import CaptionStats
 from slipstream.documents.messages import PagePicture
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentEvent, DocumentOptions
-from slipstream.documents.surfaces import PARAGRAPHS, SURFACES
+from slipstream.documents.surfaces import PARAGRAPHS, SURFACES, surface_of
 from slipstream.errors import (
     InvalidConfig,
     InvalidRequest,
@@ -135,6 +135,11 @@ class DocumentCaptioner:
 
         return PageRegions(picture, self._frame_size, self._regions, read, emit)
 
+    def surface(self, asked: DocumentOptions) -> str:
+        """The surface that hints are written in: that asked for, or the one that the target writes."""
+        target = self._captioner.peers.target.model
+        return surface_of(asked.surface, "" if target is None else target.surface)
+
     @contextlib.asynccontextmanager
     async def _opened(self, plan: CaptionPlan, upload: AsyncIterator[bytes]) -> AsyncIterator[VideoFile]:
         """The document's file. Raises what `Media.open` and `Media.open_source` raise, and LimitExceeded."""
@@ -172,7 +177,7 @@ class DocumentCaptioner:
         by_stage: Sequence[PageRegions | None] = [regions]
         if regions is not None and plan.method.name != TOLERANT_METHOD:  # which is paper 003's as it stands
             by_stage = [None, regions]
-        hints = [asyncio.create_task(_hints_of(page, plan, asked.surface, stage)) for stage in by_stage]
+        hints = [asyncio.create_task(_hints_of(page, plan, self.surface(asked), stage)) for stage in by_stage]
         try:
             late_hints = None
             if plan.is_tolerant:  # the text depends on what is drafted, which must not depend on a clock

@@ -250,9 +250,12 @@ def _check_delivered(plan: CaptionPlan) -> None:
     if len(plan.delivered) > limit:
         raise InvalidRequest(f"resume_after has {len(plan.delivered)} tokens, and the caption at most {limit}")
     if plan.delivered and not plan.resumable:
-        raise InvalidRequest(
-            "a text that is sampled by the rule 'rejection' depends on its draft and cannot be resumed; ask for it anew"
+        why = (
+            "with a tolerance below 1 depends on its hints"
+            if plan.is_tolerant
+            else "that is sampled by the rule 'rejection' depends on its draft"
         )
+        raise InvalidRequest(f"a text {why} and cannot be resumed; ask for it anew")
 
 
 def _check_hints(plan: CaptionPlan) -> None:

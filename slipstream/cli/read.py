@@ -1,20 +1,19 @@
 """`slipstream read`: documents to Markdown and JSON lines, read by a target with the OCR's text as its hint."""
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
-from slipstream.cli.caption import caption_options, open_gateway
+from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, model_options, run_async
-from slipstream.cli.views import caption_dict, complain, printable
-from slipstream.client.async_captioner import AsyncCaptioner
-from slipstream.client.document_client import DocumentCall, check_reads_documents
+from slipstream.cli.page_readers import OcrAlone, ReadPage, TargetReader, open_ocr, open_target, read_paper
+from slipstream.cli.views import complain, printable
+from slipstream.client.document_client import DocumentCall
 from slipstream.documents.disagreements import (
     HTML_END,
     PageReadings,
@@ -26,36 +25,26 @@ from slipstream.documents.disagreements import (
 from slipstream.documents.messages import (
     NO_OCR,
     Box,
-    DocumentLimits,
     DocumentRequest,
     Origin,
-    PageDraft,
-    ReadEvent,
     Region,
     RegionKind,
 )
 from slipstream.documents.output import markdown_page, page_record
-from slipstream.documents.pool import ReaderPool, check_packages
-from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading, page_readings
-from slipstream.documents.surfaces import SURFACES, page_text
-from slipstream.errors import InvalidConfig, SlipstreamError, UnreadableDocument
-from slipstream.logs import configure_logs
+from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions, PageReading
+from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text
+from slipstream.errors import InvalidConfig, SlipstreamError
 from slipstream.options import CaptionOptions
-from slipstream.rpc.reader import RemoteReader
-from slipstream.rpc.tls import make_peer_security
 from slipstream.stack.local import POCKET_READER, StackOptions
 
-Read = Callable[[bytes], AsyncGenerator[PageDraft | PageReading, None]]
-"""The pages of a document, as the OCR reads them, or a target too."""
 READER_PANEL = "Reader"
 MAX_PICTURED_BYTES = 64 * 1024**2
 """Of a `disagreements.html`: pages behind them have their boxes drawn on white, as a browser must hold all of it."""
-POCKET_READER_SURFACE = "lines"
 SurfaceOption = Annotated[
-    str | None,
+    str,
     typer.Option(
         help=f"How the target writes: {', '.join(SURFACES)}.",
-        show_default=f"markdown; {POCKET_READER_SURFACE} for the pocket reader",
+        show_default=f"as the target says; {USUAL_SURFACE} with --ocr-only",
     ),
 ]
 StageOption = Annotated[
@@ -94,7 +83,7 @@ def read_command(
     text_layer: Annotated[
         bool, typer.Option("--text-layer/--no-text-layer", help="Take the document's own text where it is genuine.")
     ] = True,
-    surface: SurfaceOption = None,
+    surface: SurfaceOption = "",
     stage: StageOption = DocumentOptions.stage,
     ocr: OcrOption = DocumentOptions.ocr,
     options: CaptionOptions,
@@ -112,9 +101,7 @@ def read_command(
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
     _check_who_reads(reader, ocr_only, ocr)
     stack_options = _with_a_reader(stack_options)
-    if surface is None:
-        surface = POCKET_READER_SURFACE if stack_options.is_pocket_reader and gateway is None else "markdown"
-    _check_known(("--surface", surface, SURFACES), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
+    _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
 
     async def run() -> int:
@@ -128,13 +115,13 @@ def read_command(
             pictures=True,
             options=options,
         )
-        opened = (
-            _open_reader(reader, connection, jobs, DocumentRequest(pages=pages, dpi=dpi, text_layer=text_layer))
+        opened: AbstractAsyncContextManager[OcrAlone | TargetReader] = (
+            open_ocr(reader, connection, jobs, call)
             if ocr_only
-            else _open_target(gateway, connection, stack_options, call)
+            else open_target(gateway, connection, stack_options, call)
         )
-        async with opened as read:
-            job = _Job(output, read, surface, asyncio.Semaphore(jobs), has_target=not ocr_only)
+        async with opened as who:
+            job = _Job(output, who, asyncio.Semaphore(jobs))
             exit_codes = await asyncio.gather(*map(job.read_one, files))
         return next(filter(None, exit_codes), 0)
 
@@ -153,7 +140,7 @@ def _check_known(*chosen: tuple[str, str, Collection[str]]) -> None:
     """Raises `InvalidConfig` for a flag whose value is not one of those known."""
     for flag, value, known in chosen:
         if value not in known:
-            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(known)}")
+            raise InvalidConfig(f"unknown {flag} {value!r}; known: {', '.join(filter(None, known))}")
 
 
 def _make_folder(output: Path) -> None:
@@ -173,60 +160,13 @@ def _with_a_reader(options: StackOptions) -> StackOptions:
     return replace(options, target_model=target, draft_model=draft)
 
 
-@asynccontextmanager
-async def _open_target(
-    gateway: str | None, connection: ConnectionOptions, stack_options: StackOptions, call: DocumentCall
-) -> AsyncIterator[Read]:
-    """What a gateway's target reads; without an address, that of a stack of this command's own."""
-    if gateway is None:
-        check_packages()
-    async with (
-        open_gateway(gateway, replace(stack_options, reader=True)) as address,
-        AsyncCaptioner(gateway=connection.gateway(address)) as captioner,
-    ):
-        check_reads_documents(await captioner.info())
-        yield lambda data: page_readings(captioner.start_document(data, call))
-
-
-@asynccontextmanager
-async def _open_reader(
-    address: str, connection: ConnectionOptions, jobs: int, request: DocumentRequest
-) -> AsyncIterator[Read]:
-    """What the OCR reads: of a service, or without an address in processes of this command's own."""
-    if address:
-        ca, cert, key = (str(path or "") for path in (connection.ca, connection.cert, connection.key))
-        security = make_peer_security(("--ca", ca), ("--cert", cert), ("--key", key))
-        remote = RemoteReader(address, security, connection.token(os.environ))
-        try:
-            yield lambda data: _drafts(remote.read(data, request))
-        finally:
-            await remote.close()
-        return
-    check_packages()
-    configure_logs("read", "error")
-    pool = ReaderPool(DocumentLimits(), max_documents=jobs)
-    try:
-        yield lambda data: _drafts(pool.read(data, request))
-    finally:
-        pool.close()
-
-
-async def _drafts(events: AsyncGenerator[ReadEvent, None]) -> AsyncGenerator[PageDraft | PageReading, None]:
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, PageDraft):
-                yield event
-
-
 @dataclass(frozen=True)
 class _Job:
     """How all documents of a command are read."""
 
     output: Path
-    read: Read
-    surface: str
+    reader: OcrAlone | TargetReader
     places: asyncio.Semaphore
-    has_target: bool
 
     async def read_one(self, path: Path) -> int:
         """Reads one document and says on stdout what came of it; its exit status."""
@@ -248,27 +188,23 @@ class _Job:
     async def _write_document(self, path: Path) -> "Sequence[_PageFacts]":
         """Writes page by page beside the files' places, and moves them there when all pages are read: a document that
         fails leaves the files of an earlier run as they were."""
-        data, name = await asyncio.to_thread(_bytes_of, path), printable(path.name)  # which may be no UTF-8
-        endings = [".md", ".jsonl", *([".disagreements.html"] if self.has_target else [])]
+        file = await asyncio.to_thread(read_paper, path)
+        endings = [".md", ".jsonl", *([".disagreements.html"] if isinstance(self.reader, TargetReader) else [])]
         targets = [self.output / f"{path.stem}{ending}" for ending in endings]
         parts = [target.with_name(f".{target.name}.part") for target in targets]
         facts = []
         try:
             with ExitStack() as files:
                 markdown, lines, *compared = (files.enter_context(part.open("w", encoding="utf-8")) for part in parts)
-                for html in compared:
-                    html.write(html_head(name))
-                async with aclosing(self.read(data)) as pages:
+                async with aclosing(self.reader.pages(file)) as pages:
                     async for page in pages:
-                        drafted, text, more = self._page(page)
-                        markdown.write(markdown_page(drafted.page, text))
-                        lines.write(page_record(name, drafted, **more))
-                        facts.append(_PageFacts.of(page))
-                        if isinstance(page, PageReading):
-                            is_pictured = compared[0].tell() < MAX_PICTURED_BYTES
-                            compared[0].write(
-                                await asyncio.to_thread(_compared_html, page, self.surface, is_pictured=is_pictured)
-                            )
+                        told = _PageFacts.of(page)
+                        facts.append(told)
+                        text, more = self._text(page)
+                        markdown.write(markdown_page(told.number, text, told.lossy))
+                        lines.write(page_record(file.name, page.draft, **more))
+                        if page.reading is not None:
+                            await self._compare(page.reading, html_head(file.name, told.lossy), compared[0])
                 for html in compared:
                     html.write(HTML_END)
             for part, target in zip(parts, targets, strict=True):
@@ -278,11 +214,18 @@ class _Job:
                 part.unlink(missing_ok=True)
         return facts
 
-    def _page(self, page: PageDraft | PageReading) -> tuple[PageDraft, str, dict[str, Any]]:
-        """The OCR's reading, the text to write, and what else is known of it."""
-        if isinstance(page, PageDraft):
-            return page, page_text(page.regions, self.surface), {}
-        return page.draft, page.caption.text, {"text": page.caption.text, "receipt": caption_dict(page.caption)}
+    def _text(self, page: ReadPage) -> tuple[str, dict[str, Any]]:
+        """The text to write, and what else is known of it."""
+        if page.reading is None:
+            return page_text(page.draft.regions, self.reader.surface), {}
+        return page.reading.text, {"text": page.reading.text, "receipt": page.receipt}
+
+    async def _compare(self, page: PageReading, head: str, html: TextIO) -> None:
+        """Writes where the two readings differ, behind the head where it is the first page."""
+        if not html.tell():
+            html.write(head)
+        is_pictured = html.tell() < MAX_PICTURED_BYTES
+        html.write(await asyncio.to_thread(_compared_html, page, self.reader.surface, is_pictured=is_pictured))
 
 
 @dataclass(frozen=True)
@@ -296,6 +239,8 @@ class _PageFacts:
     num_hinted: int = 0
     num_regions: int = 0
     """That the target read first."""
+    lossy: tuple[str, ...] = ()
+    """See `Caption.lossy_facts`."""
 
     @property
     def complaints(self) -> list[str]:
@@ -303,17 +248,26 @@ class _PageFacts:
         return [warning for warning in self.warnings if warning != NO_OCR]
 
     @classmethod
-    def of(cls, page: PageDraft | PageReading) -> "_PageFacts":
-        if isinstance(page, PageDraft):
-            return cls(page.page, page.warnings, page.seconds)
-        hinted = page.caption.speculation.accepted_prediction_tokens
-        num_read = page.caption.regions.num_read if page.caption.regions else 0
-        return cls(page.draft.page, page.draft.warnings, page.draft.seconds, page.caption.num_tokens, hinted, num_read)
+    def of(cls, page: ReadPage) -> "_PageFacts":
+        draft = page.draft
+        if page.reading is None:
+            return cls(draft.page, draft.warnings, draft.seconds)
+        caption = page.reading.caption
+        return cls(
+            draft.page,
+            draft.warnings,
+            draft.seconds,
+            num_tokens=caption.num_tokens,
+            num_hinted=caption.speculation.accepted_prediction_tokens,
+            num_regions=caption.regions.num_read if caption.regions else 0,
+            lossy=caption.lossy_facts,
+        )
 
 
 def _told(pages: Sequence[_PageFacts]) -> list[str]:
     num_tokens = sum(page.num_tokens for page in pages)
-    told = [f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
+    lossy = dict.fromkeys(fact for page in pages for fact in page.lossy)
+    told = [*lossy, f"{len(pages)} pages", f"{sum(page.seconds for page in pages):.1f} s of OCR"]
     if num_unread := sum(NO_OCR in page.warnings for page in pages):
         told.append(f"{num_unread} pages without OCR")
     if num_regions := sum(page.num_regions for page in pages):
@@ -334,16 +288,3 @@ def _compared_html(page: PageReading, surface: str, *, is_pictured: bool) -> str
     ]
     picture = page.picture if is_pictured else replace(page.picture, pixels=b"")
     return page_html(PageReadings(picture, compared))
-
-
-def _bytes_of(path: Path) -> bytes:
-    """Raises UnreadableDocument."""
-    try:
-        size = path.stat().st_size
-        if not path.is_file():
-            raise UnreadableDocument("no regular file")
-        if size > DocumentLimits.max_bytes:
-            raise UnreadableDocument(f"it has {size} bytes, and a document has at most {DocumentLimits.max_bytes}")
-        return path.read_bytes()
-    except OSError as error:
-        raise UnreadableDocument(f"cannot be read: {error.strerror}") from None

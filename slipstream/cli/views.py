@@ -27,10 +27,6 @@ def closing_line(caption: Caption) -> str:
         f"{speculation.passes} passes",
         f"first token after {caption.timings.first_token_s:.2f} s",
     ]
-    if lossy := caption.options.get("lossy"):
-        facts.insert(0, f"lossy: {lossy} keeps {caption.options['lossy_keep']:.0%}")
-    if 0 < (tau := caption.options.get("tolerance", 0)) < 1:
-        facts.insert(0, f"lossy: hints within a tolerance of {tau:g} ({caption.options['tolerance_rule']})")
     if predicted := speculation.accepted_prediction_tokens:
         facts.append(f"{predicted} tokens from hints")
     if speculation.judged:
@@ -45,7 +41,7 @@ def closing_line(caption: Caption) -> str:
         facts.append(f"ended before {caption.stop_string!r}")
     if caption.finish_reason is FinishReason.LENGTH:
         facts.append("cut at the token limit")
-    return printable(", ".join([*facts, *caption.video.warnings]))
+    return printable(", ".join([*caption.lossy_facts, *facts, *caption.video.warnings]))
 
 
 def spared_line(caption: Caption) -> str:

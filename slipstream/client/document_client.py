@@ -62,7 +62,7 @@ with_document_keywords = keywords_of(
         "dpi": "resolution at which pages are drawn.",
         "ocr_dpi": "that at which the OCR sees them, for making it worse on purpose; 0: the same.",
         "text_layer": "whether the document's own text is taken for a draft, where it is genuine.",
-        "surface": 'how the target writes, such as "markdown".',
+        "surface": 'how the target writes, such as "markdown"; empty: as it says itself.',
         "stage": '"page", or "region+page": the target reads the regions of a page first, for better hints.',
         "ocr": '"always", "paying" (while the OCR saves more time than it takes), or "never".',
         "pictures": "whether the pixels of the pages are wanted.",

@@ -101,6 +101,7 @@ article{border-left:3px solid #0a7d3a;padding:.2rem .8rem;margin:0 0 .8rem}
 article.differs{border-color:#c2410c}
 h3{font-size:.85rem;margin:0;color:#57606a;font-weight:600}
 p{margin:.2rem 0;overflow-wrap:anywhere}
+.lossy{background:#fff3c4;padding:.2rem .8rem}
 del{background:#ffe1d6;text-decoration-color:#c2410c} ins{background:#d9f5e3;text-decoration:none}
 """
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -110,14 +111,20 @@ HTML_END = "</body></html>\n"
 """What stands behind the last page."""
 
 
-def html_head(title: str) -> str:
-    """What stands before the first page. Pages follow by `page_html`, and then `HTML_END`."""
+def html_head(title: str, lossy_facts: Sequence[str] = ()) -> str:
+    """What stands before the first page. Pages follow by `page_html`, and then `HTML_END`.
+
+    Args:
+        lossy_facts: in which ways the model's text need not be its own, see `Caption.lossy_facts`.
+    """
     safe = html.escape(title)
+    lossy = "".join(f'<p class="lossy">{html.escape(fact)}</p>' for fact in lossy_facts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{safe}</title><style>{_STYLE}</style></head><body><h1>{safe}</h1>"
         "<p><del>struck out</del>: as the OCR reads it; <ins>marked</ins>: as the model does.</p>"
+        f"{lossy}"
     )
 
 

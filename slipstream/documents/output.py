@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from slipstream.documents.messages import PageDraft, Region
 
-_MARK = re.compile(r"<!--(?=\s*page\s+\d+\s*-->)", re.IGNORECASE)
+_MARK = re.compile(r"<!--(?=\s*(?:page\s+\d+\s*-->|lossy:))", re.IGNORECASE)
 
 
 def page_mark(page: int) -> str:
@@ -14,10 +15,20 @@ def page_mark(page: int) -> str:
     return f"<!-- page {page} -->"
 
 
-def markdown_page(page: int, text: str) -> str:
-    """A page of the document, with its mark. What looks like one in the text itself is shown, and marks nothing."""
+def lossy_mark(fact: str) -> str:
+    """Stands between a page's mark and a text that need not be the target's own."""
+    return f"<!-- {fact.replace('--', '- -')} -->"
+
+
+def markdown_page(page: int, text: str, lossy_facts: Sequence[str] = ()) -> str:
+    """A page of the document, with its marks. What looks like one in the text itself is shown, and marks nothing.
+
+    Args:
+        lossy_facts: see `Caption.lossy_facts`.
+    """
     shown = _MARK.sub("&lt;!--", text)
-    return f"{page_mark(page)}\n\n{shown}\n\n" if shown else f"{page_mark(page)}\n\n"
+    marks = "\n".join([page_mark(page), *map(lossy_mark, lossy_facts)])
+    return f"{marks}\n\n{shown}\n\n" if shown else f"{marks}\n\n"
 
 
 def page_record(document: str, draft: PageDraft, **more: Any) -> str:

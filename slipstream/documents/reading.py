@@ -27,8 +27,8 @@ class DocumentOptions:
 
     request: DocumentRequest = field(default_factory=DocumentRequest)
     """Which pages, and how they are drawn and read; `pictures`: whether the caller wants the pixels."""
-    surface: str = "markdown"
-    """How the target writes, one of `SURFACES`."""
+    surface: str = ""
+    """How the target writes, one of `SURFACES`; empty: as it says itself."""
     caption: CaptionOptions = field(default_factory=CaptionOptions)
     """Of each page."""
     stage: str = "page"
@@ -44,7 +44,7 @@ class DocumentOptions:
     def check(self) -> "DocumentOptions":
         """Itself. Raises `InvalidRequest` for what no gateway takes."""
         check_request(self.request)
-        if self.surface not in SURFACES:
+        if self.surface and self.surface not in SURFACES:
             raise InvalidRequest(f"surface {self.surface!r} is unknown; choose one of {', '.join(SURFACES)}")
         if self.stage not in STAGES:
             raise InvalidRequest(f"stage {self.stage!r} is unknown; choose one of {', '.join(STAGES)}")

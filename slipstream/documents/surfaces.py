@@ -1,9 +1,10 @@
 """How a target writes what it reads: regions in, the text that this target would write for them out. Pure.
 
 Drafts are matched by token, so a draft in another notation than the target's is worth nothing. One adapter for each
-family of targets, by the name that `--surface` and the families' own files use.
+family of targets, by the name that `--surface`, the families and a checkpoint's config.json use.
 """
 
+import html
 import re
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,10 @@ A page is these texts, joined by an empty line."""
 
 SURFACES: dict[str, Surface] = {}
 """By name."""
+USUAL_SURFACE = "markdown"
+"""Of a target of which nothing is known."""
+CONFIG_KEY = "slipstream_surface"
+"""Key of a checkpoint's config.json that names what it writes, where that is not what its family writes."""
 PARAGRAPHS = "\n\n"
 """Between two regions of a page."""
 
@@ -29,7 +34,12 @@ def surface(name: str) -> Callable[[Surface], Surface]:
     return register
 
 
-def page_text(regions: Sequence[Region], name: str = "markdown") -> str:
+def surface_of(asked: str, target: str) -> str:
+    """The surface to write in: that asked for, else the target's own as far as it is known here, else the usual one."""
+    return asked or (target if target in SURFACES else USUAL_SURFACE)
+
+
+def page_text(regions: Sequence[Region], name: str = USUAL_SURFACE) -> str:
     """The page as the target of that surface would write it. Raises KeyError for a name that is not registered."""
     return PARAGRAPHS.join(text for text in SURFACES[name](regions) if text)
 
@@ -43,10 +53,10 @@ _HYPHENATED = re.compile(r"(?<=\w)-\n(?=[a-z])")
 @surface("markdown")
 def markdown(regions: Sequence[Region]) -> list[str]:
     """Plain Markdown: headings behind `#`, tables with pipes, formulas between `$$`; no running heads and feet."""
-    return [_markdown_region(region) for region in regions]
+    return [_markdown_region(region, pipe_table) for region in regions]
 
 
-def _markdown_region(region: Region) -> str:
+def _markdown_region(region: Region, table: Callable[[str], str]) -> str:
     text = region.text.strip("\n")
     match region.kind:
         case RegionKind.HEADER | RegionKind.FOOTER | RegionKind.FIGURE:
@@ -54,7 +64,7 @@ def _markdown_region(region: Region) -> str:
         case RegionKind.HEADING:
             return HEADING_MARK + joined_lines(text) if text else ""
         case RegionKind.TABLE:
-            return pipe_table(text)
+            return table(text)
         case RegionKind.FORMULA:
             return f"$$\n{text}\n$$" if text else ""
         case _:
@@ -82,13 +92,35 @@ def joined_paragraphs(text: str) -> str:
 
 def pipe_table(text: str) -> str:
     """A table of Markdown, from rows as lines and cells between tabs. The first row is its head."""
-    rows = [[cell.strip().replace("|", "\\|") for cell in line.split("\t")] for line in text.split("\n") if line]
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in _rows(text)]
     if not rows:
         return ""
     width = max(map(len, rows))
     padded = [row + [""] * (width - len(row)) for row in rows]
     lines = [f"| {' | '.join(row)} |" for row in padded]
     return "\n".join([lines[0], "|" + " --- |" * width, *lines[1:]])
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("\t")] for line in text.split("\n") if line]
+
+
+# -- Markdown with tables as HTML -------------------------------------------------------------------------------------
+
+
+@surface("html_tables")
+def html_tables(regions: Sequence[Region]) -> list[str]:
+    """Plain Markdown but for tables, which are HTML on one line: what dots.ocr and MinerU write, and Qwen2.5-VL in its
+    own format for documents, whose tables alone are taken from it."""
+    return [_markdown_region(region, html_table) for region in regions]
+
+
+def html_table(text: str) -> str:
+    """A table of HTML, from rows as lines and cells between tabs. Rows are as long as they are: a cell that spans
+    several is one."""
+    rows = ("".join(f"<td>{html.escape(cell, quote=False)}</td>" for cell in row) for row in _rows(text))
+    content = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table>{content}</table>" if content else ""
 
 
 # -- Markdown that keeps the page's lines ------------------------------------------------------------------------------

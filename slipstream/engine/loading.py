@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from slipstream.documents.surfaces import CONFIG_KEY, SURFACES
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
@@ -254,7 +255,18 @@ def _describe(
         revision=revision,
         frame_size=adapter.frame_size,
         sampling_defaults=_sampling_defaults(model),
+        surface=_surface(checkpoint, adapter),
     )
+
+
+def _surface(checkpoint: Checkpoint, adapter: Adapter) -> str:
+    """What the checkpoint names, else its family's."""
+    named = checkpoint.config.get(CONFIG_KEY)
+    if named is None:
+        return adapter.surface
+    if not isinstance(named, str) or named not in SURFACES:
+        raise ModelNotUsable(f"{checkpoint.ref}: config.json has {CONFIG_KEY} {named!r}; known: {', '.join(SURFACES)}")
+    return named
 
 
 def _sampling_defaults(model: PreTrainedModel) -> SamplingDefaults:

@@ -138,6 +138,8 @@ class Adapter(Protocol):
     """Video tokens of one step, for frames of usual size."""
     frame_size: FrameSize
     """What frames are resized to; those of another size are resized here."""
+    surface: str
+    """How models of the family write what they read of a page, one of `SURFACES`; empty: nothing is known."""
     num_axes: int
     """Of position ids: 1, or time, row and column, which are equal for the answer."""
 
@@ -183,6 +185,7 @@ class EqualFrames:
 
     frames_per_step = 1
     num_axes = 1
+    surface = ""
 
     def __init__(self, model: PreTrainedModel, text_model: nn.Module, frames: FramePreprocessor) -> None:
         self._model: Any = model

@@ -40,6 +40,7 @@ class Qwen2_5VL:
     """
 
     num_axes = 3
+    surface = "html_tables"
     usual_patches = PatchPreprocessor()
     """Where the checkpoint does not say."""
 

@@ -308,18 +308,21 @@ def test_documents_are_known_by_their_extension_and_folders_stand_for_them_when_
         (folder / name).write_bytes(b"x")
     assert submit(archive, folder, "--name", "videos") == 0
     assert list(archive.batches["videos"].items) == ["a.mp4"], "a video's thumbnail is no document to read"
-    how = ("--pages", "2-3", "--dpi", "90", "--stage", "region+page")
+    how = ("--pages", "2-3", "--dpi", "90", "--stage", "region+page", "--ocr", "paying", "--surface", "lines")
     assert submit(archive, folder, "--documents", *how, "--name", "documents") == 0
     batch = archive.batches["documents"]
     assert list(batch.items) == ["b.PDF", "c.tiff", "thumb.jpg"]
     assert (batch.options.document.pages, batch.options.document.dpi) == ("2-3", 90)
-    assert batch.options.document.stage == "region+page"
+    document = batch.options.document
+    assert (document.stage, document.ocr, document.surface) == ("region+page", "paying", "lines")
     assert not batch.options.document.HasField("text_layer")
     assert submit(archive, folder, "--documents") == submit(archive, folder, "--documents", "--no-text-layer") == 0
     assert len(archive.batches) == 4, "read in another way it is another batch"
     capsys.readouterr()
     assert submit(archive, folder, "--documents", "--dpi", "5") == 2
     assert "dpi is 5; ask for 20 to 600" in capsys.readouterr().err
+    assert submit(archive, folder, "--documents", "--ocr", "maybe") == 2
+    assert "ocr 'maybe' is unknown" in capsys.readouterr().err
 
 
 def test_a_manifest_says_what_differs_for_a_document(

@@ -1,16 +1,20 @@
 """`slipstream read`: files that are written, and what is said where they are not."""
 
+import hashlib
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
 from PIL import Image
 
+from slipstream import __version__
+from slipstream.archive.messages import ModelReceipt, Receipt
+from slipstream.cli import page_readers
 from slipstream.cli import read as read_module
 from slipstream.cli.app import run
 from slipstream.documents.messages import (
@@ -57,13 +61,13 @@ class FakePool:
 @pytest.fixture(autouse=True)
 def _keep_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command would set up the logs of all tests that follow in this process."""
-    monkeypatch.setattr(read_module, "configure_logs", lambda *given: None)
+    monkeypatch.setattr(page_readers, "configure_logs", lambda *given: None)
 
 
 @pytest.fixture
 def fake_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_module, "ReaderPool", FakePool)
-    monkeypatch.setattr(read_module, "check_packages", lambda: None)
+    monkeypatch.setattr(page_readers, "ReaderPool", FakePool)
+    monkeypatch.setattr(page_readers, "check_packages", lambda: None)
     FakePool.asked = []
 
 
@@ -146,6 +150,23 @@ async def reading_stack(world: World) -> AsyncIterator[Stack]:
 TWO_PAGES = pdf_of([words_at(72, 700, f"text {page}", 20) for page in (1, 2)])
 
 
+def check_receipt(text: str, receipt: dict[str, Any]) -> None:
+    """That of a page of `TWO_PAGES`, in the form of the archive's."""
+    archived = Receipt("", ModelReceipt("", "", ""), None, {}, "", 0, "").as_record()
+    assert receipt.keys() >= archived.keys() | {"request_id", "speculation", "timings", "num_tokens"} - {"draft"}
+    assert (receipt["video_sha256"], receipt["video_bytes"]) == (sha256_of(TWO_PAGES), len(TWO_PAGES))
+    assert receipt["text_sha256"] == sha256_of(text.encode()) and receipt["slipstream_version"] == __version__
+    target = receipt["target"]
+    assert target["model_id"] and len(target["revision"]) == 64 and target["dtype"] == "float32"
+    assert "draft" not in receipt and "text" not in receipt
+    asked = {"prompt": "Read this page.", "num_frames": 1, "method": "hints", "max_new_tokens": 32}
+    assert receipt["options"].items() >= asked.items() and not receipt["options"].keys() & {"prediction", "lossy"}
+
+
+def sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 @needs_documents
 def test_a_target_reads_with_hints(
     reading_stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -159,9 +180,12 @@ def test_a_target_reads_with_hints(
     assert [record["page"] for record in records] == [1, 2]
     assert records[0]["regions"][0]["text"].strip() == "text 1" and records[0]["receipt"]["method"] == "hints"
     assert "regions" not in records[0]["receipt"], "nobody asked for them"
-    assert all(record["text"] in (tmp_path / "a.md").read_text() for record in records)
+    check_receipt(records[0]["text"], records[0]["receipt"])
+    assert "lossy" not in said
+    assert all(record["text"] in (markdown := (tmp_path / "a.md").read_text()) for record in records)
+    assert "lossy" not in markdown
     html = (tmp_path / "a.disagreements.html").read_text()
-    assert html.count("<h2") == 2 and html.endswith("</html>\n")
+    assert html.count("<h2") == 2 and 'class="lossy"' not in html and html.endswith("</html>\n")
     assert html.count("<svg") == 2 and html.count("data:image/png") == 1, "the second one is behind the limit"
 
 
@@ -172,7 +196,11 @@ def test_a_target_reads_regions_first(reading_stack: Stack, tmp_path: Path, caps
     words = ("--output", tmp_path, "--gateway", reading_stack.gateway_address, "--max-new-tokens", 32)
     tolerant = ("--method", "hsd", "--tolerance", 0.9)
     assert read(tmp_path / "a.pdf", *words, "--stage", "region+page", *tolerant) == 0
-    assert "2 regions read first" in capsys.readouterr().out
+    assert "2 regions read first" in (said := capsys.readouterr().out)
+    fact = "lossy: hints within a tolerance of 0.9 (log_ratio)"
+    assert f"a.md  [{fact}, 2 pages" in said
+    assert (tmp_path / "a.md").read_text().count(f"<!-- {fact} -->") == 2
+    assert (tmp_path / "a.disagreements.html").read_text().count(f'<p class="lossy">{fact}</p><h2') == 1
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [record["receipt"]["regions"]["num_read"] for record in records] == [1, 1]
 
@@ -193,7 +221,7 @@ def test_without_a_target_the_pocket_reader_reads(tmp_path: Path, capsys: pytest
     Image.fromarray(page.pixels).save(tmp_path / "a.png")
     assert read(tmp_path / "a.png", "--output", tmp_path) == 0
     (record,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
-    assert record["receipt"]["method"] == "hints" and record["text"] == record["receipt"]["text"]
+    assert record["receipt"]["method"] == "hints"
     assert edit_distance(record["text"], page.text) <= 0.05 * len(page.text)
     said = capsys.readouterr()
     assert "1 pages" in said.out and said.err.count("knows only synthetic pages") == 1

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.archive.messages import MAX_ITEM_HINT_BYTES
+from slipstream.cli.archive.old_captions import LONGEST_LINE, MAX_TEXTS
 from tests.cli.fake_archive import FakeArchive
 from tests.cli.test_archive_submit import only_batch, submit
 
@@ -51,10 +53,55 @@ def test_a_manifest_knows_the_content_of_what_is_not_here(archive: FakeArchive, 
     old = write_captions(tmp_path / "old.jsonl", (b"x", "a text"), (b"x", "y" * 70_000))
     assert submit(archive, manifest, "--hints-from", old) == 0
     hints = [list(item.caption.prediction) for item in only_batch(archive).values()]
-    assert hints == [[], [], [], ["my own"]], "the latest text is longer than a job may have"
-    write_captions(old, (b"x", "y" * 70_000), (b"x", "a text"))
-    assert submit(archive, manifest, "--hints-from", old, "--name", "again") == 0
-    assert list(archive.batches["again"].items["https://example.org/a.mp4"].caption.prediction) == ["a text"]
+    assert hints == [["y" * MAX_ITEM_HINT_BYTES], [], [], ["my own"]], "as much of the latest as a job may have"
+
+
+def test_texts_too_long_for_a_job_are_cut_between_characters(
+    archive: FakeArchive, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many whole texts as fit, the latest first, and then a beginning; older ones not at all."""
+    long = "\N{EURO SIGN}" * 30_000  # 3 bytes each
+    old = write_captions(tmp_path / "old.jsonl", (b"x", "oldest"), (b"x", long), (b"x", "a text"))
+    assert submit(archive, folder, "--hints-from", old) == 0
+    for item in only_batch(archive).values():
+        whole, cut = item.caption.prediction
+        assert whole == "a text" and long.startswith(cut) and len(cut) == (MAX_ITEM_HINT_BYTES - len(whole)) // 3
+        assert sum(len(text.encode()) for text in item.caption.prediction) <= MAX_ITEM_HINT_BYTES
+    assert "3 of 3 items have hints, 3 of them cut to 65,536 bytes" in capsys.readouterr().err
+    write_captions(old, (b"x", "no room"), (b"x", "z" * MAX_ITEM_HINT_BYTES))
+    assert submit(archive, folder, "--hints-from", old, "--name", "full") == 0
+    assert {len(item.caption.prediction) for item in archive.batches["full"].items.values()} == {1}
+
+
+def test_lines_that_give_no_hint_are_counted(
+    archive: FakeArchive, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write_captions(tmp_path / "old.jsonl", *((b"x", f"text {n}") for n in range(MAX_TEXTS + 1)))
+    (found,) = map(json.loads, old.read_text().splitlines()[-1:])
+    long = json.dumps(found | {"text": "y" * LONGEST_LINE})
+    old.write_text(f"{long}\n{old.read_text()}\n\n{long}")
+    assert submit(archive, folder, "--hints-from", old) == 0
+    assert list(only_batch(archive)["b.mp4"].caption.prediction) == ["text 4", "text 3", "text 2", "text 1"]
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if "--hints-from" in line)
+    told, _, reasons = told.partition(" lines were left out: ")
+    assert told == "slipstream: --hints-from: 8 of 12"
+    assert set(reasons.split(", ")) == {
+        "2 longer than 4 MiB",
+        "2 without a text",
+        "1 no JSON",
+        "1 without a receipt that names the file",
+        "1 whose text is not valid Unicode",
+        "1 older than the latest 4 of the same file",
+    }
+
+
+def test_nothing_is_said_of_lines_where_all_give_hints(
+    archive: FakeArchive, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write_captions(tmp_path / "old.jsonl", (b"x", "a text"))
+    old.write_text(old.read_text().splitlines()[-1])
+    assert submit(archive, folder, "--hints-from", old) == 0
+    assert "3 of 3 items have hints\n" in (said := capsys.readouterr().err) and "left out" not in said
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"text": "no receipt"}\n', b"[" * 100_000])

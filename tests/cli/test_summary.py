@@ -14,4 +14,7 @@ def test_it_tells_what_ended_the_text_and_what_the_gate_did() -> None:
 def test_it_says_first_that_the_text_is_not_the_targets_own() -> None:
     line = closing_line(Caption("", 9, None, options={"lossy": "fastv", "lossy_keep": 0.5}))
     assert line.startswith("lossy: fastv keeps 50%, 9 tokens")
+    tolerant = {"tolerance": 0.75, "tolerance_rule": "ratio", "lossy": "", "lossy_keep": 0.0}
+    assert closing_line(Caption("", 9, None, options=tolerant)).startswith("lossy: hints within a tolerance of 0.75 (r")
+    assert not Caption("", 9, None, options=tolerant | {"tolerance": 1.0}).lossy_facts
     assert "lossy" not in closing_line(Caption("", 9, None))

@@ -52,11 +52,20 @@ def test_markdown_has_page_marks() -> None:
     assert markdown_page(4, "") == "<!-- page 4 -->\n\n"
 
 
-@pytest.mark.parametrize("forged", ["<!-- page 9 -->", "<!--page 9-->", "<!--  PAGE\n9 -->"])
+def test_a_lossy_text_is_marked_as_such() -> None:
+    """Behind the page's mark, and before the first page of what proof-readers see."""
+    facts = ("lossy: a", "lossy: b -->")
+    assert markdown_page(3, "text", facts) == "<!-- page 3 -->\n<!-- lossy: a -->\n<!-- lossy: b - -> -->\n\ntext\n\n"
+    head = html_head("a.pdf", facts)
+    assert '<p class="lossy">lossy: a</p><p class="lossy">lossy: b --&gt;</p>' in head
+    assert 'class="lossy"' not in html_head("lossy: a.pdf")
+
+
+@pytest.mark.parametrize("forged", ["<!-- page 9 -->", "<!--page 9-->", "<!--  PAGE\n9 -->", "<!-- lossy: page"])
 def test_a_page_cannot_forge_the_mark_of_another(forged: str) -> None:
     text = f"before\n\n{forged}\n\n<!-- a comment --> after"
     page = markdown_page(3, text)
-    assert page.count("<!-- page") == 1 and page.startswith("<!-- page 3 -->")
+    assert page.count("<!-- page") == 1 and "<!-- lossy" not in page and page.startswith("<!-- page 3 -->")
     assert html.unescape(page) == f"<!-- page 3 -->\n\n{text}\n\n"
 
 

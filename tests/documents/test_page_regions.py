@@ -3,20 +3,25 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.document_captioner import hint_texts
+from slipstream.captioning.document_captioner import DocumentCaptioner, hint_texts
 from slipstream.captioning.page_regions import SPARE_TOKENS, PageRegions
 from slipstream.captioning.plan import CaptionPlan, make_plan
 from slipstream.documents.messages import Box, Origin, PageDraft, PagePicture, Region, RegionKind, RegionStage
+from slipstream.documents.reading import DocumentOptions
 from slipstream.errors import InvalidRequest, LimitExceeded, Overloaded, ServiceUnavailable, SessionGone
 from slipstream.frame_size import ANY_SIZE
 from slipstream.messages import Caption, Speculation, StageChange
 from slipstream.options import CaptionOptions
+from slipstream.service_info import ModelInfo
 from tests.support.processes import eventually
 
 SIDE = 10
@@ -152,3 +157,13 @@ def test_hints_are_the_page_or_the_set_of_its_regions() -> None:
     assert hint_texts(["a", "", "b"], "hints") == ("a\n\nb",)
     assert hint_texts(["a", "", "b"], "hsd") == ("a", "b")
     assert hint_texts(["", ""], "hints") == hint_texts([], "hsd") == ()
+
+
+def test_hints_are_written_as_the_target_writes_unless_another_way_is_asked_for() -> None:
+    target = SimpleNamespace(model=ModelInfo(surface="html_tables"))
+    captioner = SimpleNamespace(peers=SimpleNamespace(target=target))
+    documents = DocumentCaptioner(CONFIG, cast(GatewayCaptioner, captioner), None)
+    assert documents.surface(DocumentOptions()) == "html_tables"
+    assert documents.surface(DocumentOptions(surface="lines")) == "lines"
+    target.model = None  # it has not answered yet
+    assert documents.surface(DocumentOptions()) == "markdown"

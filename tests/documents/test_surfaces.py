@@ -1,7 +1,7 @@
 """Regions in a target's own way of writing."""
 
 from slipstream.documents.messages import Box, Origin, Region, RegionKind
-from slipstream.documents.surfaces import SURFACES, page_text
+from slipstream.documents.surfaces import SURFACES, USUAL_SURFACE, page_text, surface_of
 
 
 def region(order: int, kind: RegionKind, text: str) -> Region:
@@ -46,6 +46,23 @@ def test_lines() -> None:
         "| a | b |\n| 1 | 2 |",
         "![Figure 1: foxes]",
     ]
+
+
+def test_tables_as_html() -> None:
+    """On one line, and nothing else differs from Markdown."""
+    table = region(1, RegionKind.TABLE, "a|b\t c<d \n1\t2\t3\n4 & 5")
+    others = [region(0, RegionKind.HEADING, "Quiet\nharbours"), region(2, RegionKind.FORMULA, "E = mc2")]
+    (written,) = SURFACES["html_tables"]([table])
+    rows = ("<td>a|b</td><td>c&lt;d</td>", "<td>1</td><td>2</td><td>3</td>", "<td>4 &amp; 5</td>")
+    assert written == "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+    assert SURFACES["html_tables"](others) == SURFACES["markdown"](others) == ["# Quiet harbours", "$$\nE = mc2\n$$"]
+
+
+def test_whose_surface_is_taken() -> None:
+    """What was asked for, then what the target writes, if that is known here."""
+    assert surface_of("markdown", "lines") == "markdown"
+    assert surface_of("", "lines") == "lines"
+    assert surface_of("", "") == surface_of("", "of a later release") == USUAL_SURFACE == "markdown"
 
 
 def test_every_surface_says_something_of_every_region() -> None:

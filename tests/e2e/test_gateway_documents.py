@@ -76,6 +76,8 @@ async def test_events_come_page_by_page(documents: Documents) -> None:
         assert page.caption.options["method"] == "hints" and page.caption.request_id.endswith(f"-p{page.page}")
     assert "".join(str(event) for event in events if isinstance(event, CommittedText)) == "".join(documents.plain)
     assert "prefill" in {event.stage for event in events if isinstance(event, StageChange)}
+    info = await documents.captioner.info()
+    assert (info.surface, len(info.target_revision), info.draft_revision) == ("html_tables", 64, "")
 
 
 async def test_pages_are_chosen_and_come_without_pixels(documents: Documents) -> None:

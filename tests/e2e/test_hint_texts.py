@@ -142,7 +142,7 @@ async def test_tolerance_marks_its_text_as_lossy(gateway: grpc.aio.Channel, worl
 
 
 async def test_hints_reach_a_session_in_the_middle(stack: Stack) -> None:
-    """As a reader of pages sends them: it knows the session and its capability, and calls the target itself."""
+    """As the gateway sends them when a page's draft comes: whoever does must know the session and its capability."""
     address = stack.processes["target"].address
     frames = some_frames()
     asked: dict[str, Any] = {"local_drafter": "hints", "hints": Hints(max_rows=24), "guidance_capability": CAPABILITY}

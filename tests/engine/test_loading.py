@@ -52,6 +52,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: edit_json(path / "config.json", model_type="perceptron"),
         "'perceptron'; known: .*llava_onevision, .*qwen2_5_vl",
     ),
+    "unknown surface": (
+        lambda path: edit_json(path / "config.json", slipstream_surface="latex"),
+        "slipstream_surface 'latex'; known: markdown",
+    ),
+    "no surface": (lambda path: edit_json(path / "config.json", slipstream_surface=["lines"]), "known: markdown"),
     "absurd config": (lambda path: edit_json(path / "config.json", text_config=7), "cannot be loaded"),
     "pickled weights": (remove_weights, "safetensors"),
     "truncated weights": (truncate_weights, "cannot be loaded"),
@@ -144,6 +149,14 @@ def test_info_describes_the_model(pair: Pair) -> None:
     assert (info.vocab_size, info.hidden_size, info.num_layers) == (320, text.hidden_size, text.num_hidden_layers)
     assert info.tokens_per_frame == TOKENS_PER_FRAME
     assert info.max_context == 512
+
+
+def test_a_checkpoint_may_name_how_it_writes(tmp_path: Path, pair: Pair) -> None:
+    """What its family writes else; of this one nothing is known. `transformers` does not mind."""
+    path = write_tiny_llava(tmp_path / "named", seed=3)
+    edit_json(path / "config.json", slipstream_surface="lines")
+    assert load_model(str(path)).info.surface == "lines" and pair.ours.info.surface == ""
+    assert AutoModelForImageTextToText.from_pretrained(path).config.slipstream_surface == "lines"
 
 
 def test_the_digest_tells_tokenizers_apart_but_not_models(tmp_path: Path, pair: Pair) -> None:

@@ -251,7 +251,7 @@ def test_special_tokens_in_a_prompt_are_ordinary_text(qwen: QwenPair) -> None:
 
 def test_info_counts_usual_frames(qwen: QwenPair) -> None:
     info = qwen.ours.info
-    assert (info.model_type, info.tokens_per_frame) == ("qwen2_5_vl", 5)
+    assert (info.model_type, info.tokens_per_frame, info.surface) == ("qwen2_5_vl", 5, "html_tables")
     assert qwen.ours.plan_prompt("?", info.max_frames).num_tokens < info.max_context
     with pytest.raises(LimitExceeded, match=f"at most {info.max_frames}"):
         qwen.ours.plan_prompt("?", info.max_frames + 1)

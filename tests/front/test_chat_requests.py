@@ -47,6 +47,7 @@ def test_a_plain_request() -> None:
 
 def test_all_that_is_honoured() -> None:
     own = {"method": "hints_draft", "pruner": "uv", "alpha": 0.5, "trace": True, "pages": "1-2", "dpi": 100}
+    own |= {"surface": "lines", "stage": "region+page", "ocr": "never"}
     chat = read(
         request(
             temperature=0.5,
@@ -72,7 +73,10 @@ def test_all_that_is_honoured() -> None:
         "repetition_penalty": 1.1, "seed": 3, "stop": ("END",), "pruner": "uv", "alpha": 0.5, "trace": True,
         "prediction": ("ab",),
     }  # fmt: skip
-    assert (chat.document.request.pages, chat.document.request.dpi) == ("1-2", 100)
+    document = chat.document
+    assert (document.request.pages, document.request.dpi) == ("1-2", 100)
+    assert (document.surface, document.stage, document.ocr) == ("lines", "region+page", "never")
+    assert document.caption == chat.options
     assert chat.stream and chat.include_usage and not chat.continuous_usage
 
 
@@ -114,6 +118,9 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
         ({"slipstream": {"dpi": 1}}, "slipstream.dpi"),
         ({"slipstream": {"dpi": "x"}}, "slipstream.dpi"),
         ({"slipstream": {"surface": "magic"}}, "slipstream.surface"),
+        ({"slipstream": {"stage": "line"}}, "slipstream.stage"),
+        ({"slipstream": {"stage": True}}, "slipstream.stage"),
+        ({"slipstream": {"ocr": "sometimes"}}, "slipstream.ocr"),
         ({"slipstream": []}, "slipstream"),
         ({"model": None}, "model"),
         ({"model": 5}, "model"),

@@ -49,8 +49,8 @@ async def test_the_text_is_that_of_plain_decoding(served: Served) -> None:
     assert answer.usage.completion_tokens == caption.num_tokens == NUM_TOKENS
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + NUM_TOKENS
     details, timings = answer.usage.completion_tokens_details, answer.timings
-    assert timings["draft_n_accepted"] == details.accepted_prediction_tokens
-    assert timings["draft_n"] == details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert timings["draft_n"] >= timings["draft_n_accepted"]
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0), "nothing was predicted"
     assert timings["predicted_n"] == NUM_TOKENS
     figures = answer.slipstream
     assert set(figures) >= {"tau", "M", "passes", "speedup", "receipt"} and figures["passes"] > 0

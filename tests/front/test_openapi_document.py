@@ -3,6 +3,8 @@
 import json
 import re
 
+from slipstream.services.front.chat_request import DOCUMENT_FIELDS
+from slipstream.services.front.openapi import chat_schema
 from slipstream.services.front.routes import DOCUMENT, ENDPOINTS
 
 
@@ -20,6 +22,12 @@ def test_it_is_plain_json_without_loose_ends() -> None:
         assert part
     operations = [method["operationId"] for methods in DOCUMENT["paths"].values() for method in methods.values()]
     assert len(set(operations)) == len(operations) == len(ENDPOINTS)
+
+
+def test_what_may_be_said_of_documents_is_told() -> None:
+    own = chat_schema()["properties"]["slipstream"]["properties"]
+    assert own.keys() >= DOCUMENT_FIELDS.keys()
+    assert own["stage"] == {"enum": ["page", "region+page"]} and own["ocr"] == {"enum": ["always", "paying", "never"]}
 
 
 def test_every_failure_has_a_form() -> None:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.archive.messages import BatchTotals, ModelReceipt, OptionValues, Receipt
+from slipstream.archive.messages import (
+    BatchTotals,
+    JobKind,
+    ModelReceipt,
+    OptionValues,
+    Receipt,
+    document_options,
+    document_values,
+)
 from slipstream.archive.quality import COUNTED_MARKS
 from slipstream.archive.records import (
     BatchPayload,
@@ -18,6 +26,7 @@ from slipstream.archive.records import (
     OtherVersion,
     content_key,
     options_used,
+    parts_key,
     read_batch,
     read_job,
     read_result,
@@ -28,6 +37,9 @@ from slipstream.archive.records import (
 )
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.plan import CaptionPlan, make_plan
+from slipstream.documents.messages import DocumentRequest
+from slipstream.documents.reading import OCR_WHEN, STAGES
+from slipstream.documents.surfaces import SURFACES
 from slipstream.messages import Caption, PassCost, SharedFrom, Speculation, VideoFacts
 from slipstream.options import OPTIONS, CaptionOptions
 from slipstream.service_info import ModelInfo
@@ -108,6 +120,40 @@ def test_unknown_fields_are_ignored_and_other_versions_recognised() -> None:
 
 def plan_of(**asked: Any) -> CaptionPlan:
     return make_plan(CaptionOptions(**asked), CONFIG, path="/a", request_id="one")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "pages": st.sampled_from(["1", "2-5,9"]),
+            "dpi": st.integers(20, 600),
+            "text_layer": st.booleans(),
+            "stage": st.sampled_from(STAGES),
+            "ocr": st.sampled_from(OCR_WHEN),
+            "surface": st.sampled_from(sorted(SURFACES)),
+        },
+    )
+)
+def test_ways_of_reading_and_their_options_are_the_same(values: OptionValues) -> None:
+    """So what a way of reading is made of is that way again."""
+    asked = document_options(values)
+    told = document_values(asked)
+    assert document_options(told) == asked and told.items() <= values.items()
+    batch = BatchPayload("", {}, values)
+    assert read_batch(write_batch(batch)) == batch
+    assert JobPayload("", {}, "", JobKind.DOCUMENT).merged_document(batch) == asked
+
+
+def test_how_a_document_is_read_is_in_the_key_of_its_parts() -> None:
+    def key(**values: Any) -> str:
+        return parts_key("sha", document_options(values), plan_of(), ModelInfo(), None)
+
+    keys = {key(), key(dpi=90), key(stage="region+page"), key(ocr="never"), key(ocr="paying")}
+    keys |= {key(surface="lines"), key(surface="markdown")}
+    assert len(keys) == 7 and key(ocr="always") == key()
+    way = json.dumps(dataclasses.asdict(DocumentRequest()) | {"stage": "page"}, sort_keys=True)
+    assert key().endswith(f" {way}"), "as older releases wrote it"
 
 
 def test_what_the_content_key_depends_on() -> None:

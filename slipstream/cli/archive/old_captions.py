@@ -4,11 +4,11 @@ import hashlib
 import json
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem
 from slipstream.client.batch_handles import is_url
@@ -30,52 +30,82 @@ class OldCaptions:
     """By the SHA-256 of the video file, the latest first."""
     num_items: int = 0
     num_hinted: int = 0
+    num_cut: int = 0
+    """Of the hinted ones, those with a text that was too long to go along as a whole."""
+    num_lines: int = 0
+    """Of the file, without blank ones."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """How many of them give no hints, by the reason."""
     _digests: dict[str, str] = field(default_factory=dict)
     """Of files that were read, as items are gone through more than once."""
 
     @classmethod
     def read(cls, path: Path) -> "OldCaptions":
         """From JSON lines as `slipstream archive export` writes them. Lines without a text or a digest are left out, as
-        those of jobs that failed are.
+        those of jobs that failed are, and counted.
 
         Raises:
             InvalidRequest: a file that cannot be read, that is not UTF-8, or in which no line has a caption.
         """
         texts: defaultdict[str, list[str]] = defaultdict(list)
-        digest = hashlib.sha256()
+        digest, num_lines, left_out = hashlib.sha256(), 0, Counter[str]()
         try:
-            with path.open("rb") as lines:
-                while line := lines.readline(LONGEST_LINE):
-                    digest.update(line)
-                    for sha256, text in _caption(line):
-                        texts[sha256] = [text, *(other for other in texts[sha256] if other != text)][:MAX_TEXTS]
+            with path.open("rb") as file:
+                for line in _lines(file, digest.update):
+                    num_lines += 1
+                    try:
+                        sha256, text = _caption(line)
+                    except _LeftOutError as reason:
+                        left_out[str(reason)] += 1
+                        continue
+                    found = [text, *(other for other in texts[sha256] if other != text)]
+                    left_out[_OLDER] += len(found) > MAX_TEXTS
+                    texts[sha256] = found[:MAX_TEXTS]
         except OSError as error:
             raise InvalidRequest(f"--hints-from: cannot read {str(path)!r}: {error.strerror}") from None
         if not texts:
             raise InvalidRequest(
-                f"--hints-from: {str(path)!r} holds no captions; give JSON lines of `slipstream archive export`"
+                f"--hints-from: {str(path)!r} holds no captions ({_reasons(left_out) or 'it is empty'}); give JSON"
+                " lines of `slipstream archive export`"
             )
-        return cls(f"hints {digest.hexdigest()}", dict(texts))
+        return cls(f"hints {digest.hexdigest()}", dict(texts), num_lines=num_lines, left_out=+left_out)
 
     def hinted(self, items: Iterable[BatchItem]) -> Iterator[BatchItem]:
         """The items, with hints where their file is known. Files are read once, unless the item says its digest."""
-        self.num_items = self.num_hinted = 0
+        self.num_items = self.num_hinted = self.num_cut = 0
         for item in items:
             self.num_items += 1
-            texts = self._texts_of(item)
-            if texts and "prediction" not in item.caption:
+            texts, is_cut = ((), False) if "prediction" in item.caption else self._texts_of(item)
+            if texts:
                 self.num_hinted += 1
+                self.num_cut += is_cut
                 item = replace(item, caption={**item.caption, "prediction": texts})
             yield item
 
-    def _texts_of(self, item: BatchItem) -> tuple[str, ...]:
-        texts, room = [], MAX_ITEM_HINT_BYTES
+    def told_of_lines(self) -> str:
+        """How many lines of the file give no hints, and why; '' where all do."""
+        if not self.left_out:
+            return ""
+        left_out = f"{self.left_out.total():,} of {self.num_lines:,} lines were left out"
+        return f"--hints-from: {left_out}: {_reasons(self.left_out)}"
+
+    def told_of_items(self) -> str:
+        """How many of the items that were gone through have hints."""
+        cut = f", {self.num_cut:,} of them cut to {MAX_ITEM_HINT_BYTES:,} bytes" if self.num_cut else ""
+        return f"{self.num_hinted:,} of {self.num_items:,} items have hints{cut}"
+
+    def _texts_of(self, item: BatchItem) -> tuple[tuple[str, ...], bool]:
+        """As many texts as an item may have, the latest first, and whether the last of them is a beginning only."""
+        texts: list[str] = []
+        room = MAX_ITEM_HINT_BYTES
         for text in self.texts.get(item.sha256 or self._digest(item.source), ()):
-            room -= len(text.encode())
-            if room < 0:
-                break
+            content = text.encode()
+            if len(content) > room:
+                beginning = content[:room].decode(errors="ignore")  # without a character that would be cut itself
+                return (*texts, *([beginning] if beginning.strip() else [])), True
+            room -= len(content)
             texts.append(text)
-        return tuple(texts)
+        return tuple(texts), False
 
     def _digest(self, source: str) -> str:
         """Of a file that can be read here; '' of any other."""
@@ -96,13 +126,46 @@ def _digest_of(source: str) -> str:
         return ""
 
 
-def _caption(line: bytes) -> Iterator[tuple[str, str]]:
-    """The digest and the text of a line, if it has both."""
+_OLDER = f"older than the latest {MAX_TEXTS} of the same file"
+_TOO_LONG = f"longer than {LONGEST_LINE // 1024**2} MiB"
+
+
+def _reasons(left_out: Counter[str]) -> str:
+    return ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
+
+
+class _LeftOutError(ValueError):
+    """A line gives no hint; the message says why, behind a number of lines."""
+
+
+def _lines(file: BinaryIO, heard: Callable[[bytes], None]) -> Iterator[bytes]:
+    """Those that are not blank; of a line that is too long as much as shows that. `heard` gets all bytes."""
+    while line := file.readline(LONGEST_LINE + 1):
+        heard(line)
+        if line.strip():
+            yield line
+        while len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            line = file.readline(LONGEST_LINE + 1)
+            heard(line)
+
+
+def _caption(line: bytes) -> tuple[str, str]:
+    """The digest and the text of a line. Raises `_LeftOutError`."""
+    if len(line) > LONGEST_LINE:
+        raise _LeftOutError(_TOO_LONG)
     try:
         record: Any = json.loads(line)
-        sha256, text = record["receipt"]["video_sha256"], record["text"]
-        text.encode()  # a lone surrogate is no text that can be sent
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return
-    if isinstance(sha256, str) and isinstance(text, str) and sha256 and text.strip():
-        yield sha256.lower(), text
+    except (ValueError, RecursionError):
+        raise _LeftOutError("no JSON") from None
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise _LeftOutError("without a text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate is no text that can be sent
+        raise _LeftOutError("whose text is not valid Unicode") from None
+    receipt = record.get("receipt")
+    sha256 = receipt.get("video_sha256") if isinstance(receipt, dict) else None
+    if not isinstance(sha256, str) or not sha256:
+        raise _LeftOutError("without a receipt that names the file")
+    return sha256.lower(), text

@@ -191,7 +191,8 @@ def _film_cues(parts: Sequence[JobPart]) -> list[Cue]:
 def _file_content(job: Job, parts: Sequence[JobPart], form: Format) -> str:
     caption = job.caption or NO_CAPTION
     if form is Format.MD:
-        return "".join(markdown_page(part.page, part.caption.text) for part in parts if part.caption)
+        read = ((part.page, part.caption) for part in parts if part.caption)
+        return "".join(markdown_page(page, caption.text, caption.lossy_facts) for page, caption in read)
     if job.kind is JobKind.FILM:
         cues = _film_cues(parts)
         return vtt_of(cues, SEGMENTS_NOTE) if form is Format.VTT else srt_of(cues)

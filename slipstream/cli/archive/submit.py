@@ -26,7 +26,8 @@ from slipstream.cli.common import ConnectionOptions, bundled, connection_options
 from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient, Tell
 from slipstream.documents.messages import DocumentRequest
-from slipstream.documents.reading import STAGES, DocumentOptions
+from slipstream.documents.reading import OCR_WHEN, STAGES, DocumentOptions
+from slipstream.documents.surfaces import SURFACES
 from slipstream.errors import InvalidConfig, InvalidRequest, SlipstreamError
 from slipstream.objects.store import is_object_url
 from slipstream.options import CaptionOptions
@@ -66,6 +67,24 @@ NameOption = Annotated[
 SkipBadOption = Annotated[
     bool,
     typer.Option("--skip-bad", help="Name bad rows of a manifest and hand in the others.", rich_help_panel=BATCH_PANEL),
+]
+
+
+OcrOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"When pages without a text of their own are read by OCR: {', '.join(OCR_WHEN)}.",
+        show_default=DocumentOptions.ocr,
+        rich_help_panel=DOCUMENTS_PANEL,
+    ),
+]
+SurfaceOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"How the target writes: {', '.join(SURFACES)}.",
+        show_default="as the target says",
+        rich_help_panel=DOCUMENTS_PANEL,
+    ),
 ]
 
 
@@ -116,9 +135,13 @@ def document_flags(
             rich_help_panel=DOCUMENTS_PANEL,
         ),
     ] = None,
+    ocr: OcrOption = None,
+    surface: SurfaceOption = None,
 ) -> DocumentFlags:
     """For `bundled(documents=document_flags)`. Raises `InvalidRequest`."""
-    given = {"pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage}
+    given = {
+        "pages": pages, "dpi": dpi, "text_layer": text_layer, "stage": stage, "ocr": ocr, "surface": surface
+    }  # fmt: skip
     reading = {name: value for name, value in given.items() if value is not None}
     if reading:
         document_options(reading)
@@ -186,7 +209,7 @@ def submit_command(
         request = _Request(items, batch, destination, wait, as_json)
         status = ask(gateway, connection, lambda client: _run(client, request))
         if hints is not None:
-            _tell(f"{hints.num_hinted:,} of {hints.num_items:,} items have hints")
+            _tell(hints.told_of_items())
         if found.num_bad:
             _tell(f"{found.num_bad:,} bad rows were skipped")
         raise typer.Exit(status or (2 if found.num_bad else 0))
@@ -197,7 +220,10 @@ def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
     takers = [name for name, method in METHODS.items() if method.takes_hints]
     if (method := options.get("method", takers[0])) not in takers:
         raise InvalidRequest(f"--hints-from: method {method!r} drafts from no hints; leave it out, or ask for {takers}")
-    return OldCaptions.read(path)
+    hints = OldCaptions.read(path)
+    if told := hints.told_of_lines():
+        _tell(told)
+    return hints
 
 
 def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool) -> Output:

@@ -93,16 +93,20 @@ class BatchOptions(_message.Message):
     def __init__(self, key: _Optional[str] = ..., caption: _Optional[_Union[_gateway_pb2.CaptionOptions, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., priority: _Optional[_Union[JobPriority, str]] = ..., document: _Optional[_Union[DocumentReading, _Mapping]] = ...) -> None: ...
 
 class DocumentReading(_message.Message):
-    __slots__ = ("pages", "dpi", "text_layer", "stage")
+    __slots__ = ("pages", "dpi", "text_layer", "stage", "ocr", "surface")
     PAGES_FIELD_NUMBER: _ClassVar[int]
     DPI_FIELD_NUMBER: _ClassVar[int]
     TEXT_LAYER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    OCR_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
     pages: str
     dpi: int
     text_layer: bool
     stage: str
-    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: _Optional[bool] = ..., stage: _Optional[str] = ...) -> None: ...
+    ocr: str
+    surface: str
+    def __init__(self, pages: _Optional[str] = ..., dpi: _Optional[int] = ..., text_layer: _Optional[bool] = ..., stage: _Optional[str] = ..., ocr: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("custom_id", "source", "caption", "sha256", "kind", "document")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/common.proto\x12\x11slipstream.rpc.v1\"\x11\n\x0fGetModelRequest\"\xfb\x03\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nnum_layers\x18\x08 \x01(\r\x12\x13\n\x0bmax_context\x18\t \x01(\r\x12\x18\n\x10tokens_per_frame\x18\n \x01(\r\x12\x12\n\nmax_frames\x18\x0b \x01(\r\x12\x10\n\x08revision\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x1e\n\x16least_protocol_version\x18\x0e \x01(\r\x12\x30\n\nframe_size\x18\x0f \x01(\x0b\x32\x1c.slipstream.rpc.v1.FrameSize\x12>\n\x11sampling_defaults\x18\x10 \x01(\x0b\x32#.slipstream.rpc.v1.SamplingDefaults\x12,\n\x04load\x18\x11 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ServiceLoad\x12\x11\n\tgpu_uuids\x18\x12 \x03(\t\x12\x10\n\x08uses_mps\x18\x13 \x01(\x08\"p\n\x0bServiceLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\r\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x17\n\x0fkv_budget_bytes\x18\x05 \x01(\x04\"a\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x01\"\xe8\x01\n\tFrameSize\x12\x0e\n\x06height\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x10\n\x08multiple\x18\x03 \x01(\r\x12\x12\n\nmin_pixels\x18\x04 \x01(\x04\x12\x12\n\nmax_pixels\x18\x05 \x01(\x04\x12\x17\n\x0f\x66rames_per_step\x18\x06 \x01(\r\x12\x14\n\x0c\x66rame_pixels\x18\x07 \x01(\x04\x12\x15\n\rshortest_edge\x18\x08 \x01(\r\x12\x14\n\x0clongest_edge\x18\t \x01(\r\x12\x0f\n\x07lanczos\x18\n \x01(\x08\x12\x15\n\rcapped_pixels\x18\x0b \x01(\x04\"m\n\x0c\x46ramesHeader\x12\x12\n\nnum_frames\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x19\n\x11seconds_per_frame\x18\x04 \x01(\x01\x12\x0f\n\x07times_s\x18\x05 \x03(\x01\"\x1a\n\nFrameChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x83\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0c\n\x04stop\x18\x07 \x03(\t\"<\n\x08Proposal\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x19\n\rprobabilities\x18\x02 \x03(\x02\x42\x02\x10\x01\"~\n\nKeptTokens\x12\x0e\n\x06\x62itmap\x18\x01 \x01(\x0c\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bnum_columns\x18\x04 \x01(\r\x12\x15\n\rmiddle_square\x18\x05 \x01(\x08\x12\x0f\n\x07times_s\x18\x06 \x03(\x01\"\x05\n\x03\x45ndb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/common.proto\x12\x11slipstream.rpc.v1\"\x11\n\x0fGetModelRequest\"\x8c\x04\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x12\n\nmodel_type\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x05 \x01(\t\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nnum_layers\x18\x08 \x01(\r\x12\x13\n\x0bmax_context\x18\t \x01(\r\x12\x18\n\x10tokens_per_frame\x18\n \x01(\r\x12\x12\n\nmax_frames\x18\x0b \x01(\r\x12\x10\n\x08revision\x18\x0c \x01(\t\x12\x18\n\x10protocol_version\x18\r \x01(\r\x12\x1e\n\x16least_protocol_version\x18\x0e \x01(\r\x12\x30\n\nframe_size\x18\x0f \x01(\x0b\x32\x1c.slipstream.rpc.v1.FrameSize\x12>\n\x11sampling_defaults\x18\x10 \x01(\x0b\x32#.slipstream.rpc.v1.SamplingDefaults\x12,\n\x04load\x18\x11 \x01(\x0b\x32\x1e.slipstream.rpc.v1.ServiceLoad\x12\x11\n\tgpu_uuids\x18\x12 \x03(\t\x12\x10\n\x08uses_mps\x18\x13 \x01(\x08\x12\x0f\n\x07surface\x18\x14 \x01(\t\"p\n\x0bServiceLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x02 \x01(\r\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x17\n\x0fkv_budget_bytes\x18\x05 \x01(\x04\"a\n\x10SamplingDefaults\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x01\"\xe8\x01\n\tFrameSize\x12\x0e\n\x06height\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x10\n\x08multiple\x18\x03 \x01(\r\x12\x12\n\nmin_pixels\x18\x04 \x01(\x04\x12\x12\n\nmax_pixels\x18\x05 \x01(\x04\x12\x17\n\x0f\x66rames_per_step\x18\x06 \x01(\r\x12\x14\n\x0c\x66rame_pixels\x18\x07 \x01(\x04\x12\x15\n\rshortest_edge\x18\x08 \x01(\r\x12\x14\n\x0clongest_edge\x18\t \x01(\r\x12\x0f\n\x07lanczos\x18\n \x01(\x08\x12\x15\n\rcapped_pixels\x18\x0b \x01(\x04\"m\n\x0c\x46ramesHeader\x12\x12\n\nnum_frames\x18\x01 \x01(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x0e\n\x06height\x18\x03 \x01(\r\x12\x19\n\x11seconds_per_frame\x18\x04 \x01(\x01\x12\x0f\n\x07times_s\x18\x05 \x03(\x01\"\x1a\n\nFrameChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x83\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0c\n\x04rule\x18\x06 \x01(\t\x12\x0c\n\x04stop\x18\x07 \x03(\t\"<\n\x08Proposal\x12\x15\n\ttoken_ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x19\n\rprobabilities\x18\x02 \x03(\x02\x42\x02\x10\x01\"~\n\nKeptTokens\x12\x0e\n\x06\x62itmap\x18\x01 \x01(\x0c\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x10\n\x08num_rows\x18\x03 \x01(\r\x12\x13\n\x0bnum_columns\x18\x04 \x01(\r\x12\x15\n\rmiddle_square\x18\x05 \x01(\x08\x12\x0f\n\x07times_s\x18\x06 \x03(\x01\"\x05\n\x03\x45ndb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,23 +38,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETMODELREQUEST']._serialized_start=53
   _globals['_GETMODELREQUEST']._serialized_end=70
   _globals['_MODELINFO']._serialized_start=73
-  _globals['_MODELINFO']._serialized_end=580
-  _globals['_SERVICELOAD']._serialized_start=582
-  _globals['_SERVICELOAD']._serialized_end=694
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=696
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=793
-  _globals['_FRAMESIZE']._serialized_start=796
-  _globals['_FRAMESIZE']._serialized_end=1028
-  _globals['_FRAMESHEADER']._serialized_start=1030
-  _globals['_FRAMESHEADER']._serialized_end=1139
-  _globals['_FRAMECHUNK']._serialized_start=1141
-  _globals['_FRAMECHUNK']._serialized_end=1167
-  _globals['_SAMPLING']._serialized_start=1170
-  _globals['_SAMPLING']._serialized_end=1301
-  _globals['_PROPOSAL']._serialized_start=1303
-  _globals['_PROPOSAL']._serialized_end=1363
-  _globals['_KEPTTOKENS']._serialized_start=1365
-  _globals['_KEPTTOKENS']._serialized_end=1491
-  _globals['_END']._serialized_start=1493
-  _globals['_END']._serialized_end=1498
+  _globals['_MODELINFO']._serialized_end=597
+  _globals['_SERVICELOAD']._serialized_start=599
+  _globals['_SERVICELOAD']._serialized_end=711
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=713
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=810
+  _globals['_FRAMESIZE']._serialized_start=813
+  _globals['_FRAMESIZE']._serialized_end=1045
+  _globals['_FRAMESHEADER']._serialized_start=1047
+  _globals['_FRAMESHEADER']._serialized_end=1156
+  _globals['_FRAMECHUNK']._serialized_start=1158
+  _globals['_FRAMECHUNK']._serialized_end=1184
+  _globals['_SAMPLING']._serialized_start=1187
+  _globals['_SAMPLING']._serialized_end=1318
+  _globals['_PROPOSAL']._serialized_start=1320
+  _globals['_PROPOSAL']._serialized_end=1380
+  _globals['_KEPTTOKENS']._serialized_start=1382
+  _globals['_KEPTTOKENS']._serialized_end=1508
+  _globals['_END']._serialized_start=1510
+  _globals['_END']._serialized_end=1515
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps")
+    __slots__ = ("model_id", "model_type", "dtype", "device", "tokenizer_digest", "vocab_size", "hidden_size", "num_layers", "max_context", "tokens_per_frame", "max_frames", "revision", "protocol_version", "least_protocol_version", "frame_size", "sampling_defaults", "load", "gpu_uuids", "uses_mps", "surface")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class ModelInfo(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     GPU_UUIDS_FIELD_NUMBER: _ClassVar[int]
     USES_MPS_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     model_type: str
     dtype: str
@@ -50,7 +51,8 @@ class ModelInfo(_message.Message):
     load: ServiceLoad
     gpu_uuids: _containers.RepeatedScalarFieldContainer[str]
     uses_mps: bool
-    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: _Optional[bool] = ...) -> None: ...
+    surface: str
+    def __init__(self, model_id: _Optional[str] = ..., model_type: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., max_context: _Optional[int] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., revision: _Optional[str] = ..., protocol_version: _Optional[int] = ..., least_protocol_version: _Optional[int] = ..., frame_size: _Optional[_Union[FrameSize, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., load: _Optional[_Union[ServiceLoad, _Mapping]] = ..., gpu_uuids: _Optional[_Iterable[str]] = ..., uses_mps: _Optional[bool] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class ServiceLoad(_message.Message):
     __slots__ = ("sessions", "max_sessions", "queued", "kv_bytes", "kv_budget_bytes")

@@ -434,7 +434,7 @@ class GetGatewayRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GatewayInfo(_message.Message):
-    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive", "peers")
+    __slots__ = ("version", "target_model", "draft_model", "tokens_per_frame", "max_frames", "max_new_tokens", "max_window", "max_video_bytes", "default_prompt", "accepts_paths", "reads_documents", "placements", "gates_open", "gates_closed", "archive", "peers", "target_revision", "target_dtype", "draft_revision", "draft_dtype", "surface")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +451,11 @@ class GatewayInfo(_message.Message):
     GATES_CLOSED_FIELD_NUMBER: _ClassVar[int]
     ARCHIVE_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_REVISION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_REVISION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SURFACE_FIELD_NUMBER: _ClassVar[int]
     version: str
     target_model: str
     draft_model: str
@@ -467,7 +472,12 @@ class GatewayInfo(_message.Message):
     gates_closed: int
     archive: ArchiveInfo
     peers: _containers.RepeatedCompositeFieldContainer[PeerInfo]
-    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ...) -> None: ...
+    target_revision: str
+    target_dtype: str
+    draft_revision: str
+    draft_dtype: str
+    surface: str
+    def __init__(self, version: _Optional[str] = ..., target_model: _Optional[str] = ..., draft_model: _Optional[str] = ..., tokens_per_frame: _Optional[int] = ..., max_frames: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., max_window: _Optional[int] = ..., max_video_bytes: _Optional[int] = ..., default_prompt: _Optional[str] = ..., accepts_paths: _Optional[bool] = ..., reads_documents: _Optional[bool] = ..., placements: _Optional[_Iterable[_Union[Placement, _Mapping]]] = ..., gates_open: _Optional[int] = ..., gates_closed: _Optional[int] = ..., archive: _Optional[_Union[ArchiveInfo, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., target_revision: _Optional[str] = ..., target_dtype: _Optional[str] = ..., draft_revision: _Optional[str] = ..., draft_dtype: _Optional[str] = ..., surface: _Optional[str] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
     __slots__ = ("role", "number", "left_out", "load", "placed")

@@ -1,0 +1,32 @@
+"""What an answer over HTTP says beside its text: what was counted, and whose frames it is of."""
+
+from slipstream.messages import Caption, SharedFrom, Speculation
+from slipstream.services.front.completions import Completion, timings, usage
+
+
+def answer_of(caption: Caption) -> dict[str, object]:
+    whole = Completion("chatcmpl-1", "a-model", 0).whole(caption.text, [caption])
+    receipt: dict[str, object] = whole["slipstream"]["receipt"]
+    return receipt
+
+
+def test_a_shared_or_skipped_caption_says_so() -> None:
+    shared = answer_of(Caption("a cat", 2, None, shared=SharedFrom("job", 3, 4.5)))
+    assert shared["shared"] == {"job_id": "job", "segment": 3, "distance": 4.5}
+    skipped = answer_of(Caption("", 0, None, skipped="black"))
+    assert skipped["skipped"] == "black" and "shared" not in skipped
+
+
+def test_one_of_the_videos_own_frames_says_nothing() -> None:
+    assert not {"shared", "skipped"} & answer_of(Caption("a cat", 2, None)).keys()
+
+
+def test_predicted_tokens_are_those_of_hints_and_drafted_ones_the_drafts() -> None:
+    """Also where both had a part, as in the method `hints_draft`; of two pages together."""
+    both = Speculation(judged=9, accepted=4, accepted_prediction_tokens=20, rejected_prediction_tokens=7)
+    pages = [Caption("a", 30, None, speculation=both), Caption("b", 5, None, speculation=Speculation(judged=3))]
+    assert usage(pages)["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 20,
+        "rejected_prediction_tokens": 7,
+    }
+    assert (timings(pages)["draft_n"], timings(pages)["draft_n_accepted"]) == (12, 4)

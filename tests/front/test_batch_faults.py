@@ -1,0 +1,153 @@
+"""Batches with documents in them, and batches that this server itself fails in."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import openai
+import pytest
+
+from slipstream.errors import ServiceUnavailable
+from slipstream.rpc.v1 import archive_pb2 as pb
+from slipstream.rpc.v1 import gateway_pb2
+from slipstream.services.front import batch_lines, batches
+from slipstream.services.front.batch_lines import BatchLine, ItemMaker
+from tests.cli.fake_archive import NUM_PAGES, FakeArchive
+from tests.front.conftest import jpeg
+from tests.front.test_openai_batches import ended, lines_of, opened
+from tests.support.front import PROMPT, batch_line, client_of, data_url, front_at
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL = "big"
+
+
+class ReadingArchive(FakeArchive):
+    """One whose gateway has a reader."""
+
+    async def GetGateway(
+        self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> gateway_pb2.GatewayInfo:
+        return gateway_pb2.GatewayInfo(target_model=MODEL, max_frames=8, max_video_bytes=10**9, reads_documents=True)
+
+
+@pytest.fixture
+def archive() -> Iterator[ReadingArchive]:
+    with ReadingArchive() as running:
+        yield running
+
+
+def asked_of(part: dict[str, Any], **own: Any) -> dict[str, Any]:
+    """A request about this part."""
+    content = [{"type": "text", "text": PROMPT}, part]
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "slipstream": own}
+
+
+def picture(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data, "image/jpeg")}}
+
+
+def paper(url: str) -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": url}}
+
+
+def clip(url: str = "file:///videos/a.mp4") -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+async def run(archive: FakeArchive, folder: Path, *lines: str) -> tuple[Any, list[dict[str, Any]]]:
+    """The batch of these lines at its end, and its output and error lines."""
+    async with front_at(archive.address, data=str(folder), shared_media=True) as address, client_of(address) as client:
+        batch = await ended(client, await opened(client, list(lines)))
+        written = [await lines_of(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+        return batch, [line for file in written for line in file]
+
+
+async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path: Path) -> None:
+    """A PDF by path with options of documents, one by value, a picture alone, and a video beside them."""
+    way: dict[str, Any] = {"pages": "1-3", "dpi": 72, "stage": "region+page", "ocr": "never", "surface": "lines"}
+    batch, lines = await run(
+        archive,
+        tmp_path,
+        batch_line("path", asked_of(paper("file:///papers/a.pdf"), **way)),
+        batch_line("value", asked_of(paper(data_url(b"%PDF-1.7 and more", "application/pdf")))),
+        batch_line("picture", asked_of(picture(jpeg(90)))),
+        batch_line("video", asked_of(clip())),
+        batch_line("refused", asked_of(clip(), pages="1")),
+        batch_line("refused, too", asked_of(picture(jpeg(90)), ocr_dpi=60)),
+    )
+    assert (batch.status, batch.errors) == ("completed", None)
+    (handed_in,) = archive.batches.values()
+    kinds = {name: item.kind for name, item in handed_in.items.items()}
+    documents = dict.fromkeys(("path", "value", "picture"), pb.JOB_KIND_DOCUMENT)
+    assert kinds == {**documents, "video": pb.JOB_KIND_VIDEO}
+    assert handed_in.items["path"].document == pb.DocumentReading(**way)
+    assert not handed_in.items["picture"].HasField("document")
+    by_id = {line["custom_id"]: line["response"] for line in lines}
+    assert by_id["path"]["body"]["choices"][0]["message"]["content"].count("Page ") == NUM_PAGES
+    assert by_id["refused"]["body"]["error"]["param"] == "slipstream.pages" and len(by_id) == 6
+    assert by_id["refused, too"]["body"]["error"]["param"] == "slipstream.ocr_dpi"
+
+
+async def test_a_fault_of_this_server_ends_the_batch(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which request, and what was handed in already does not run on."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    item, looks = ItemMaker.item, 0
+
+    def faulty(maker: ItemMaker, line: BatchLine) -> object:
+        nonlocal looks
+        if line.custom_id != "odd":
+            return item(maker, line)
+        looks += 1
+        raise KeyError("nobody foresaw this")
+
+    monkeypatch.setattr(ItemMaker, "item", faulty)
+    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("odd", asked_of(clip()))]
+    batch, _ = await run(archive, tmp_path, *lines)
+    assert (batch.status, looks) == ("failed", batches.MAX_FAULTS) and batch.failed_at
+    ((error,), (handed_in,)) = batch.errors.data, archive.batches.values()
+    assert (error.code, error.line) == ("server_error", 2) and "request 2" in error.message
+    assert "nobody" not in error.message and batch.id in error.message
+    assert handed_in.cancelled and handed_in.jobs["sound"].state == pb.JOB_STATE_CANCELLED
+
+
+async def test_a_fault_at_the_end_ends_the_batch_too(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr(batches, "answer_line", lambda *answer: 1 // 0)
+    batch, _ = await run(archive, tmp_path, batch_line("a", asked_of(clip())))
+    assert batch.status == "failed" and batch.errors.data[0].code == "server_error"
+
+
+async def test_a_fault_that_passes_ends_nothing(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look fails, and the next does not; a gateway that is away or a full disk may take any number of looks."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    away, full = ServiceUnavailable("away"), OSError("disk full")
+    read_chat, faults = batch_lines.read_chat, [*[away, full] * batches.MAX_FAULTS, KeyError("odd")]
+
+    def faulty(*asked: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return read_chat(*asked)
+
+    monkeypatch.setattr(batch_lines, "read_chat", faulty)
+    batch, lines = await run(archive, tmp_path, batch_line("a", asked_of(clip())))
+    assert batch.status == "completed" and [line["custom_id"] for line in lines] == ["a"] and not faults
+
+
+async def test_a_gateway_that_refuses_all_ends_the_batch_at_once(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    archive.room, archive.refusals = 0, [grpc.StatusCode.PERMISSION_DENIED]
+    lines = [batch_line(name, asked_of(clip())) for name in ("a", "b")]
+    batch, _ = await run(archive, tmp_path, *lines)
+    assert batch.status == "failed" and batch.errors.data[0].code == "not_served"
+    assert isinstance(batch, openai.types.Batch) and archive.submits == 1
