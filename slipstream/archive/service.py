@@ -80,7 +80,8 @@ class ArchiveService:
         name = ""
         if config.archive_slots:
             documents = GatewayDocuments(self._documents)
-            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
+            stopping = self._lifecycle.stopping
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents, stopping)
             self._worker = Worker(
                 queue,
                 runner.run if self._tracing is None else _traced(runner, self._tracing),

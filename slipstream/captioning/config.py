@@ -162,7 +162,7 @@ class ArchiveOptions:
     archive_drain_s: float = option(
         "how long running archive captions may go on after SIGTERM; what remains is run elsewhere",
         default=5.0,
-        check=between(0, 3600),
+        check=between(0, 86_400),
     )
     max_batch_items: int = option("most jobs of one batch", default=1_000_000, check=between(1, 100_000_000))
     lease_s: float = option(
