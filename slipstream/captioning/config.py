@@ -145,7 +145,7 @@ class ArchiveOptions:
         "replicas of that Redis that have what is acknowledged; too few: it is refused", default=0, check=between(0, 16)
     )
     redis_unsafe: bool = option(
-        "whether to take a Redis that may lose accepted jobs, for want of a log or by evicting them: true or false",
+        "whether to take a Redis that may lose accepted jobs, by a late log, none, or evicting them: true or false",
         default=False,
     )
     redis_password_file: str = option("file with the password of that Redis, if it is not in the URL", default="")
