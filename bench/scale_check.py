@@ -238,6 +238,12 @@ def main(argv: Sequence[str]) -> None:
     flags |= {"soak_s": (1800, "seconds of `soak`, which ends with the batch that it is in then")}
     flags |= {"older": (OLDER, "of `releases`: the folder of an older checkout, or a commit of this one's history")}
     flags |= {"release_jobs": (10, "of `releases`, handed in before each of 12 moves")}
+    flags |= {
+        "other_python": (
+            "",
+            "of `ray`: an interpreter of another Python with the same Ray; without one that is skipped",
+        )
+    }
     flags |= {"seeds": ([1], "of `soak`, one after the other; each has a file of its own")}
     parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
