@@ -2,16 +2,21 @@
 
 While the rows are captioned an actor is killed, then a raylet with its actor, then the driver; another driver is
 started on the same parts. Every row must be in the parts once, with the text of plain decoding, and the second driver
-may caption only what was in none. A model folder that is missing on a worker must end the job by its name.
+may caption only what was in none. A model folder that is missing on a worker must end the job by its name. A driver of
+another Python, where `--other-python` names one that has Ray, must be refused before it does anything, by both names.
 """
 
 import argparse
 import asyncio
+import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
+import re
 import sys
 import tempfile
+from asyncio.subprocess import PIPE, STDOUT
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -132,7 +137,39 @@ async def run_ray(given: argparse.Namespace) -> Mapping[str, Any]:
             say("the texts of plain decoding")
             plain = await _plain_texts(stack.gateway_address, folder)
             with _Cluster() as cluster:
-                return await _strike(cluster, Work(cluster.address, name, stack.gateway_address), plain)
+                refused = await other_python(given.other_python, cluster.address)
+                report = await _strike(cluster, Work(cluster.address, name, stack.gateway_address), plain)
+    return {**report, **refused, "passed": report["passed"] and refused["other_python"] != "taken"}
+
+
+OTHER = """
+import platform, sys, ray
+print("python", platform.python_version(), "ray", ray.__version__, flush=True)
+ray.init(address=sys.argv[1], log_to_driver=False)
+"""
+
+
+async def other_python(interpreter: str, address: str) -> dict[str, str]:
+    """What a cluster says to a driver of another Python: `refused` and by which words, `taken`, or why it was not
+    tried. One of another Ray shows nothing of Python, and is not tried either."""
+    here = f"Python {platform.python_version()} and Ray {importlib.metadata.version('ray')}"
+    if not interpreter:
+        return {"other_python": f"skipped: --other-python names none; it needs Ray, and is to be no {here}"}
+    words = (interpreter, "-c", OTHER, address)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    driver = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=STDOUT, env=environ)
+    said = (await asyncio.wait_for(driver.communicate(), PATIENCE_S))[0].decode(errors="replace")
+    found = re.search(r"^python (\S+) ray (\S+)$", said, re.M)
+    if found is None:
+        return {"other_python": f"skipped: {interpreter} has no Ray: {said.strip()[-200:]}"}
+    there = f"Python {found[1]} and Ray {found[2]}"
+    if found[2] != importlib.metadata.version("ray") or found[1] == platform.python_version():
+        return {"other_python": f"skipped: {interpreter} is {there}, and the cluster is {here}"}
+    names = ("Version mismatch", f"Python: {found[1]}", f"Python: {platform.python_version()}")
+    if driver.returncode and all(name in said for name in names):
+        message = said[said.index("Version mismatch") :].strip()
+        return {"other_python": "refused", "other_python_said": " ".join(message.split())[:400]}
+    return {"other_python": "taken", "other_python_said": said.strip()[-400:]}
 
 
 async def _plain_texts(gateway: str, folder: Path) -> Mapping[str, str]:

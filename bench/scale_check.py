@@ -1,8 +1,9 @@
 """The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
-lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by the schemas that
-are at hand. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks of a real Slurm, one of them
-preempted. `hosts` and `soak`: three hosts, network namespaces of this machine, switched off, cut off and failed over.
-`queues`: four gateways on four queues, beside one. `releases`: an older release and this one on one queue.
+lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by its schemas and
+by definitions of KEDA and LeaderWorkerSet. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks
+of a real Slurm, one of them preempted. `hosts` and `soak`: three hosts, network namespaces of this machine, switched
+off, cut off and failed over. `queues`: four gateways on four queues, beside one. `releases`: an older release and this
+one on one queue.
 """
 
 import argparse
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from bench.common import machine_facts, make_parser, run_to_end, say
 from bench.host_check import run_hosts, run_soak
@@ -36,6 +40,7 @@ Report = Mapping[str, Any]
 BATCH, CALL_JOBS, CALLERS, PAGE = "batch", 10, 8, 500
 POLICY = QueuePolicy(max_backlog=10_000_000)
 AGAIN_S = 0.02
+CRDS = Path(".cache/crds")
 
 # -- failover ---------------------------------------------------------------------------------------------------------
 
@@ -112,49 +117,81 @@ async def _names(queue: RedisQueue) -> set[str]:
 # -- manifests --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Custom:
+    """A kind of objects that Kubernetes does not define itself."""
+
+    project: str
+    """Whose definition is wanted, and of which release: any that takes the same version of the kind will do."""
+    file: str
+
+
+CUSTOM = {
+    "keda.sh/v1alpha1 ScaledObject": _Custom("KEDA 2.20", "config/crd/bases/keda.sh_scaledobjects.yaml"),
+    "leaderworkerset.x-k8s.io/v1 LeaderWorkerSet": _Custom(
+        "LeaderWorkerSet 0.10", "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml"
+    ),
+}
+
+
 async def run_manifests(given: argparse.Namespace) -> Report:
-    """The part `manifests`: strictly by the schemas of Kubernetes, where kubernetes-validate is installed, and by those
-    of KEDA and LeaderWorkerSet, where `--crds` names a folder of their definitions."""
-    if KUBECTL is None:
-        return {"missing": "kubectl"}
-    has_schemas = importlib.util.find_spec("kubernetes_validate") is not None
-    report: dict[str, Any] = {"overlays": OVERLAYS, "strict": has_schemas, "complaints": []}
+    """The part `manifests`: strictly by the schemas of Kubernetes and by the definitions of KEDA and LeaderWorkerSet in
+    the folder `--crds`. What is not there is named."""
+    schemas = _definitions(Path(given.crds))
+    missing = [] if KUBECTL else ["kubectl"]
+    missing += [] if importlib.util.find_spec("kubernetes_validate") else ["kubernetes-validate"]
+    missing += [
+        f"{name} in --crds {given.crds}: {custom.file} of {custom.project}"
+        for name, custom in CUSTOM.items()
+        if name not in schemas
+    ]
+    if missing:
+        return {"missing": missing}
+    complaints, checked = [], Counter[str]()
     for overlay in OVERLAYS:
         text = rendered(FOLDER / "overlays" / overlay)
-        if has_schemas:
-            report["complaints"] += _complaints(text)
-        report["complaints"] += _custom_complaints(text, Path(given.crds)) if given.crds else []
-    return report
+        objects = [each for each in yaml.safe_load_all(text) if each]
+        checked.update("custom" if _name_of(each) in CUSTOM else "kubernetes" for each in objects)
+        complaints += _complaints([each for each in objects if _name_of(each) not in CUSTOM])
+        complaints += _custom_complaints(objects, schemas)
+    return {"overlays": OVERLAYS, "objects": dict(checked), "complaints": complaints}
 
 
-def _complaints(text: str) -> list[str]:
+def _name_of(found: Mapping[str, Any]) -> str:
+    return f"{found['apiVersion']} {found['kind']}"
+
+
+def _complaints(objects: Sequence[Mapping[str, Any]]) -> list[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(text)
+        yaml.safe_dump_all(objects, file)
         file.flush()
         words = (sys.executable, "-m", "kubernetes_validate", "--strict", file.name)
         done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    lines = (done.stdout + done.stderr).splitlines()
-    wrong = [line for line in lines if line.startswith("ERROR") or ("WARN" in line and "find schema" not in line)]
+    wrong = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("ERROR") or "WARN" in line]
     return wrong or ([f"kubernetes-validate ended with {done.returncode}"] if done.returncode else [])
 
 
-def _custom_complaints(text: str, folder: Path) -> list[str]:
-    """By the `CustomResourceDefinition`s in a folder; what they do not name is wrong."""
-    import jsonschema
-    import yaml
-
+def _definitions(folder: Path) -> dict[str, Any]:
+    """Schemas by version and kind, of the `CustomResourceDefinition`s in a folder."""
     schemas = {}
     for path in folder.glob("*.yaml"):
-        spec = yaml.safe_load(path.read_text())["spec"]
-        for version in spec["versions"]:
-            name = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
-            schemas[name] = _closed(version["schema"]["openAPIV3Schema"] | {"title": name})
-    found = [(each, f"{each['apiVersion']} {each['kind']}") for each in yaml.safe_load_all(text)]
+        for found in yaml.safe_load_all(path.read_text()):
+            spec = (found or {}).get("spec", {})
+            for version in spec.get("versions", []):
+                name = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
+                schemas[name] = _closed(version["schema"]["openAPIV3Schema"] | {"title": name})
+    return schemas
+
+
+def _custom_complaints(objects: Sequence[Mapping[str, Any]], schemas: Mapping[str, Any]) -> list[str]:
+    """What the definitions do not name is wrong."""
+    import jsonschema  # comes with kubernetes-validate
+
     return [
-        f"{name}: {error.message[:200]}"
-        for each, name in found
-        if name in schemas
-        for error in jsonschema.Draft7Validator(schemas[name]).iter_errors(each | {"metadata": {}})
+        f"{_name_of(each)}: {error.message[:200]}"
+        for each in objects
+        if _name_of(each) in CUSTOM
+        for error in jsonschema.Draft7Validator(schemas[_name_of(each)]).iter_errors({**each, "metadata": {}})
     ]
 
 
@@ -196,11 +233,17 @@ def passed(name: str, report: Report) -> bool:
 def main(argv: Sequence[str]) -> None:
     """Exits with 1 when a part fails, or cannot run here."""
     flags = {"jobs": (40_000, "acknowledged, in each of the two runs"), "failovers": (5, "at least"), "seed": 1}
-    flags |= {"crds": ("", "folder of CustomResourceDefinitions to hold manifests to")}
+    flags |= {"crds": (str(CRDS), "folder of CustomResourceDefinitions to hold manifests to")}
     flags |= {"clips": (500, "of `hosts`"), "soak_clips": (60, "of each batch of `soak`")}
     flags |= {"soak_s": (1800, "seconds of `soak`, which ends with the batch that it is in then")}
     flags |= {"older": (OLDER, "of `releases`: the folder of an older checkout, or a commit of this one's history")}
     flags |= {"release_jobs": (10, "of `releases`, handed in before each of 12 moves")}
+    flags |= {
+        "other_python": (
+            "",
+            "of `ray`: an interpreter of another Python with the same Ray; without one that is skipped",
+        )
+    }
     flags |= {"seeds": ([1], "of `soak`, one after the other; each has a file of its own")}
     parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")

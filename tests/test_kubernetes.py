@@ -1,11 +1,13 @@
 """The Kubernetes manifests, held to the services' own parsers and to each other; no cluster has run them."""
 
+import math
 import re
 from typing import Any
 
 import pytest
 import yaml
 
+from slipstream.archive.service import HEALTH_NAME
 from slipstream.captioning.config import GatewayConfig
 from slipstream.config import parse_config
 from slipstream.services.draft.__main__ import DraftConfig
@@ -193,6 +195,22 @@ def test_there_is_time_to_end_well(objects: list[dict[str, Any]]) -> None:
         assert needed <= pod.spec["terminationGracePeriodSeconds"] <= max(60, 2 * needed), pod.component
 
 
+def test_a_worker_that_is_told_to_end_has_time_for_the_longest_job() -> None:
+    """Decoded ahead, it waits for a place as long as a caption may take, and then takes as long itself."""
+    for overlay in ("cpu", "gpu-archive"):
+        (worker,) = (pod for pod in pods(documents(overlay)) if pod.component == "worker")
+        (config,) = (config for _, config in services_in(worker) if isinstance(config, GatewayConfig))
+        rounds = math.ceil((config.archive_slots + config.archive_ahead) / config.archive_slots)
+        assert config.archive_drain_s >= rounds * config.request_timeout_s + config.decode_timeout_s
+
+
+def test_jobs_run_at_workers_where_there_are_any(objects: list[dict[str, Any]]) -> None:
+    has_workers = any(pod.component == "worker" for pod in pods(objects))
+    (door,) = (pod for pod in pods(objects) if pod.component == "gateway")
+    ((_, config),) = services_in(door)
+    assert (config.archive_slots == 0) == has_workers
+
+
 def test_models_of_a_worker_start_before_its_gateway_and_end_after_it() -> None:
     (worker,) = (pod for pod in pods(documents("cpu")) if pod.component == "worker")
     assert [(each["name"], each["restartPolicy"]) for each in worker.spec["initContainers"]] == [
@@ -204,11 +222,30 @@ def test_models_of_a_worker_start_before_its_gateway_and_end_after_it() -> None:
 
 
 def test_a_gateway_that_waits_for_its_target_is_alive_and_not_ready(objects: list[dict[str, Any]]) -> None:
-    (gateway,) = (pod for pod in pods(objects) if pod.component == "gateway")
-    ((container, config),) = services_in(gateway)
-    assert container["livenessProbe"]["grpc"]["port"] == int(config.scaler_listen.rpartition(":")[2])
-    assert container["readinessProbe"]["grpc"]["port"] == int(config.listen.rpartition(":")[2])
-    assert "startupProbe" not in container
+    """A worker is ready for jobs, so it is asked for the archive's health; a door captions without the store, too."""
+    found = {}
+    for pod in pods(objects):
+        for container, config in services_in(pod):
+            if isinstance(config, GatewayConfig):
+                assert container["livenessProbe"]["grpc"] == {"port": port_of(config.scaler_listen)}
+                assert container["readinessProbe"]["grpc"]["port"] == port_of(config.listen)
+                assert "startupProbe" not in container
+                found[pod.component] = container["readinessProbe"]["grpc"].get("service", "")
+    assert found.items() <= {"gateway": "", "worker": HEALTH_NAME}.items() and "gateway" in found
+
+
+def test_every_service_is_found_dead_and_where_it_counts_unready(objects: list[dict[str, Any]]) -> None:
+    for pod in pods(objects):
+        if pod.component == "target-rank":
+            continue  # it serves nothing, and goes with rank 0
+        for container, _ in services_in(pod):
+            assert "livenessProbe" in container, (pod.component, container["name"])
+            is_optional = (pod.component, container["name"]) == ("worker", "draft")  # without one it is slower
+            assert ("readinessProbe" in container) != is_optional
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def test_budgets_are_of_pods_that_there_are(objects: list[dict[str, Any]]) -> None:

@@ -36,8 +36,8 @@ MAX_CALLS = 256
 
 
 class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
-    """Implements `proto/slipstream/rpc/v1/externalscaler.proto`. Work is what waits and what runs: if it were what
-    waits alone, replicas would be taken away from under the jobs that they run.
+    """Implements `proto/slipstream/rpc/v1/externalscaler.proto`. Work is what waits and what runs, and no less than a
+    replica's share for each worker that has a job: so there are never fewer replicas than workers at work.
 
     Args:
         jobs_per_replica: where the trigger has no `jobsPerReplica`.
@@ -79,8 +79,9 @@ class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
     ) -> messages.GetMetricsResponse:
         if request.metricName != METRIC:
             raise InvalidRequest(f"there is no metric {request.metricName[:100]!r} here; the one there is is {METRIC}")
-        num_jobs = await self._num_jobs()
-        value = messages.MetricValue(metricName=METRIC, metricValue=num_jobs, metricValueFloat=num_jobs)
+        share = _share(request.scaledObjectRef.scalerMetadata.get(SHARE_KEY, ""), self._jobs_per_replica)
+        work = max(await self._num_jobs(), share * await self._queue.num_busy())
+        value = messages.MetricValue(metricName=METRIC, metricValue=math.ceil(work), metricValueFloat=work)
         return messages.GetMetricsResponse(metricValues=[value])
 
     async def _num_jobs(self) -> int:

@@ -150,9 +150,11 @@ class FilmRunner:
         return Outcome(JobState.DONE, result, tallies={"segments": film.facts.num_segments})
 
     async def _caption_missing(self, run: _Run, file: VideoFile, film: Film) -> None:
-        """Segment after segment, as many at once as there are slots."""
+        """Segment after segment, as many at once as there are slots. Raises `RetryLater` behind those that have begun
+        when the gateway is to end."""
         room = asyncio.Semaphore(max(self._config.archive_slots, 1))
-        missing = _numbering(run.plan, film).segments_of(run.parts.state.missing)
+        numbering = _numbering(run.plan, film)
+        missing = numbering.segments_of(run.parts.state.missing)
         try:
             async with (
                 aclosing(self._films.decoded(run.plan, file, film, missing)) as segments,
@@ -160,13 +162,15 @@ class FilmRunner:
             ):
                 while True:
                     await room.acquire()
-                    decoded = await anext(segments, None)
+                    decoded = None if self._models.is_ending else await anext(segments, None)
                     if decoded is None:
                         break
                     task = group.create_task(self._make(run, film, decoded))
                     task.add_done_callback(lambda _, decoded=decoded: _ended(decoded, room))  # type: ignore[misc]
         except ExceptionGroup as failures:  # the first that failed has ended the others
             raise failures.exceptions[0] from None
+        if {*numbering.segments_of(run.parts.state.missing)} - {segment.number for segment in run.failed}:
+            self._models.check_stays()
         if run.failed and not run.parts.state.done:
             raise UnreadableVideo(run.failed[0].error)
         await self._keep_failed(run, film)
@@ -205,6 +209,7 @@ class FilmRunner:
         whole, numbering = film.whole(), _numbering(run.plan, film)
         if not numbering.has_summary or not run.parts.state.missing:
             return
+        self._models.check_stays()
         said = await self._said(run.lease)
         try:
             async with self._models.slots:

@@ -53,12 +53,14 @@ class ArchiveRunner:
         queue: JobQueue,
         on_target_lost: Callable[[], None] = lambda: None,
         documents: DocumentSource | None = None,
+        stopping: asyncio.Event | None = None,
     ) -> None:
-        """`documents`: what reads them; without it they are left to other gateways."""
+        """`documents`: what reads them; without it they are left to other gateways. `stopping`: set when this one is to
+        end; a film then ends behind the segments that it has begun."""
         self._config = config
         self._captioner = captioner
         self._queue = queue
-        self._models = ModelRuns(config, captioner, on_target_lost)
+        self._models = ModelRuns(config, captioner, on_target_lost, stopping)
         self._documents = DocumentRunner(config, captioner, queue, self._models, documents)
         # One decoder is left to people, if there are two.
         self._decoders = asyncio.Semaphore(max(config.decode_workers - 1, 1))

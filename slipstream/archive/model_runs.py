@@ -34,14 +34,29 @@ class ModelRuns:
     """One per gateway, for jobs of all kinds."""
 
     def __init__(
-        self, config: GatewayConfig, captioner: GatewayCaptioner, on_target_lost: Callable[[], None] = lambda: None
+        self,
+        config: GatewayConfig,
+        captioner: GatewayCaptioner,
+        on_target_lost: Callable[[], None] = lambda: None,
+        stopping: asyncio.Event | None = None,
     ) -> None:
         self._config = config
+        self._stopping = stopping or asyncio.Event()
         self._captioner = captioner
         self._on_target_lost = on_target_lost
         self._co_runners = CoRunners()
         self.slots = asyncio.Semaphore(max(config.archive_slots, 1))
         """Held by who is at the models."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this gateway is to end: a job of parts then begins no more of them."""
+        return self._stopping.is_set()
+
+    def check_stays(self) -> None:
+        """Between parts of a job. Raises `RetryLater` once this gateway is to end, for another to go on behind them."""
+        if self.is_ending:
+            raise RetryLater("the gateway ends; what is kept stays", counted=False, delay_s=0.0)
 
     async def plan(self, lease: Lease, options: CaptionOptions) -> CaptionPlan:
         """What to ask of the models there are now. Raises what is wrong with the options, `RetryLater`, or

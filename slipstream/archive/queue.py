@@ -375,6 +375,9 @@ class JobQueue(PartStore, Protocol):
 
     async def depth(self) -> QueueDepth: ...
 
+    async def num_busy(self) -> int:
+        """Workers that have jobs, also those that are ending and finish them. It looks at every job that runs."""
+
     async def sweep(self) -> int:
         """Deletes some of what is past its retention. Returns how many jobs; call it now and then."""
 

@@ -6,7 +6,8 @@ that of the servers; sentinels are asked without one.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,11 +17,10 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import QueueUnavailable
 from slipstream.errors import InvalidConfig
-from slipstream.logs import get_logger
 
 CONNECT_S, SOCKET_S = 2.0, 2.5
 SCHEME = "sentinel://"
@@ -34,7 +34,6 @@ PROMISES = frozenset(
 )
 """Scripts whose answer somebody relies on; health is one. A lease that is lost with its server is taken once more, and
 fenced."""
-FORGETS = "the queue's Redis may lose accepted jobs (--redis-unsafe true takes it as it is):"
 
 _URL = re.compile(r"sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/]+)/(?P<name>[\w.-]+)(?:/(?P<db>\d+))?")
 
@@ -76,30 +75,60 @@ def connect_by_sentinel(url: str, **options: Any) -> ConnectionPool:
     return SentinelPool(match["name"], Sentinel(places, sentinel_kwargs=limits), db=int(match["db"] or 0), **options)
 
 
-async def check_keeping(url: str) -> None:
-    """Whether the server that leads now keeps what it has accepted. A user that may not ask INFO is not told.
+@dataclass(frozen=True)
+class Keeping:
+    """How the server that leads keeps what it has accepted, as far as it may be asked."""
 
-    Raises:
-        InvalidConfig: it may forget it, by how it was started.
-        QueueUnavailable: it does not answer yet.
-    """
+    run_id: str = ""
+    """Another one at every start of every server."""
+    forgets: str = ""
+    """By what it loses accepted jobs, also where replicas have them."""
+    flushes: str = "always"
+    """When its log reaches the disk; "" where it may not be asked."""
+    unasked: str = ""
+    """What this user may not ask."""
+
+    def fault(self, replicas: int) -> str:
+        """By what it may lose jobs that so many replicas have, too; "" if by nothing."""
+        if self.forgets or replicas or self.flushes in ("", "always"):
+            return self.forgets
+        return (
+            f"its log reaches the disk late (appendfsync {self.flushes}); start it with --appendfsync always, or have"
+            " replicas and --redis-wait"
+        )
+
+
+async def ask_keeping(url: str) -> Keeping:
+    """How the server keeps jobs that leads now. Raises `QueueUnavailable` where none answers, or it does not lead."""
     client = connect(url, 1, CONNECT_S)
     try:
-        facts = await client.info("persistence") | await client.info("memory")
+        facts = await client.info()
+        if facts.get("role") != "master":
+            raise QueueUnavailable("the queue's Redis does not lead its group now")
+        flushes = await _flushes(client)
     except NoPermissionError:
-        get_logger().warning("queue.unchecked", reason="this user may not ask INFO how the queue's Redis was started")
-        return
+        return Keeping(unasked="INFO")
     except (RedisError, OSError, TimeoutError) as error:
         raise QueueUnavailable(f"the queue's Redis is not reachable: {error}") from None
     finally:
         await client.aclose()
+    return Keeping(str(facts.get("run_id")), _forgets(facts), flushes, "" if flushes else "CONFIG GET appendfsync")
+
+
+async def _flushes(client: Redis) -> str:
+    try:
+        return str((await client.config_get("appendfsync")).get("appendfsync", ""))
+    except ResponseError:  # hosted servers forbid it, or do not know it
+        return ""
+
+
+def _forgets(facts: Mapping[str, Any]) -> str:
     policy = str(facts.get("maxmemory_policy"))
     if not facts.get("aof_enabled"):
-        raise InvalidConfig(f"{FORGETS} it keeps no log of them; start it with --appendonly yes --appendfsync always")
+        return "it keeps no log of them; start it with --appendonly yes --appendfsync always"
     if facts.get("maxmemory") and policy.startswith("allkeys"):
-        raise InvalidConfig(
-            f"{FORGETS} {policy} evicts them when memory is full; give it --maxmemory-policy noeviction"
-        )
+        return f"{policy} evicts them when memory is full; give it --maxmemory-policy noeviction"
+    return ""
 
 
 def _place(text: str) -> tuple[str, int]:

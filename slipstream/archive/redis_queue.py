@@ -342,6 +342,9 @@ class RedisQueue:
         queued, delayed, suspects, running, dead, oldest_ms = await self._run("depth")
         return QueueDepth(queued, delayed, suspects, running, dead, oldest_ms / 1000)
 
+    async def num_busy(self) -> int:
+        return int(await self._run("busy"))
+
     async def sweep(self) -> int:
         num_jobs, _, *failed = await self._run("sweep", SCAN_JOBS)
         if failed:

@@ -11,7 +11,7 @@ from slipstream.archive.document_source import GatewayDocuments
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.job_runner import ArchiveRunner, Progress
 from slipstream.archive.queue import DamagedRecord, JobQueue, Lease, Outcome, QueueUnavailable
-from slipstream.archive.redis_failover import check_keeping
+from slipstream.archive.redis_failover import Keeping, ask_keeping
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.results_folder import ResultsFolder
 from slipstream.archive.spill_queue import SpillQueue
@@ -33,6 +33,8 @@ MAX_FAILED_TAKES = 3
 SETTLE_S = 10.0
 CHECK_S = 1.0
 """Between two attempts to ask the store how it keeps jobs, until it answers."""
+LEADER_S = 5.0
+"""Between two such questions from then on: another server may lead."""
 DEPTH_S = 5.0
 """Between two looks at the queue's depth, for the metrics."""
 
@@ -80,7 +82,8 @@ class ArchiveService:
         name = ""
         if config.archive_slots:
             documents = GatewayDocuments(self._documents)
-            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents)
+            stopping = self._lifecycle.stopping
+            runner = ArchiveRunner(config, self._captioner, queue, self._target.mark_down, documents, stopping)
             self._worker = Worker(
                 queue,
                 runner.run if self._tracing is None else _traced(runner, self._tracing),
@@ -128,18 +131,29 @@ class ArchiveService:
         self._lifecycle.fail(SlipstreamError(f"the archive's worker failed ({type(error).__name__}); see the log"))
 
     async def _check_keeping(self) -> None:
-        """Once the store answers; one that leads later, after a failover, is not asked."""
+        """As soon as the store answers, and ever again: after a failover another server leads."""
+        last = None
         while True:
-            try:
-                return await check_keeping(self._config.redis_url)
-            except QueueUnavailable:
-                await asyncio.sleep(CHECK_S)
-            except InvalidConfig as error:
-                if self._config.redis_unsafe:
-                    get_logger().warning("queue.unsafe", reason=str(error))
-                else:
-                    self._lifecycle.fail(error)
-                return
+            with contextlib.suppress(QueueUnavailable):
+                keeping = await ask_keeping(self._config.redis_url)
+                if keeping != last and self._is_refused(keeping):
+                    return
+                last = keeping
+            await asyncio.sleep(LEADER_S if last else CHECK_S)
+
+    def _is_refused(self, keeping: Keeping) -> bool:
+        """Whether a store that keeps jobs so ends the process; otherwise what is to be known of it is logged."""
+        if keeping.unasked:
+            reason = f"this user may not ask the queue's Redis how it was started: {keeping.unasked}"
+            get_logger().warning("queue.unchecked", reason=reason)
+        if not (fault := keeping.fault(self._config.redis_wait)):
+            return False
+        reason = f"the queue's Redis may lose accepted jobs (--redis-unsafe true takes it as it is): {fault}"
+        if self._config.redis_unsafe:
+            get_logger().warning("queue.unsafe", reason=reason)
+            return False
+        self._lifecycle.fail(InvalidConfig(reason))
+        return True
 
     async def _work(self, worker: Worker) -> None:
         """Until `close`; from the beginning of the process's end on, nothing new is taken."""

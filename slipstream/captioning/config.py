@@ -145,7 +145,7 @@ class ArchiveOptions:
         "replicas of that Redis that have what is acknowledged; too few: it is refused", default=0, check=between(0, 16)
     )
     redis_unsafe: bool = option(
-        "whether to take a Redis that may lose accepted jobs, for want of a log or by evicting them: true or false",
+        "whether to take a Redis that may lose accepted jobs, by a late log, none, or evicting them: true or false",
         default=False,
     )
     redis_password_file: str = option("file with the password of that Redis, if it is not in the URL", default="")
@@ -162,7 +162,7 @@ class ArchiveOptions:
     archive_drain_s: float = option(
         "how long running archive captions may go on after SIGTERM; what remains is run elsewhere",
         default=5.0,
-        check=between(0, 3600),
+        check=between(0, 86_400),
     )
     max_batch_items: int = option("most jobs of one batch", default=1_000_000, check=between(1, 100_000_000))
     lease_s: float = option(

@@ -306,5 +306,23 @@ async def test_retention(world: World) -> None:
     assert await world.queue.depth() == QueueDepth(0, 0, 0, 0, 0)
 
 
+async def test_workers_that_have_jobs_are_counted(world: World) -> None:
+    await fill(world, *map(str, range(9)))
+    await world.queue.open_batch(BatchSpec("another", owner="you"))
+    await world.queue.submit("another", specs("a", priority=Priority.HIGH))
+    assert await world.queue.num_busy() == 0
+    first, second = await world.queue.take("w1", 2)
+    (third,) = await world.queue.take("w2", 1)
+    await world.queue.take("w3", 1)
+    await world.queue.take("idle", 0)
+    assert await world.queue.num_busy() == 3
+    assert await world.queue.finish(first, DONE) and await world.queue.num_busy() == 3, "it has another job"
+    assert await world.queue.retry(second, "later", 50.0) and await world.queue.num_busy() == 2
+    assert await world.queue.crash(third, "it died") and await world.queue.num_busy() == 1
+    await world.elapse(LEASE_S + 1)
+    assert await world.queue.num_busy() == 1, "until somebody takes what it had"
+    assert len(await world.queue.take("w4", 20)) == 9 and await world.queue.num_busy() == 1
+
+
 async def test_ping(world: World) -> None:
     await world.queue.ping()

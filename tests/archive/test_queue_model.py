@@ -219,7 +219,7 @@ async def _swept(queue: JobQueue) -> int:
 async def _all_but_times(queue: JobQueue) -> Any:
     """What the queue holds as far as both must agree; each alone is checked for what must always hold."""
     batches = (_batch_but_times(queue, batch) for batch in OWNERS)
-    return await asyncio.gather(queue.depth(), *map(queue.find_result, CONTENTS), *batches)
+    return await asyncio.gather(queue.depth(), queue.num_busy(), *map(queue.find_result, CONTENTS), *batches)
 
 
 async def _batch_but_times(queue: JobQueue, batch_id: str) -> Any:

@@ -39,6 +39,11 @@ MUTATIONS: dict[str, tuple[str, str, Check]] = {
         "job.epoch",
         contract.test_the_same_worker_gets_another_epoch,
     ),
+    "a worker counts once a job": (
+        "and not seen[job[2]] then",
+        "then",
+        contract.test_workers_that_have_jobs_are_counted,
+    ),
     "no limit of crashes": (
         "if crashes >= MAX_CRASHES then",
         "if false then",

@@ -223,6 +223,7 @@ async def test_a_user_with_the_listed_commands_on_its_own_keys_is_enough(
             "batch", frozenset({JobState.CANCELLED})
         )
         await queue.list_batches("me"), await queue.list_jobs("batch"), await queue.depth(), await queue.sweep()
+        await queue.num_busy()
         await queue.seal_batch("batch")
         await queue.ping()
     await _spill_with_the_listed_commands(server, tmp_path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from slipstream.archive import service as service_module
 from slipstream.archive import worker as worker_module
 from slipstream.archive.queue import BatchSpec, DamagedRecord, JobSpec, JobState, Lease, QueueUnavailable
-from slipstream.archive.redis_failover import check_keeping
+from slipstream.archive.redis_failover import Keeping, ask_keeping
 from slipstream.archive.service import HEALTH_NAME, ArchiveService, make_queue
 from slipstream.archive.worker import Worker
 from slipstream.captioning.captioner import GatewayCaptioner
@@ -32,6 +33,7 @@ from tests.archive.worlds import until
 from tests.services.test_archive_runner import FakeCaptioner, lease_of
 from tests.support.memory_queue import MemoryQueue
 from tests.support.processes import eventually
+from tests.support.redis_group import RedisGroup, free_ports
 
 CONFIG = GatewayConfig(listen="", target="t:1", archive_drain_s=0.1)
 
@@ -126,6 +128,7 @@ async def test_a_worker_at_rest_is_told_and_one_at_work_and_a_store_that_takes_n
     [
         ({"appendonly": "no"}, "keeps no log"),
         ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "allkeys-lru evicts them"),
+        ({"appendfsync": "everysec"}, "reaches the disk late \\(appendfsync everysec"),
     ],
 )
 async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is(
@@ -139,7 +142,8 @@ async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is
         with capture_logs() as logs:
             refused.archive.start()
             await asyncio.wait_for(refused.lifecycle.failed.wait(), 30)
-            assert isinstance(refused.lifecycle.failure, InvalidConfig) and reason in str(refused.lifecycle.failure)
+            assert isinstance(refused.lifecycle.failure, InvalidConfig)
+            assert re.search(reason, str(refused.lifecycle.failure))
             warned.archive.start()
             await eventually(lambda: any(entry["event"] == "queue.unsafe" for entry in logs))
         assert not warned.lifecycle.failed.is_set()
@@ -147,12 +151,76 @@ async def test_a_store_that_may_lose_jobs_is_refused_unless_it_is_taken_as_it_is
             await gateway.archive.close()
 
 
-async def test_a_user_that_may_not_ask_is_warned(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("commands", "unasked"),
+    [(("+ping",), "INFO"), (("+ping", "+info"), "CONFIG GET appendfsync"), (("+ping", "+info", "+config|get"), "")],
+)
+async def test_a_user_that_may_not_ask_is_warned_once(
+    commands: tuple[str, ...], unasked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "LEADER_S", 0.01)
+    questions = counted_questions(monkeypatch)
     async with EmbeddedServer(tmp_path) as server, Redis.from_url(server.url) as admin:
-        await admin.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "nocommands", "+ping")
+        await admin.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "nocommands", *commands)
+        gateway = Gateway(replace(CONFIG, redis=server.url.replace("unix://", "unix://me:secret@")))
         with capture_logs() as logs:
-            await check_keeping(server.url.replace("unix://", "unix://me:secret@"))
-        assert [entry["event"] for entry in logs] == ["queue.unchecked"]
+            gateway.archive.start()
+            await eventually(lambda: len(questions) > 3)
+        assert {each.unasked for each in questions} == {unasked} and not gateway.lifecycle.failed.is_set()
+        warnings = [entry["reason"] for entry in logs if entry["event"] == "queue.unchecked"]
+        assert len(warnings) == bool(unasked) and all(each.endswith(unasked) for each in warnings)
+        await gateway.archive.close()
+
+
+def counted_questions(monkeypatch: pytest.MonkeyPatch) -> list[Keeping]:
+    """What the store has said so far of how it keeps jobs."""
+    said: list[Keeping] = []
+
+    async def ask(url: str) -> Keeping:
+        said.append(await ask_keeping(url))
+        return said[-1]
+
+    monkeypatch.setattr(service_module, "ask_keeping", ask)
+    return said
+
+
+def test_replicas_make_up_for_a_log_that_is_late_and_for_nothing_else() -> None:
+    assert Keeping(flushes="everysec").fault(0) and not Keeping(flushes="everysec").fault(1)
+    assert not Keeping(flushes="").fault(0) and not Keeping(flushes="always").fault(0)
+    assert Keeping(forgets="it keeps no log").fault(2) == "it keeps no log"
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_who_leads_after_a_failover_is_asked_as_well(
+    replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replicas keep no log, which nobody has noticed so far."""
+    monkeypatch.setattr(service_module, "LEADER_S", 0.05)
+    questions = counted_questions(monkeypatch)
+    async with RedisGroup(tmp_path) as group:
+        first = await group.leader()
+        for port in group.servers.keys() - {first}:
+            async with Redis(host="127.0.0.1", port=port) as redis:
+                await redis.config_set("appendonly", "no")
+        gateway = Gateway(replace(CONFIG, redis=group.url, redis_wait=replicas))
+        gateway.archive.start()
+        await eventually(lambda: questions)
+        await group.fail_over(0.0)
+        await asyncio.wait_for(gateway.lifecycle.failed.wait(), 60)
+        assert isinstance(gateway.lifecycle.failure, InvalidConfig)
+        assert "may lose accepted jobs" in str(gateway.lifecycle.failure)
+        assert len({each.run_id for each in questions}) == 2 and not questions[0].forgets and questions[-1].forgets
+        await gateway.archive.close()
+
+
+async def test_a_server_that_does_not_lead_is_not_judged(tmp_path: Path) -> None:
+    """While it copies from its leader, its log is off."""
+    one, two = free_ports(2)
+    async with EmbeddedServer(tmp_path / "one", port=one), EmbeddedServer(tmp_path / "two", port=two):
+        async with Redis(host="127.0.0.1", port=two) as redis:
+            await redis.execute_command("REPLICAOF", "127.0.0.1", one)
+        with pytest.raises(QueueUnavailable, match="does not lead"):
+            await ask_keeping(f"redis://127.0.0.1:{two}")
 
 
 async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
@@ -162,16 +230,17 @@ async def test_a_store_that_is_not_there_yet_is_asked_when_it_is(
     server = EmbeddedServer(tmp_path)
     gateway, asked = Gateway(replace(CONFIG, redis=server.url)), asyncio.Event()
 
-    async def check(url: str) -> None:
+    async def ask(url: str) -> Keeping:
         try:
-            await check_keeping(url)
-            asked.set()
+            keeping = await ask_keeping(url)
         except QueueUnavailable:
             missed.set()
             raise
+        asked.set()
+        return keeping
 
     missed = asyncio.Event()
-    monkeypatch.setattr(service_module, "check_keeping", check)
+    monkeypatch.setattr(service_module, "ask_keeping", ask)
     gateway.archive.start()
     await asyncio.wait_for(missed.wait(), 30)
     async with server:

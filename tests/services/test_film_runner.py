@@ -143,7 +143,8 @@ class World:
         self.media = self.models.media
         self.queue = MemoryQueue(policy)
         self.progress: list[str] = []
-        self.runner = ArchiveRunner(CONFIG, cast(GatewayCaptioner, self.models), self.queue)
+        self.stopping = asyncio.Event()
+        self.runner = ArchiveRunner(CONFIG, cast(GatewayCaptioner, self.models), self.queue, stopping=self.stopping)
 
     async def submit(self, **options: Any) -> Lease:
         batch = BatchPayload("", {"segments": "fixed:1s"} | options)
@@ -251,6 +252,31 @@ async def test_another_target_in_the_middle_of_a_film_makes_all_of_it() -> None:
     assert await world.queue.retry(lease, "again", 0.0, counted=False)
     assert (await world.ended(await world.take())).state is JobState.DONE
     assert {part.receipt.target.revision for part in await world.parts() if part.receipt} == {"r2"}
+
+
+@pytest.mark.parametrize(("last", "torn"), [(3, set()), (3, {0, 1}), (SEGMENTS - 1, set())])
+async def test_a_gateway_that_ends_keeps_what_it_has_begun_and_begins_no_more(last: int, torn: set[int]) -> None:
+    """So that no segment is made twice, however long the film is and however short the time to end."""
+    world = long_film()
+    world.media.torn = torn
+    lease = await world.submit(**SUMMED_UP)
+
+    def end(number: int) -> None:
+        if number == last:
+            world.stopping.set()
+
+    world.models.at = end
+    with pytest.raises(RetryLater, match="the gateway ends") as later:
+        await world.runner.run(lease, world.progress.append)
+    assert (later.value.counted, later.value.delay_s) == (False, 0.0) and not world.media.num_open
+    begun = list(world.models.captioned)
+    kept = [part.number for part in await world.parts() if part.caption]
+    assert sorted(begun) == kept and last in kept and not world.models.summed_up
+    assert await world.queue.retry(lease, "the gateway ends", 0.0, counted=False)
+    world.stopping.clear()
+    assert (await world.ended(await world.take())).state is JobState.DONE
+    assert sorted(world.models.captioned) == [number for number in range(SEGMENTS) if number not in torn]
+    assert world.models.summed_up
 
 
 async def test_who_lost_the_lease_keeps_nothing() -> None:

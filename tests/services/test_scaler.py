@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -31,7 +32,9 @@ from tests.rpc.secured import Certificates, make_certificates
 from tests.support.keda import KedaClient
 from tests.support.processes import logged, new_process
 
-SLOTS = 4
+SLOTS, MOST = 4, 6
+GRACE_S = 3600.0
+"""As long as the longest job, and more."""
 DAY = (0, 0, 0, 2, 0, 0, 5, 18, 30, 24, 12, 9, 40, 22, 16, 10, 7, 25, 14, 6, 3, 0, 0, 0)
 """Jobs handed in, hour by hour."""
 HOURS_OF_A_LONG_JOB, EVERY_SO_OFTEN = 3, 5
@@ -67,9 +70,14 @@ class Replicas:
 
     queue: RedisQueue
     running: list[tuple[Worker, asyncio.Task[None]]] = field(default_factory=list)
+    leaving: list[tuple[Worker, asyncio.Task[None]]] = field(default_factory=list)
+    """Those that were told to end and finish what they have."""
     hours: int = 0
-    given_back: int = 0
+    met: int = 0
+    """Jobs that ran where a worker was told to end."""
     most: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    """How runs ended."""
     ended: int = 0
     """Jobs that ran to their end."""
     _ends: dict[str, int] = field(default_factory=dict)
@@ -77,16 +85,33 @@ class Replicas:
     _passed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def scale(self, number: int) -> None:
-        while len(self.running) > number:  # the newest go first; SIGTERM with no time to finish is `stop` with no grace
+        while len(self.running) > number:  # the newest go first, whatever they have; SIGTERM is `stop`
             worker, task = self.running.pop()
-            before = (await self.queue.depth()).running
+            self.met += len(worker.live)
             worker.stop()
-            await task
-            self.given_back += before - (await self.queue.depth()).running
+            self.leaving.append((worker, task))
         while len(self.running) < number:
-            worker = Worker(self.queue, self._run, slots=SLOTS, grace_s=0)
+            worker = Worker(self.queue, self._run, slots=SLOTS, grace_s=GRACE_S, on_end=self._count)
             self.running.append((worker, asyncio.create_task(worker.run())))
         self.most = max(self.most, number)
+
+    def num_busy(self) -> int:
+        """Those that have jobs, also where they are to end."""
+        return sum(bool(worker.live) for worker, _ in (*self.running, *self.leaving))
+
+    async def are_taken(self) -> bool:
+        """Whether as many jobs run as there are places for."""
+        depth = await self.queue.depth()
+        elsewhere = sum(len(worker.live) for worker, _ in self.leaving)
+        return depth.running == elsewhere + min(SLOTS * len(self.running), depth.queued + depth.running - elsewhere)
+
+    async def ended_well(self) -> None:
+        """Returns when all that were told to end have ended."""
+        await asyncio.gather(*(task for _, task in self.leaving))
+
+    def _count(self, outcome: str, was_held: bool) -> None:
+        assert was_held
+        self.endings[outcome] += 1
 
     async def pass_hour(self) -> None:
         """Returns when all that ended in it is committed."""
@@ -111,25 +136,19 @@ class Replicas:
         return Outcome(JobState.DONE, result="{}")
 
 
-async def are_taken(queue: RedisQueue, places: int) -> bool:
-    """Whether as many run as there are places for."""
-    depth = await queue.depth()
-    return depth.running == min(places, depth.queued + depth.running)
-
-
 async def num_done(queue: RedisQueue) -> int:
     return (await queue.get_batch("batch")).counts[JobState.DONE]
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_day_of_work_scales_from_nothing_and_back_and_no_run_is_lost(
+async def test_a_day_of_work_scales_from_nothing_and_back_and_no_job_is_given_back(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     queue, address = RedisQueue(server.url, policy=QueuePolicy(lease_s=60)), f"unix:{tmp_path}/scaler.sock"
     replicas, handed_in, polls = Replicas(queue), 0, []
     await queue.open_batch(BatchSpec("batch"))
     async with scaler(queue, address), open_channel(address) as channel:
-        keda = KedaClient(channel, {"jobsPerReplica": str(SLOTS), "scalerAddress": "gateway:50054"}, max_replicas=6)
+        keda = KedaClient(channel, {"jobsPerReplica": str(SLOTS), "scalerAddress": "gateway:50054"}, max_replicas=MOST)
         watching = asyncio.create_task(keda.watch())
         for number in [*DAY, *[0] * 24]:
             specs = [JobSpec(str(handed_in + index), "{}") for index in range(number)]
@@ -137,23 +156,46 @@ async def test_a_day_of_work_scales_from_nothing_and_back_and_no_run_is_lost(
             handed_in += number
             poll = await keda.poll()
             polls.append(poll)
-            assert poll.num_jobs == handed_in - replicas.ended
+            num_busy = replicas.num_busy()
+            assert poll.work == max(handed_in - replicas.ended, SLOTS * num_busy)
+            assert poll.replicas >= min(MOST, num_busy)
             await keda.heard(poll.is_active)
             await replicas.scale(poll.replicas)
-            places = SLOTS * len(replicas.running)
-            await until(lambda: are_taken(queue, places))  # noqa: B023 (it is called at once)
+            await until(replicas.are_taken)
             await replicas.pass_hour()
             if not poll.is_active and handed_in == sum(DAY):
                 break
         await replicas.scale(0)
+        await asyncio.wait_for(replicas.ended_well(), 60)
         watching.cancel()
     jobs, _ = await queue.list_jobs("batch", limit=1000)
     assert len(jobs) == handed_in == sum(DAY)
     assert {(job.state, job.attempts, job.crashes) for job in jobs} == {(JobState.DONE, 0, 0)}
     assert [poll.replicas for poll in polls[:3]] == [0, 0, 0] and polls[-1].replicas == 0
-    assert replicas.most == 6 and replicas.given_back > 0, "scaling in met jobs that ran"
+    assert replicas.most == MOST and replicas.met > 0, "scaling in met jobs that ran"
+    assert replicas.endings == {"done": handed_in}, "and gave none of them back"
     assert keda.pushed[0] is keda.pushed[-1] is False and True in keda.pushed
     assert all(now != before for before, now in pairwise(keda.pushed)), "a push tells of a change"
+    await queue.close()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("jobs_of_workers", "waiting", "replicas"),
+    [([1] * 8, 0, 8), ([1] * 8, 3, 8), ([1] * 8, 40, 12), ([4, 4, 1, 1], 0, 4), ([3], 0, 1), ([], 5, 2), ([], 0, 0)],
+)
+async def test_there_are_never_fewer_replicas_than_workers_that_have_jobs(
+    jobs_of_workers: list[int], waiting: int, replicas: int, server: EmbeddedServer, tmp_path: Path
+) -> None:
+    queue, address = RedisQueue(server.url), f"unix:{tmp_path}/scaler.sock"
+    await queue.open_batch(BatchSpec("batch"))
+    total = sum(jobs_of_workers) + waiting
+    await queue.submit("batch", [JobSpec(str(number), "{}") for number in range(total)])
+    for number, num_jobs in enumerate(jobs_of_workers):
+        assert len(await queue.take(f"worker-{number}", num_jobs)) == num_jobs
+    async with scaler(queue, address), open_channel(address) as channel:
+        poll = await KedaClient(channel, {"jobsPerReplica": str(SLOTS)}).poll()
+    assert poll.work == max(total, SLOTS * len(jobs_of_workers)) and poll.replicas == replicas
     await queue.close()
 
 
@@ -192,7 +234,7 @@ async def test_without_the_store_polls_fail_and_streams_wait_and_both_go_on(
         await server.start()
         await queue.submit("batch", [JobSpec("a", "{}")])
         await keda.heard(True)
-        assert (await keda.poll()).num_jobs == 1
+        assert (await keda.poll()).work == 1
         assert keda.pushed == [False, True] and not watching.done()
         stopping.set()
         await asyncio.wait_for(watching, 60)  # ends well, as an error would have KEDA wait longer and longer

@@ -108,3 +108,24 @@ def make_noise_film(num_frames: int, *, key_every: int = 12, size: tuple[int, in
             output.mux(stream.encode(av.VideoFrame.from_ndarray(pictures[number % 8], format="rgb24")))
         output.mux(stream.encode())
     return output_file.getvalue()
+
+
+def make_paced_clip(num_frames: int, size: tuple[int, int], bits_per_s: int = 5_000_000) -> bytes:
+    """An MP4 of 24 frames a second with so many bits, a key frame every two seconds: coarse tiles that move."""
+    width, height = size
+    chance, output_file = np.random.default_rng(0), io.BytesIO()
+    tiles = chance.integers(0, 255, (height // 16 + 8, width // 16 + 8, 3), dtype=np.uint8)
+    scenery = np.kron(tiles, np.ones((16, 16, 1), np.uint8))
+    options = {"preset": "ultrafast", "maxrate": str(bits_per_s), "bufsize": str(2 * bits_per_s)}
+    with av.open(output_file, "w", format="mp4") as output:
+        stream = output.add_stream("libx264", rate=Fraction(24), options=options)
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height, stream.bit_rate = width, height, bits_per_s
+        stream.pix_fmt, stream.codec_context.gop_size = "yuv420p", 48
+        for number in range(num_frames):
+            at = number % 100
+            picture = scenery[at : at + height, at : at + width].copy()
+            picture[::4] ^= np.uint8(number % 7 * 8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        output.mux(stream.encode())
+    return output_file.getvalue()

@@ -19,7 +19,7 @@ from slipstream.rpc.v1 import externalscaler_pb2_grpc
 class Poll:
     """What one poll found."""
 
-    num_jobs: float
+    work: float
     is_active: bool
     replicas: int
     """That there should be."""
@@ -47,10 +47,10 @@ class KedaClient:
         name, share = await self.spec()
         request = messages.GetMetricsRequest(scaledObjectRef=self._ref, metricName=name)
         (value,) = (await self._stub.GetMetrics(request)).metricValues
-        num_jobs = value.metricValueFloat if value.metricValueFloat > 0 else float(value.metricValue)
+        work = value.metricValueFloat if value.metricValueFloat > 0 else float(value.metricValue)
         is_active = bool((await self._stub.IsActive(self._ref)).result)
-        wanted = max(1, math.ceil(num_jobs / share)) if is_active else 0
-        return Poll(num_jobs, is_active, min(self._max, max(self._min, wanted)))
+        wanted = max(1, math.ceil(work / share)) if is_active else 0
+        return Poll(work, is_active, min(self._max, max(self._min, wanted)))
 
     async def watch(self) -> None:
         """Keeps `pushed` until cancelled, or until the stream ends."""

@@ -284,6 +284,9 @@ class MemoryQueue(JobTable):
             dead=states.count(JobState.DEAD),
         )
 
+    async def num_busy(self) -> int:
+        return len({job.record.worker for job in self._running()})
+
     async def sweep(self) -> int:
         now = self._clock()
         expired = [(batch.expires_s, name) for name, batch in self._batches.items() if batch.expires_s is not None]

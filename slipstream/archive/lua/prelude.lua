@@ -137,6 +137,13 @@ local function num_waiting(name)
   return length - pending, pending
 end
 
+-- Streams that may have leases: those of the layout of 0.2, and owners' streams.
+local function streams_with_leases()
+  local names = { 'suspects', 'again', unpack(PRIORITIES) }
+  for _, name in ipairs(redis.call('ZRANGE', P .. 'leased', 0, -1)) do names[#names + 1] = name end
+  return names
+end
+
 -- How many more jobs of the owner may wait, of so many.
 local function room_of(owner, quota)
   for _, priority in ipairs(PRIORITIES) do

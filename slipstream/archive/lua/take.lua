@@ -203,13 +203,6 @@ local function deliver_in_turn()
   return false
 end
 
--- Streams that may have leases: those of the layout of 0.2, and owners' streams.
-local function streams_with_leases()
-  local names = { 'suspects', 'again', unpack(PRIORITIES) }
-  for _, name in ipairs(redis.call('ZRANGE', P .. 'leased', 0, -1)) do names[#names + 1] = name end
-  return names
-end
-
 local may_expire = hear()
 if limit <= 0 then return { out, expired } end
 local before = redis.call('HMGET', P .. 't:' .. worker, 'call', 'leases')
