@@ -12,7 +12,7 @@ from typing import Protocol
 from slipstream.captioning.fetch import Sink
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, ObjectUnavailable, PermissionDenied
 from slipstream.objects.cached_reader import BlockCache, CachedReader, in_time
-from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
+from slipstream.objects.store import IDENTITY, ObjectFacts, ObjectStores, ObjectUrl
 from slipstream.video.paths import OWNER
 from slipstream.video.ranged_film import RangedFilm, media_of
 
@@ -105,7 +105,7 @@ def identity_of(facts: ObjectFacts) -> str:
     """Stands for the content where it was not read as a whole: the same for an object in another bucket of the same
     key, entity tag and size. No digest of a file can be the same."""
     named = "\0".join((facts.url.key, facts.etag, str(facts.num_bytes)))
-    return f"object-{hashlib.sha256(named.encode()).hexdigest()}"
+    return f"{IDENTITY}{hashlib.sha256(named.encode()).hexdigest()}"
 
 
 def is_below(url: ObjectUrl, root: ObjectUrl, owner: str) -> bool:

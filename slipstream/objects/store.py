@@ -26,6 +26,8 @@ CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 """The one variable of each that the library leaves unread where it is told limits of time."""
+IDENTITY = "object-"
+"""What stands for the content of an object that was not read as a whole begins so; no digest does."""
 
 
 @dataclass(frozen=True)

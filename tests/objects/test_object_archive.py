@@ -1,6 +1,7 @@
 """`slipstream archive` over a bucket: folders, manifests of all kinds, outputs, and items that are not there."""
 
 import asyncio
+import hashlib
 import io
 import json
 import os
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 6, "max_new_tokens": 24}
 OPTIONS = ("--prompt", PROMPT, "--frames", "6", "--max-new-tokens", "24")
+SEGMENTED = ("--segments", "fixed:4s", "--frames", "4")
 SHA = "0" * 64
 SIZED = [("a.mp4", ', "size": 1000'), ("deep/b.mp4", "")]
 
@@ -183,6 +185,45 @@ async def test_a_listing_tells_strata_and_nothing_is_fetched(
     here = list(Sources([str(tmp_path / "many")]))
     assert [item.custom_id for item in here] == [item.custom_id for item in there]
     assert stratified(there).tolist() == stratified(here).tolist() and len(set(stratified(there).tolist())) == 5
+
+
+@pytest.mark.parametrize(("segments", "num_parts"), [((), 0), (SEGMENTED, 2)], ids=["whole", "segments"])
+async def test_results_of_a_bucket_are_made_again_for_an_audit(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...], num_parts: int
+) -> None:
+    """Of a film that was read by ranges nobody has a digest."""
+    name = f"audited {num_parts}"
+    objects.put("shown/audited/a.mov", objects.get("shown/large.mov"))
+    words = ("submit", "s3://films/shown/audited/", "--name", name, "--output", str(tmp_path / "out.jsonl"))
+    status, errors = await run(archive, objects, *words, *OPTIONS, *segments)
+    assert status == 0, errors
+    (record,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert record["receipt"]["video_sha256"].startswith("object-") and len(record.get("parts", ())) == num_parts
+    status, findings = await audited(archive, objects, name)
+    assert (status, findings[-1]["passed"], findings[-1]["replayed"]) == (0, True, 1), findings
+
+    holder = record["parts"][1] if segments else record
+    holder["text"] = "planted"
+    holder["receipt"]["text_sha256"] = hashlib.sha256(b"planted").hexdigest()
+    (tmp_path / "forged.jsonl").write_text(json.dumps(record) + "\n")
+    status, findings = await audited(archive, objects, str(tmp_path / "forged.jsonl"))
+    assert (status, findings[0]["verdict"], findings[0]["text"]) == (1, "differs", "planted"), findings
+
+    objects.put("shown/audited/a.mov", make_noise_film(202))
+    status, findings = await audited(archive, objects, name)
+    assert (status, findings[0]["verdict"]) == (1, "failed") and "another one now" in findings[0]["reason"], findings
+
+
+async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status, and what was found of all results."""
+    words = ("audit", batch, "--share", "100%", "--json", "--gateway", stack.gateway_address)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
+        env={**os.environ, **objects.environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, [json.loads(line) for line in said.decode().splitlines()]
 
 
 async def test_bad_rows_are_named_before_anything_is_handed_in(archive: Stack, objects: ObjectServer) -> None:
