@@ -319,6 +319,17 @@ async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) 
     assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
 
 
+async def test_bad_rows_of_a_manifest_are_left_out_of_an_estimate(archived: Archived, tmp_path: Path) -> None:
+    manifest = tmp_path / "list.csv"
+    rows = [b"path", *(str(archived.folder / f"{number}.mp4").encode() for number in range(3)), b"\xff", b"a,b"]
+    manifest.write_bytes(b"\n".join(rows))
+    asked = ("estimate", str(manifest), "--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16", "--json")
+    assert await command(archived, *asked) == (2, [])
+    status, (line,) = await command(archived, *asked, "--skip-bad")
+    facts = json.loads(line)
+    assert (status, facts["items"], facts["sampled"], facts["bad_rows"]) == (2, 3, 3, 2)
+
+
 async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
     archived: Archived, tmp_path: Path
 ) -> None:

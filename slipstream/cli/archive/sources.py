@@ -46,12 +46,13 @@ class Sources:
     words: Sequence[str]
     root: Path | None = None
     skip: Skip = lambda name, reason: None
-    """Told of files that cannot be handed in."""
+    """Told of files that cannot be handed in, the first time that all are gone through."""
     documents: bool = False
     skip_bad: bool = False
     """Rows of manifests that are no items are skipped, too, instead of all being refused."""
     num_bad: int = field(default=0, init=False)
-    """Such rows, of all times that the sources were gone through."""
+    """Such rows."""
+    _is_told: bool = field(default=False, init=False)
     _stdin: BinaryIO | None = field(default=None, init=False)
     _stdin_digest: str = field(default="", init=False)
 
@@ -86,6 +87,7 @@ class Sources:
     def __iter__(self) -> Iterator[BatchItem]:
         for word in self.words:
             yield from self._of_word(word)
+        self._is_told = True
 
     def _of_word(self, word: str) -> Iterator[BatchItem]:
         if _is_manifest(word):
@@ -111,8 +113,13 @@ class Sources:
             yield content
 
     def _skip_row(self, row: BadRow) -> None:
-        self.num_bad += 1
-        self.skip(row.where, f"skipped: {row.reason}")
+        if not self._is_told:
+            self.num_bad += row.num_rows
+        self._skip(row.where, f"skipped: {row.reason}")
+
+    def _skip(self, name: str, reason: str) -> None:
+        if not self._is_told:
+            self.skip(name, reason)
 
     def _shown(self, word: str) -> str:
         return "stdin" if word == STDIN else word
@@ -134,7 +141,7 @@ class Sources:
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
             base = Path(word).resolve()
-            yield from self._items(base, _walk(str(base), self._extensions, self.skip))
+            yield from self._items(base, _walk(str(base), self._extensions, self._skip))
         elif _is_pattern(word):
             base = _fixed_part(word)
             yield from self._items(base, self._matches(word))
@@ -151,7 +158,7 @@ class Sources:
             path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
             if os.path.isdir(match):
                 if "**" not in pattern:
-                    yield from _walk(path, self._extensions, self.skip)
+                    yield from _walk(path, self._extensions, self._skip)
             elif _has(match, self._extensions):
                 yield path
 
@@ -165,7 +172,7 @@ class Sources:
             if is_sendable(path):
                 yield BatchItem(custom_id=item_name(custom_id), source=path)
             else:
-                self.skip(path, "skipped: its name is not UTF-8")
+                self._skip(path, "skipped: its name is not UTF-8")
 
     def _keep_stdin(self) -> None:
         """Reads stdin once, so that it can be gone through twice and has a digest."""

@@ -41,6 +41,13 @@ SHOWN_CONFLICTS = 10
 DOCUMENTS_PANEL = "Documents"
 
 
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
+        show_default=False,
+    ),
+]
 RootOption = Annotated[
     Path | None,
     typer.Option(
@@ -139,13 +146,7 @@ class _Request:
 @bundled(options=caption_options, connection=connection_options, documents=document_flags)
 def submit_command(
     *,
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
-            show_default=False,
-        ),
-    ],
+    sources: SourcesArgument,
     gateway: GatewayOption,
     output: Annotated[
         str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt, srt and md.")
