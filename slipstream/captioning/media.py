@@ -184,6 +184,7 @@ class Media:
         )
         self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,
+            max_ranged_bytes=config.max_ranged_bytes,
             timeout_s=config.decode_timeout_s,
             formats=config.formats,
             max_frames_sampled=config.max_frames,

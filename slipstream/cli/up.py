@@ -142,6 +142,13 @@ def up_command(
         list[str] | None,
         typer.Option(help="s3://BUCKET/FOLDER, gs:// or az://, whose objects requests may name; may be repeated."),
     ] = None,
+    max_video_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Largest video file.", show_default="the gateway's")
+    ] = None,
+    max_ranged_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Largest object whose frames are read by ranges.", show_default="the gateway's"),
+    ] = None,
     formats: Annotated[
         str | None,
         typer.Option(help=f"Containers and codecs that are decoded: {', '.join(TIERS)}.", show_default=DEFAULT_TIER),
@@ -168,6 +175,8 @@ def up_command(
         listen=listen,
         video_roots=tuple(video_root or ()),
         object_roots=tuple(object_root or ()),
+        max_video_bytes=max_video_bytes,
+        max_ranged_bytes=max_ranged_bytes,
         threads=threads,
         pin=pin,
         **queue,

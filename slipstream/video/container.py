@@ -348,8 +348,9 @@ def _check_size(source: Source, limits: DecodeLimits) -> None:
     size = source.seek(0, os.SEEK_END)
     if size == 0:
         raise UnreadableVideo("the file is empty (0 bytes)")
-    if size > limits.max_bytes:
-        raise LimitExceeded(f"the video has {size} bytes, more than the {limits.max_bytes} served; compress or cut it")
+    limit = limits.max_ranged_bytes if isinstance(source, RangedReader) else limits.max_bytes
+    if size > limit:
+        raise LimitExceeded(f"the video has {size} bytes, more than the {limit} served; compress or cut it")
 
 
 def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> NoReturn:

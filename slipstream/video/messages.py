@@ -31,6 +31,8 @@ class DecodeLimits:
 
     max_bytes: int = 2 * 1024**3
     """Size of the file."""
+    max_ranged_bytes: int = 64 * 1024**3
+    """The same of one that is elsewhere, and of which ranges are read."""
     max_duration_s: float = 6 * 3600.0
     """Time between the first and the last frame."""
     max_pixels_source: int = 8192 * 4320

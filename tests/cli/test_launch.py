@@ -126,6 +126,12 @@ def test_results_leave_the_queue_of_a_local_stack(tmp_path: Path) -> None:
     assert "--results-to" not in flags(StackOptions(**queue_options(data=tmp_path)), "gateway")
 
 
+def test_limits_of_videos_are_the_gateways_unless_said() -> None:
+    given = flags(StackOptions(max_video_bytes=5, max_ranged_bytes=6), "gateway")
+    assert (given["--max-video-bytes"], given["--max-ranged-bytes"]) == ("5", "6")
+    assert not {"--max-video-bytes", "--max-ranged-bytes"} & flags(StackOptions(), "gateway").keys()
+
+
 def test_the_queues_address_is_on_no_command_line() -> None:
     options = StackOptions(archive=True, redis="redis://:secret@host", archive_slots=3)
     assert flags(options, "gateway")["--archive-slots"] == "3"
