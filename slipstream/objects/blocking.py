@@ -20,9 +20,11 @@ READ_BYTES = 4 * 1024**2
 class BlockingStore(ObjectStore):
     """Calls raise what those of `ObjectStore` do."""
 
+    whose = "this command"
+
     def open(self, url: ObjectUrl) -> BinaryIO:
         """The object as a binary file: read by ranges, and may be gone through again."""
-        with told(url):
+        with told(url, self.whose):
             found = self._calls.head(self._store, url.key)
         facts = ObjectFacts(url, found["size"], found.get("e_tag") or "")
         return io.BufferedReader(_ObjectFile(self, facts), READ_BYTES)
@@ -30,7 +32,7 @@ class BlockingStore(ObjectStore):
     def read_now(self, facts: ObjectFacts, start: int, end: int) -> bytes:
         """See `ObjectStore.read`."""
         asked = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with told(facts.url):
+        with told(facts.url, self.whose):
             answer = self._calls.get(self._store, facts.url.key, options=asked)
             data = bytes(answer.bytes())
         if len(data) != end - start:
@@ -39,17 +41,17 @@ class BlockingStore(ObjectStore):
 
     def put(self, url: ObjectUrl, content: IO[bytes]) -> None:
         """Writes the object, over one that is there: whoever reads it has either, never a part."""
-        with told(url):
+        with told(url, self.whose):
             self._calls.put(self._store, url.key, content)
 
     def remove(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as removed."""
-        with suppress(ObjectNotFound), told(url):
+        with suppress(ObjectNotFound), told(url, self.whose):
             self._calls.delete(self._store, url.key)
 
     def facts_below(self, prefix: ObjectUrl) -> Iterator[ObjectFacts]:
         """Of the objects in a folder, in the store's order, page by page; none of them is asked for itself."""
-        with told(prefix):
+        with told(prefix, self.whose):
             for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")

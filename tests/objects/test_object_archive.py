@@ -23,6 +23,7 @@ from slipstream.stack.local import Stack
 from tests.support.films import make_noise_film
 from tests.support.gateway_client import caption
 from tests.support.object_store import ObjectServer, object_server
+from tests.support.processes import logged
 from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -212,6 +213,72 @@ async def test_results_of_a_bucket_are_made_again_for_an_audit(
     objects.put("shown/audited/a.mov", make_noise_film(202))
     status, findings = await audited(archive, objects, name)
     assert (status, findings[0]["verdict"]) == (1, "failed") and "another one now" in findings[0]["reason"], findings
+
+
+@pytest.mark.parametrize("segments", [(), SEGMENTED], ids=["whole", "segments"])
+async def test_an_object_that_changes_while_it_is_read_is_captioned_as_it_is_now(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...]
+) -> None:
+    """Nothing is lost, and nothing is of both: all texts are those of the new one alone."""
+    key, name = f"shown/changing/{len(segments)}.mov", f"changing {len(segments)}"
+    address = objects.put(key, make_noise_film(200))
+
+    def words(name: str) -> tuple[str, ...]:
+        return ("submit", address, "--name", name, "--output", str(tmp_path / f"{name}.jsonl"), *OPTIONS, *segments)
+
+    objects.pause_after = 800_000
+    handed_in = asyncio.create_task(run(archive, objects, *words(name)))
+    try:
+        await objects.paused()
+        objects.put(key, make_noise_film(240, key_every=10))
+    finally:
+        objects.resume()
+    status, errors = await handed_in
+    assert status == 0, errors
+    status, errors = await run(archive, objects, *words("afresh " + name), "--seed", "5")
+    assert status == 0, errors
+    changed, afresh = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in (name, f"afresh {name}"))
+    assert changed["receipt"]["video_sha256"] == afresh["receipt"]["video_sha256"]
+    assert changed["receipt"]["video_bytes"] == len(objects.get(key))
+    assert [part["text"] for part in changed.get("parts", [changed])] == [
+        part["text"] for part in afresh.get("parts", [afresh])
+    ]
+    assert (changed["receipt"]["runs"], afresh["receipt"]["runs"]) == (2, 1), "that there was another run is told"
+    (retried,) = logged(archive.processes["gateway"].log_path, "job.retried", job_id=changed["job_id"])
+    assert (retried["cause"], retried["counted"]) == ("ObjectChanged", True)
+
+
+async def test_a_bucket_without_rights_is_said_to_be_one(
+    archive: Stack, objects: ObjectServer, world: World, tmp_path: Path
+) -> None:
+    """Of a folder, a manifest and an output; and nothing that is done is lost."""
+    manifest = objects.put("closed.jsonl", b'{"source": "s3://films/shown/a.mp4"}\n')
+    local = world.folder / "rights.mp4"
+    local.write_bytes(world.clips[0])
+    output = "s3://films/out/rights.jsonl"
+    objects.forbids = True
+    try:
+        for source in ("s3://films/shown/", manifest):
+            status, errors = await run(archive, objects, "submit", source, "--name", "closed", *OPTIONS)
+            assert (status, "Traceback" in errors) == (2, False), errors
+            assert f"the credentials of this command do not open {source.rstrip('/')}" in errors
+        status, errors = await run(archive, objects, "status", "closed")
+        assert status == 3, "nothing was handed in"
+        words = ("submit", str(local), "--name", "rights", "--output", output, *OPTIONS)
+        status, errors = await run(archive, objects, *words)
+        assert status == 2 and f"the credentials of this command do not open {output}" in errors, errors
+        assert "secret" not in errors and "tester" not in errors
+    finally:
+        objects.forbids = False
+    status, errors = await run(archive, objects, *words)
+    assert (status, "0 added, 1 known" in errors) == (0, True), errors
+    assert lines_of(objects, "out/rights.jsonl")["rights.mp4"]["receipt"]["runs"] == 1, "it was captioned once"
+
+
+async def test_a_bucket_that_is_none_is_not_found(archive: Stack, objects: ObjectServer) -> None:
+    for source in ("s3://nowhere/", "s3://nowhere/a.jsonl"):
+        status, errors = await run(archive, objects, "submit", source, *OPTIONS)
+        assert status == 3 and "there is no " in errors and "s3://nowhere/" in errors, errors
 
 
 async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int, list[dict[str, Any]]]:

@@ -72,7 +72,8 @@ def read_manifest(
 
 def check_manifest(content: BinaryIO, name: str, folder: Folder) -> None:
     """Goes through all of it. Raises `InvalidRequest` that names the first bad rows and says how many there are."""
-    named, num_unnamed = [], 0
+    named: list[str] = []
+    num_unnamed = 0
     for item in _judged(content, name, folder):
         if isinstance(item, BadRow):
             if len(named) < NAMED_ROWS:
