@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
-from slipstream.errors import ObjectNotFound
-from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, told
+from slipstream.errors import InvalidRequest, ObjectNotFound
+from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, is_remote_object, told
 
 READ_BYTES = 4 * 1024**2
 """Of one request."""
@@ -24,10 +25,13 @@ class BlockingStore(ObjectStore):
 
     def open(self, url: ObjectUrl) -> BinaryIO:
         """The object as a binary file: read by ranges, and may be gone through again."""
+        return io.BufferedReader(_ObjectFile(self, self.facts_now(url)), READ_BYTES)
+
+    def facts_now(self, url: ObjectUrl) -> ObjectFacts:
+        """See `ObjectStore.facts`."""
         with told(url, self.whose):
             found = self._calls.head(self._store, url.key)
-        facts = ObjectFacts(url, found["size"], found.get("e_tag") or "")
-        return io.BufferedReader(_ObjectFile(self, facts), READ_BYTES)
+        return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
     def read_now(self, facts: ObjectFacts, start: int, end: int) -> bytes:
         """See `ObjectStore.read`."""
@@ -95,6 +99,22 @@ def open_object(text: str) -> BinaryIO:
     """The object of an address, as a binary file. Raises `InvalidRequest`, `InvalidConfig` and what a store says."""
     url = ObjectUrl.parse(text)
     return blocking_store(url.root).open(url)
+
+
+def open_file(text: str) -> BinaryIO:
+    """A file of this machine, by its path or as file:///PATH, or the object of an address. Raises `InvalidRequest` for
+    a file that cannot be read, and what `open_object` does."""
+    if is_remote_object(text):
+        return open_object(text)
+    try:
+        return open(local_path(text), "rb")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {text!r}: {error.strerror}") from None
+
+
+def local_path(text: str) -> Path:
+    """Of a path, or of file:///PATH."""
+    return Path(text.removeprefix("file://") if text.startswith("file:///") else text)
 
 
 def objects_below(text: str) -> Iterator[ObjectFacts]:

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 import pytest_asyncio
 
+from slipstream.archive.quality import words_of
 from slipstream.cli.archive.sources import Sources
 from slipstream.client.archive_estimate import stratified
 from slipstream.rpc.calls import open_channel
@@ -279,6 +280,60 @@ async def test_a_bucket_that_is_none_is_not_found(archive: Stack, objects: Objec
     for source in ("s3://nowhere/", "s3://nowhere/a.jsonl"):
         status, errors = await run(archive, objects, "submit", source, *OPTIONS)
         assert status == 3 and "there is no " in errors and "s3://nowhere/" in errors, errors
+
+
+async def test_exports_in_a_bucket_are_searched_cut_and_audited(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    export = "s3://films/out/cut.jsonl"
+    words = ("submit", "s3://films/shown/large.mov", "--name", "cut", "--output", export, *OPTIONS, *SEGMENTED)
+    status, errors = await run(archive, objects, *words)
+    assert status == 0, errors
+    (line,) = lines_of(objects, "out/cut.jsonl").values()
+    parts = line["parts"]
+    word = max(words_of(parts[1]["text"]), key=len)
+    clips = tmp_path / "clips"
+    for _ in range(2):  # the second time the index is there
+        status, said = await told(objects, "search", word, "--in", export, "--clip", str(clips), "--json")
+        assert status == 0
+        found = {one["start_s"]: one for one in map(json.loads, said)}
+        assert found[4.0]["text"] == parts[1]["text"]
+        assert {str(path): path.stat().st_size for path in clips.rglob("*.mkv")}[found[4.0]["clip"]] > 100_000
+    (index,) = (tmp_path / "cache" / "slipstream" / "search").iterdir()
+    status, said = await told(objects, "index", export, "--output", str(tmp_path / "all.index"))
+    assert status == 0 and "2 texts" in said[0]
+    status, findings = await audited(archive, objects, export)
+    assert (status, findings[-1]["passed"], findings[-1]["same"]) == (0, True, 2)
+    objects.put("out/all.index", index.read_bytes())
+    for name, code in (("all.index", 2), ("none.jsonl", 3)):
+        status, said = await told(objects, "search", word, "--in", f"s3://films/out/{name}")
+        assert (status, said) == (code, [])
+
+
+async def test_hints_may_lie_in_a_bucket(archive: Stack, objects: ObjectServer, world: World, tmp_path: Path) -> None:
+    folder = world.folder / "hinted"
+    folder.mkdir()
+    (folder / "a.mp4").write_bytes(world.clips[0])
+    words = ("submit", str(folder), *OPTIONS)
+    status, errors = await run(archive, objects, *words, "--output", "s3://films/out/old.jsonl")
+    assert status == 0, errors
+    hinted = ("--hints-from", "s3://films/out/old.jsonl", "--output", str(tmp_path / "new.jsonl"))
+    status, errors = await run(archive, objects, *words, *hinted)
+    assert (status, "1 of 1 items have hints" in errors) == (0, True), errors
+    status, errors = await run(archive, objects, *words, "--hints-from", "s3://films/out/none.jsonl")
+    assert status == 3 and "there is no object s3://films/out/none.jsonl" in errors, errors
+
+
+async def told(objects: ObjectServer, *words: str) -> tuple[int, list[str]]:
+    """Exit status and stdout of a command that needs no gateway."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
+        env={**os.environ, **objects.environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode().splitlines()
 
 
 async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int, list[dict[str, Any]]]:

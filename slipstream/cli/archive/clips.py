@@ -24,7 +24,7 @@ from slipstream.errors import (
     VideoNotFound,
 )
 from slipstream.logs import configure_logs
-from slipstream.objects.blocking import blocking_store
+from slipstream.objects.blocking import blocking_store, local_path
 from slipstream.objects.cached_reader import BlockCache, CachedReader, in_time
 from slipstream.objects.store import ObjectUrl, is_remote_object
 from slipstream.video.clip_process import Clip, ClipCutter
@@ -80,7 +80,7 @@ async def _in_store(source: str, cache: BlockCache) -> RangedFilm:
 @contextmanager
 def _on_this_machine(source: str) -> Iterator[BinaryIO]:
     """Raises `VideoNotFound` for what is no file here."""
-    path = source.removeprefix("file://") if source.startswith("file:///") else source
+    path = local_path(source)
     if not os.path.isfile(path):
         raise VideoNotFound(f"{source!r} is no file on this machine, and no object; cut where the gateway's files are")
     try:

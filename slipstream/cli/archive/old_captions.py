@@ -7,12 +7,12 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem
 from slipstream.client.batch_handles import is_url
 from slipstream.errors import InvalidRequest
+from slipstream.objects.blocking import open_file
 
 LONGEST_LINE = 4 * 1024 * 1024
 """Bytes."""
@@ -34,26 +34,29 @@ class OldCaptions:
     """Of files that were read, as items are gone through more than once."""
 
     @classmethod
-    def read(cls, path: Path) -> "OldCaptions":
-        """From JSON lines as `slipstream archive export` writes them. Lines without a text or a digest are left out, as
-        those of jobs that failed are.
+    def read(cls, export: str) -> "OldCaptions":
+        """From JSON lines as `slipstream archive export` writes them, in a file or an object. Lines without a text or a
+        digest are left out, as those of jobs that failed are.
 
         Raises:
             InvalidRequest: a file that cannot be read, that is not UTF-8, or in which no line has a caption.
+            ObjectNotFound, PermissionDenied, ObjectUnavailable: what a store says.
         """
         texts: defaultdict[str, list[str]] = defaultdict(list)
         digest = hashlib.sha256()
         try:
-            with path.open("rb") as lines:
+            with open_file(export) as lines:
                 while line := lines.readline(LONGEST_LINE):
                     digest.update(line)
                     for sha256, text in _caption(line):
                         texts[sha256] = [text, *(other for other in texts[sha256] if other != text)][:MAX_TEXTS]
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--hints-from: {error}") from None
         except OSError as error:
-            raise InvalidRequest(f"--hints-from: cannot read {str(path)!r}: {error.strerror}") from None
+            raise InvalidRequest(f"--hints-from: cannot read {export!r}: {error.strerror}") from None
         if not texts:
             raise InvalidRequest(
-                f"--hints-from: {str(path)!r} holds no captions; give JSON lines of `slipstream archive export`"
+                f"--hints-from: {export!r} holds no captions; give JSON lines of `slipstream archive export`"
             )
         return cls(f"hints {digest.hexdigest()}", dict(texts))
 

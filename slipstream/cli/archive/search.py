@@ -33,8 +33,12 @@ def search_command(
         str | None, typer.Argument(help="Id or key of a batch, with --gateway.", show_default="--in")
     ] = None,
     exports: Annotated[
-        list[Path] | None,
-        typer.Option("--in", help="CAPTIONS.jsonl of `export`, or an index; may be repeated.", show_default="BATCH"),
+        list[str] | None,
+        typer.Option(
+            "--in",
+            help="CAPTIONS.jsonl of `export`, here or in a bucket, or an index; may be repeated.",
+            show_default="BATCH",
+        ),
     ] = None,
     gateway: Annotated[str | None, typer.Option(help="Address of a gateway: host:port, or unix:PATH.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=RANKED, help="Most texts that are shown.")] = SHOWN,
@@ -63,7 +67,9 @@ def search_command(
 
 
 def index_command(
-    exports: Annotated[list[Path], typer.Argument(help="CAPTIONS.jsonl of `export`.", show_default=False)],
+    exports: Annotated[
+        list[str], typer.Argument(help="CAPTIONS.jsonl of `export`, here or in a bucket.", show_default=False)
+    ],
     output: Annotated[Path, typer.Option(help="The index: one SQLite file.")],
     as_json: JsonOption = False,
 ) -> None:
@@ -74,7 +80,7 @@ def index_command(
 
 
 def _indexes(
-    batch: str | None, exports: list[Path], gateway: str | None, connection: ConnectionOptions
+    batch: str | None, exports: list[str], gateway: str | None, connection: ConnectionOptions
 ) -> list[TextIndex]:
     cache = cache_folder(os.environ)
     if (batch is None) == (not exports):

@@ -16,7 +16,7 @@ from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
 from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, read_manifest
 from slipstream.client.batch_handles import is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
-from slipstream.objects.blocking import objects_below, open_object
+from slipstream.objects.blocking import objects_below, open_file
 from slipstream.objects.store import ObjectUrl, is_remote_object
 from slipstream.options import CaptionOptions
 
@@ -109,7 +109,7 @@ class Sources:
             self._stdin.seek(0)
             yield self._stdin
             return
-        with open_object(word) if is_remote_object(word) else open(word, "rb") as content:
+        with open_file(word) as content:
             yield content
 
     def _skip_row(self, row: BadRow) -> None:

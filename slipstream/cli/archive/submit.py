@@ -55,9 +55,9 @@ RootOption = Annotated[
     ),
 ]
 HintsOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        help="CAPTIONS.jsonl of an earlier batch: what was said of the same file is drafted from.",
+        help="CAPTIONS.jsonl of an earlier batch, here or in a bucket: what was said of the same file is drafted from.",
         show_default="no hints",
         rich_help_panel=BATCH_PANEL,
     ),
@@ -193,12 +193,12 @@ def submit_command(
         raise typer.Exit(status or (2 if found.num_bad else 0))
 
 
-def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
+def _read_hints(export: str, options: CaptionOptions) -> OldCaptions:
     """Raises `InvalidRequest` for a file that holds no captions, and for a method that would not look at them."""
     takers = [name for name, method in METHODS.items() if method.takes_hints]
     if (method := options.get("method", takers[0])) not in takers:
         raise InvalidRequest(f"--hints-from: method {method!r} drafts from no hints; leave it out, or ask for {takers}")
-    return OldCaptions.read(path)
+    return OldCaptions.read(export)
 
 
 def _destination(output: str, form: Format | None, as_json: bool, csv_raw: bool) -> Output:
