@@ -175,13 +175,18 @@ def up_command(
         listen=listen,
         video_roots=tuple(video_root or ()),
         object_roots=tuple(object_root or ()),
-        max_video_bytes=max_video_bytes,
-        max_ranged_bytes=max_ranged_bytes,
         threads=threads,
         pin=pin,
         **queue,
     )
-    run_async(_serve(options))
+    limits = limit_flags({"max-video-bytes": max_video_bytes, "max-ranged-bytes": max_ranged_bytes})
+    of_gateway = (*options.extra_flags.get("gateway", ()), *limits)
+    run_async(_serve(replace(options, extra_flags={**options.extra_flags, "gateway": of_gateway})))
+
+
+def limit_flags(limits: Mapping[str, int | None]) -> Sequence[str]:
+    """The gateway's, of those that were given."""
+    return [word for flag, limit in limits.items() if limit is not None for word in (f"--{flag}", str(limit))]
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:

@@ -71,10 +71,6 @@ class StackOptions:
     """Buckets or folders in them, as s3://BUCKET/PREFIX, whose objects requests may name."""
     formats: str | None = None
     """What is decoded, one of `slipstream.video.formats.TIERS`; None: the gateway's default."""
-    max_video_bytes: int | None = None
-    """Largest file; None: the gateway's default."""
-    max_ranged_bytes: int | None = None
-    """Largest object that is read by ranges; None: the gateway's default."""
     archive: bool = False
     """Serve the archive: with the queue in `redis`, or in an embedded server."""
     redis: str = ""
@@ -156,9 +152,7 @@ def service_argv(options: StackOptions, name: str, addresses: Mapping[str, str])
     elif name == "gateway":
         flags |= {peer: addresses.get(peer, "") for peer in ("target", "draft", "reader")}
         flags |= {"drain-s": str(DRAIN_S), "archive-drain-s": str(DRAIN_S)}
-        limits = {"max-video-bytes": options.max_video_bytes, "max-ranged-bytes": options.max_ranged_bytes}
-        limits |= {"archive-slots": options.archive_slots}
-        flags |= {flag: str(limit) for flag, limit in limits.items() if limit is not None}
+        flags |= {"archive-slots": "" if options.archive_slots is None else str(options.archive_slots)}
         flags |= {"video-roots": os.pathsep.join(str(root.resolve()) for root in options.video_roots)}
         flags |= {"formats": options.formats or "", "object-roots": ",".join(options.object_roots)}
     elif name != "reader":

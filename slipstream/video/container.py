@@ -270,8 +270,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         pts.append(ticks or 0)
         keys.append(packet.is_keyframe)
         shown.append(ticks is not None and not packet.is_discard)
-        last_duration = packet.duration or 0
-        is_timed |= ticks is not None
+        last_duration, is_timed = packet.duration or 0, is_timed or ticks is not None
     ticks_of = np.frombuffer(pts, dtype=np.int64)
     is_key = np.frombuffer(keys, dtype=np.bool_)
     if video.stream.codec_context.name in _DOUBTFUL_KEYS and is_key.all():
