@@ -14,6 +14,7 @@ from typing import Any
 from slipstream.archive.messages import BatchItem, JobKind
 from slipstream.documents.pages import page_ranges
 from slipstream.errors import InvalidRequest
+from slipstream.objects.store import IDENTITY
 from slipstream.options import OF_FILMS, OPTIONS_BY_NAME, CaptionOptions
 
 PLAIN = "autoregressive"
@@ -159,6 +160,7 @@ def why_not_replayed(claim: Claim) -> str:
 def replay_item(claim: Claim, nonce: float) -> BatchItem:
     """What to hand in so that the target makes it anew from the same file: every option that the text depends on, as
     the receipt has it. `nonce` (0 to 1) goes where plain decoding does not look: no kept result is of the same name.
+    Of an object that was read by ranges nobody knows the digest: `compare` sees whether it is the same one.
 
     Raises `InvalidRequest` for options that this release does not take.
     """
@@ -173,7 +175,8 @@ def replay_item(claim: Claim, nonce: float) -> BatchItem:
         if dpi := round(max(said.dpi for said in claim.texts)):
             document["dpi"] = dpi
     kind = JobKind.DOCUMENT if claim.kind is JobKind.DOCUMENT else JobKind.VIDEO
-    return BatchItem(claim.custom_id, claim.source, options.given(), claim.video_sha256, kind, document)
+    sha256 = "" if claim.video_sha256.startswith(IDENTITY) else claim.video_sha256
+    return BatchItem(claim.custom_id, claim.source, options.given(), sha256, kind, document)
 
 
 def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
@@ -188,6 +191,8 @@ def compare(claim: Claim, replayed: Mapping[str, Any]) -> list[Finding]:
         return [Finding(claim.custom_id, Verdict.SKIPPED, reason)]
     if (replayed.get("receipt") or {}).get("reused"):
         return [Finding(claim.custom_id, Verdict.FAILED, "the archive took over a result instead of making it again")]
+    if again.video_sha256 != claim.video_sha256:
+        return [Finding(claim.custom_id, Verdict.FAILED, "the object is another one now, or was read another way")]
     texts = {(said.number, said.prompt): said for said in again.texts}
     return [_finding(claim, said, texts.get((said.number, said.prompt))) for said in claim.texts]
 

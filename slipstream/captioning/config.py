@@ -53,6 +53,11 @@ class MediaOptions:
         "MiB of memory for what was read of objects, shared by all captions", default=128, check=between(1, 2**20)
     )
     max_video_bytes: int = option("largest video file", default=2 * 1024**3, check=between(1, 2**50))
+    max_ranged_bytes: int = option(
+        "largest object whose frames are read by ranges; one that must be fetched whole is a video file",
+        default=64 * 1024**3,
+        check=between(1, 2**50),
+    )
     file_timeout_s: float = option(
         "longest time for one call to the file system of a video, such as opening it",
         default=30.0,

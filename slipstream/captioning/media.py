@@ -184,6 +184,7 @@ class Media:
         )
         self._limits = DecodeLimits(
             max_bytes=config.max_video_bytes,
+            max_ranged_bytes=config.max_ranged_bytes,
             timeout_s=config.decode_timeout_s,
             formats=config.formats,
             max_frames_sampled=config.max_frames,
@@ -299,8 +300,7 @@ class Media:
 
     def windows_at_once(self, num_frames: int, size: FrameSize) -> int:
         """Segments of so many frames that are decoded together: two such groups have room beside other captions."""
-        size = size.within(self._limits.max_frame_pixels)
-        window_bytes = DecodeRequest(num_frames, self._limits, size).frames_bytes
+        window_bytes = DecodeRequest(num_frames, self._limits, size.within(self._limits.max_frame_pixels)).frames_bytes
         in_budget = int(self.frames.budget_bytes * FILM_SHARE) // window_bytes
         return max(1, min(self._limits.max_frames_sampled // num_frames, in_budget))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from slipstream.captioning.fetch import Sink
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, ObjectUnavailable, PermissionDenied
 from slipstream.objects.cached_reader import BlockCache, CachedReader, in_time
-from slipstream.objects.store import ObjectFacts, ObjectStores, ObjectUrl
+from slipstream.objects.store import IDENTITY, ObjectFacts, ObjectStores, ObjectUrl
 from slipstream.video.paths import OWNER
 from slipstream.video.ranged_film import RangedFilm, media_of
 
@@ -33,6 +33,8 @@ class ObjectOptions(Protocol):
     def object_timeout_s(self) -> float: ...
     @property
     def max_video_bytes(self) -> int: ...
+    @property
+    def max_ranged_bytes(self) -> int: ...
     @property
     def url_timeout_s(self) -> float: ...
 
@@ -55,12 +57,15 @@ class ObjectSources:
         Raises:
             InvalidRequest: it is no address of an object, or this gateway opens none.
             PermissionDenied: it is below none of the owner's roots, or the store does not let this gateway read it.
-            LimitExceeded: it is larger than a video may be.
+            LimitExceeded: it is larger than what is read by ranges may be, or, to be fetched whole, than a video may.
             ObjectNotFound, ObjectChanged, ObjectUnavailable: what the store says, also of one that is too slow.
         """
         reader = await self._find(source, owner)
-        film = None if whole else await _by_ranges(reader)
+        film = None if whole else await self._by_ranges(reader)
         if film is None:
+            limit = self._options.max_video_bytes
+            if reader.facts.num_bytes > limit:
+                raise _too_large(reader.facts, limit, "an object that has to be fetched whole")
             await self._fetch(reader, sink)
         return film
 
@@ -74,10 +79,19 @@ class ObjectSources:
             raise PermissionDenied("that object is below none of the places that this gateway's --object-roots name")
         store = self._stores.of(url)
         facts = await in_time(store.facts(url), url, self._options.object_timeout_s)
-        limit = self._options.max_video_bytes
-        if facts.num_bytes > limit:
-            raise LimitExceeded(f"the object has {facts.num_bytes} bytes, more than this server's limit of {limit}")
         return CachedReader(store, facts, self._cache, self._options.object_timeout_s)
+
+    async def _by_ranges(self, reader: CachedReader) -> RangedFilm | None:
+        """None for what must be fetched as a whole."""
+        facts = reader.facts
+        if facts.num_bytes <= WHOLE_BYTES or not facts.etag:  # without one a change would go unseen
+            return None
+        media = await media_of(facts.num_bytes, reader.read)
+        if not media:
+            return None
+        if facts.num_bytes > self._options.max_ranged_bytes:
+            raise _too_large(facts, self._options.max_ranged_bytes, "an object that is read by ranges")
+        return RangedFilm(facts.num_bytes, reader.read, media, identity_of(facts))
 
     async def _fetch(self, reader: CachedReader, sink: Sink) -> None:
         """All of it takes no longer than what is fetched over https."""
@@ -92,20 +106,17 @@ class ObjectSources:
             ) from None
 
 
-async def _by_ranges(reader: CachedReader) -> RangedFilm | None:
-    """None for what must be fetched as a whole."""
-    facts = reader.facts
-    if facts.num_bytes <= WHOLE_BYTES or not facts.etag:  # without one a change would go unseen
-        return None
-    media = await media_of(facts.num_bytes, reader.read)
-    return RangedFilm(facts.num_bytes, reader.read, media, identity_of(facts)) if media else None
+def _too_large(facts: ObjectFacts, limit: int, what: str) -> LimitExceeded:
+    return LimitExceeded(
+        f"{facts.url} has {facts.num_bytes} bytes, more than this server's limit of {limit} for {what}"
+    )
 
 
 def identity_of(facts: ObjectFacts) -> str:
     """Stands for the content where it was not read as a whole: the same for an object in another bucket of the same
     key, entity tag and size. No digest of a file can be the same."""
     named = "\0".join((facts.url.key, facts.etag, str(facts.num_bytes)))
-    return f"object-{hashlib.sha256(named.encode()).hexdigest()}"
+    return f"{IDENTITY}{hashlib.sha256(named.encode()).hexdigest()}"
 
 
 def is_below(url: ObjectUrl, root: ObjectUrl, owner: str) -> bool:

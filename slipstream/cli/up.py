@@ -142,6 +142,13 @@ def up_command(
         list[str] | None,
         typer.Option(help="s3://BUCKET/FOLDER, gs:// or az://, whose objects requests may name; may be repeated."),
     ] = None,
+    max_video_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Largest video file.", show_default="the gateway's")
+    ] = None,
+    max_ranged_bytes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Largest object whose frames are read by ranges.", show_default="the gateway's"),
+    ] = None,
     formats: Annotated[
         str | None,
         typer.Option(help=f"Containers and codecs that are decoded: {', '.join(TIERS)}.", show_default=DEFAULT_TIER),
@@ -172,7 +179,14 @@ def up_command(
         pin=pin,
         **queue,
     )
-    run_async(_serve(options))
+    limits = limit_flags({"max-video-bytes": max_video_bytes, "max-ranged-bytes": max_ranged_bytes})
+    of_gateway = (*options.extra_flags.get("gateway", ()), *limits)
+    run_async(_serve(replace(options, extra_flags={**options.extra_flags, "gateway": of_gateway})))
+
+
+def limit_flags(limits: Mapping[str, int | None]) -> Sequence[str]:
+    """The gateway's, of those that were given."""
+    return [word for flag, limit in limits.items() if limit is not None for word in (f"--{flag}", str(limit))]
 
 
 def data_folder(environ: Mapping[str, str]) -> Path:

@@ -15,6 +15,8 @@ from slipstream.archive.passages import Passage, passages_in
 from slipstream.archive.text_index import TextIndex, build_index
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidConfig, InvalidRequest
+from slipstream.objects.blocking import blocking_store, local_path, open_file
+from slipstream.objects.store import ObjectUrl, is_remote_object
 
 INDEX_EXTENSION = ".index"
 _SQLITE = b"SQLite format 3\0"
@@ -26,39 +28,61 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "slipstream" / "search"
 
 
-def index_exports(paths: Sequence[Path], index: Path) -> int:
-    """Builds one index of several exports, in their order; how many passages it has. Raises `InvalidRequest` for a file
-    that cannot be read, and `InvalidConfig` for an index that cannot be written."""
-    stamps = [_stamp(path) for path in paths]
+def index_exports(exports: Sequence[str], index: Path) -> int:
+    """Builds one index of several exports, in their order; how many passages it has. An export is a path, or an
+    object's address. Raises `InvalidRequest` for a file that cannot be read, what a store says, and `InvalidConfig` for
+    an index that cannot be written."""
+    stamps = [_stamp(export) for export in exports]
 
     def passages() -> Iterator[Passage]:
-        for path in paths:
-            with path.open("rb") as lines:
+        for export in exports:
+            with open_file(export) as lines:
                 yield from passages_in(lines)
 
     return build_index(index, passages(), json.dumps(stamps))
 
 
-def open_export(path: Path, cache: Path) -> TextIndex:
-    """The index of an export of JSON lines, or the index itself; built now where there is none that is true.
+def open_export(export: str, cache: Path) -> TextIndex:
+    """The index of an export of JSON lines, or the index itself; built now where there is none that is true. That of an
+    object is in the cache.
 
-    Raises `InvalidRequest` for a file that cannot be read, or that has no text of an archive.
+    Raises `InvalidRequest` for a file that cannot be read, or that has no text of an archive, and what a store says.
     """
-    stamp = _stamp(path)
-    with path.open("rb") as file:
-        if file.read(len(_SQLITE)) == _SQLITE:
-            return TextIndex(path)
+    stamp = _stamp(export)
+    is_index = _is_index(export)
+    if is_index and is_remote_object(export):
+        raise InvalidRequest(f"{export} is an index, which is searched on this machine alone: copy it here")
+    if is_index:
+        return TextIndex(local_path(export))
     made_of = json.dumps([stamp])
-    beside = path.with_name(path.name + INDEX_EXTENSION)
-    away = cache / f"{_digest(str(path.resolve()))}{INDEX_EXTENSION}"
-    for place in (beside, away):
+    places = _places(export, cache)
+    for place in places:
         if (known := _opened(place, made_of)) is not None:
             return known
-    place = beside if os.access(path.parent, os.W_OK) else _private(away)
-    if not index_exports([path], place):
+    away = places[-1]
+    place = places[0] if os.access(places[0].parent, os.W_OK) else away
+    if place == away:
+        _private(away)
+    if not index_exports([export], place):
         place.unlink()
-        raise InvalidRequest(f"{path} has no text; give JSON lines of `slipstream archive export`, or an index of them")
+        raise InvalidRequest(
+            f"{export} has no text; give JSON lines of `slipstream archive export`, or an index of them"
+        )
     return TextIndex(place)
+
+
+def _is_index(export: str) -> bool:
+    with open_file(export) as file:
+        return file.read(len(_SQLITE)) == _SQLITE
+
+
+def _places(export: str, cache: Path) -> list[Path]:
+    """Where the index of an export may lie, the best first; the last is in the cache."""
+    if is_remote_object(export):
+        return [cache / f"{_digest(export)}{INDEX_EXTENSION}"]
+    path = local_path(export)
+    beside = path.with_name(path.name + INDEX_EXTENSION)
+    return [beside, cache / f"{_digest(str(path.resolve()))}{INDEX_EXTENSION}"]
 
 
 async def open_batch(client: ArchiveClient, batch: str, cache: Path) -> TextIndex:
@@ -108,13 +132,15 @@ def _opened(place: Path, made_of: str) -> TextIndex | None:
     return None
 
 
-def _stamp(path: Path) -> list[str | int]:
-    try:
-        status = path.stat()
-        with path.open("rb"):
-            return [str(path.resolve()), status.st_size, status.st_mtime_ns]
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {str(path)!r}: {error.strerror}") from None
+def _stamp(export: str) -> list[str | int]:
+    """Another one when the content is."""
+    if is_remote_object(export):
+        url = ObjectUrl.parse(export)
+        facts = blocking_store(url.root).facts_now(url)
+        return [export, facts.num_bytes, facts.etag]
+    with open_file(export) as file:
+        status = os.fstat(file.fileno())
+    return [str(local_path(export).resolve()), status.st_size, status.st_mtime_ns]
 
 
 def _digest(text: str) -> str:

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import IO, BinaryIO, TextIO
 
-from slipstream.errors import ObjectNotFound
-from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, told
+from slipstream.errors import InvalidRequest, ObjectNotFound
+from slipstream.objects.store import ObjectFacts, ObjectStore, ObjectUrl, changed, is_remote_object, told
 
 READ_BYTES = 4 * 1024**2
 """Of one request."""
@@ -20,17 +21,22 @@ READ_BYTES = 4 * 1024**2
 class BlockingStore(ObjectStore):
     """Calls raise what those of `ObjectStore` do."""
 
+    whose = "this command"
+
     def open(self, url: ObjectUrl) -> BinaryIO:
         """The object as a binary file: read by ranges, and may be gone through again."""
-        with told(url):
+        return io.BufferedReader(_ObjectFile(self, self.facts_now(url)), READ_BYTES)
+
+    def facts_now(self, url: ObjectUrl) -> ObjectFacts:
+        """See `ObjectStore.facts`."""
+        with told(url, self.whose):
             found = self._calls.head(self._store, url.key)
-        facts = ObjectFacts(url, found["size"], found.get("e_tag") or "")
-        return io.BufferedReader(_ObjectFile(self, facts), READ_BYTES)
+        return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
     def read_now(self, facts: ObjectFacts, start: int, end: int) -> bytes:
         """See `ObjectStore.read`."""
         asked = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with told(facts.url):
+        with told(facts.url, self.whose):
             answer = self._calls.get(self._store, facts.url.key, options=asked)
             data = bytes(answer.bytes())
         if len(data) != end - start:
@@ -39,17 +45,17 @@ class BlockingStore(ObjectStore):
 
     def put(self, url: ObjectUrl, content: IO[bytes]) -> None:
         """Writes the object, over one that is there: whoever reads it has either, never a part."""
-        with told(url):
+        with told(url, self.whose):
             self._calls.put(self._store, url.key, content)
 
     def remove(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as removed."""
-        with suppress(ObjectNotFound), told(url):
+        with suppress(ObjectNotFound), told(url, self.whose):
             self._calls.delete(self._store, url.key)
 
     def facts_below(self, prefix: ObjectUrl) -> Iterator[ObjectFacts]:
         """Of the objects in a folder, in the store's order, page by page; none of them is asked for itself."""
-        with told(prefix):
+        with told(prefix, self.whose):
             for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
@@ -93,6 +99,22 @@ def open_object(text: str) -> BinaryIO:
     """The object of an address, as a binary file. Raises `InvalidRequest`, `InvalidConfig` and what a store says."""
     url = ObjectUrl.parse(text)
     return blocking_store(url.root).open(url)
+
+
+def open_file(text: str) -> BinaryIO:
+    """A file of this machine, by its path or as file:///PATH, or the object of an address. Raises `InvalidRequest` for
+    a file that cannot be read, and what `open_object` does."""
+    if is_remote_object(text):
+        return open_object(text)
+    try:
+        return open(local_path(text), "rb")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {text!r}: {error.strerror}") from None
+
+
+def local_path(text: str) -> Path:
+    """Of a path, or of file:///PATH."""
+    return Path(text.removeprefix("file://") if text.startswith("file:///") else text)
 
 
 def objects_below(text: str) -> Iterator[ObjectFacts]:

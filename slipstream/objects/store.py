@@ -6,6 +6,7 @@ never from a request. Errors are those of `slipstream.errors`, and name the obje
 
 import contextlib
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,9 @@ CONNECT_S, REQUEST_S, RETRY_S = 10, 60, 60
 MAX_URL_CHARS = 2048
 ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
 """The one variable of each that the library leaves unread where it is told limits of time."""
+_STATUS = re.compile(r"status code: (401|403|404)\b")
+IDENTITY = "object-"
+"""What stands for the content of an object that was not read as a whole begins so; no digest does."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,9 @@ class ObjectFacts:
 class ObjectStore:
     """The objects of one root. Calls may run at once; none blocks the event loop."""
 
+    whose = "this server"
+    """Credentials, as errors name them."""
+
     def __init__(self, root: str) -> None:
         """Raises `InvalidConfig` without the extra `objects`, or where the environment makes no store of it."""
         try:
@@ -119,7 +126,7 @@ class ObjectStore:
 
     async def facts(self, url: ObjectUrl) -> ObjectFacts:
         """Raises `ObjectNotFound`, `PermissionDenied` or `ObjectUnavailable`, like all calls."""
-        with told(url):
+        with told(url, self.whose):
             found = await self._calls.head_async(self._store, url.key)
         return ObjectFacts(url, found["size"], found.get("e_tag") or "")
 
@@ -130,7 +137,7 @@ class ObjectStore:
         if start >= end:
             return b""
         asked: dict[str, Any] = {"range": (start, end)} | ({"if_match": facts.etag} if facts.etag else {})
-        with told(facts.url):
+        with told(facts.url, self.whose):
             answer = await self._calls.get_async(self._store, facts.url.key, options=asked)
             data = bytes(await answer.bytes_async())
         if len(data) != end - start or (answer.meta.get("e_tag") or "") != facts.etag:  # of a store that checks nothing
@@ -141,7 +148,7 @@ class ObjectStore:
         """Writes an object that is not there yet, whole or not at all (If-None-Match: *). False: there was one, and it
         is as it was."""
         try:
-            with told(url):
+            with told(url, self.whose):
                 await self._calls.put_async(self._store, url.key, data, mode="create")
         except _AlreadyThere:
             return False
@@ -149,14 +156,14 @@ class ObjectStore:
 
     async def listed(self, prefix: ObjectUrl) -> AsyncIterator[ObjectFacts]:
         """The objects below a folder, in the store's order."""
-        with told(prefix):
+        with told(prefix, self.whose):
             async for some in self._calls.list(self._store, prefix=prefix.key or None):
                 for found in some:
                     yield ObjectFacts(ObjectUrl(self.root, found["path"]), found["size"], found.get("e_tag") or "")
 
     async def delete(self, url: ObjectUrl) -> None:
         """An object that is not there is as good as deleted."""
-        with contextlib.suppress(ObjectNotFound), told(url):
+        with contextlib.suppress(ObjectNotFound), told(url, self.whose):
             await self._calls.delete_async(self._store, url.key)
 
 
@@ -178,8 +185,8 @@ class _AlreadyThere(SlipstreamError):
 
 
 @contextlib.contextmanager
-def told(url: ObjectUrl) -> Iterator[None]:
-    """The library's errors in our words."""
+def told(url: ObjectUrl, whose: str) -> Iterator[None]:
+    """The library's errors in our words. `whose` credentials they are."""
     from obstore import exceptions as theirs
 
     try:
@@ -191,9 +198,21 @@ def told(url: ObjectUrl) -> Iterator[None]:
     except theirs.PreconditionError:
         raise changed(url) from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError, PermissionError):
-        raise PermissionDenied(f"the credentials of this server do not open {url}") from None
+        raise _not_opened(url, whose) from None
     except (theirs.BaseError, OSError) as error:
-        raise ObjectUnavailable(f"{url} cannot be reached: {_first_line(error)}") from None
+        raise _by_status(error, url, whose) from None
+
+
+def _by_status(error: Exception, url: ObjectUrl, whose: str) -> SlipstreamError:
+    """Of an error whose kind the library does not tell, as of a listing's."""
+    found = _STATUS.search(str(error))
+    if found is None:
+        return ObjectUnavailable(f"{url} cannot be reached: {_first_line(error)}")
+    return ObjectNotFound(f"there is no {url}") if found[1] == "404" else _not_opened(url, whose)
+
+
+def _not_opened(url: ObjectUrl, whose: str) -> PermissionDenied:
+    return PermissionDenied(f"the credentials of {whose} do not open {url}")
 
 
 def changed(url: ObjectUrl) -> ObjectChanged:

@@ -1,6 +1,7 @@
 """A process that cuts clips: `python -m slipstream.video.clip_child DESCRIPTOR MEMORY_BYTES CPU_S PARENT_PID`.
 
 It reads hostile files, so it is given open descriptors and never a path, and has nothing worth taking, as a decoder.
+Of a film that is elsewhere the descriptor is a socket on which it asks for ranges of that film alone.
 Packets are copied as they are, into Matroska: nothing is decoded, and nothing is lost. So a clip begins with the last
 key picture at or before its start. The clip lies in memory that the parent sized; the parent is
 `slipstream.video.clip_process`.
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any
 
 import av
 from av.packet import Packet
@@ -30,8 +31,9 @@ from av.video.stream import VideoStream
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.video.child import small_clip
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import DamageCount, OpenVideo, Watch, open_video
+from slipstream.video.container import DamageCount, OpenVideo, Source, Watch, open_video
 from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits
+from slipstream.video.ranged_reader import RangedReader
 
 CPU_SLACK_S = 2
 NICENESS = 5
@@ -80,7 +82,7 @@ class Cut:
     """The key picture that it begins with, by the film's clock."""
 
 
-def cut_clip(source: BinaryIO, start_s: float, end_s: float, output: FixedMemory, limits: DecodeLimits) -> Cut:
+def cut_clip(source: Source, start_s: float, end_s: float, output: FixedMemory, limits: DecodeLimits) -> Cut:
     """Copies the pictures from `start_s` to before `end_s`, by the container's clock, and those that they need.
 
     Raises UnreadableVideo or LimitExceeded, also for a clip that is too long for `output`.
@@ -187,7 +189,8 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, parent_pid: int) -> Non
 def _answer(request: dict[str, Any], film: int, clip: int) -> dict[str, Any]:
     limits = DecodeLimits(**request["limits"])
     limit_cpu(math.ceil(limits.timeout_s) + CPU_SLACK_S)
-    with os.fdopen(film, "rb") as source, os.fdopen(clip, "r+b") as memory:
+    opened = RangedReader(film) if request["is_ranged"] else os.fdopen(film, "rb")
+    with opened as source, os.fdopen(clip, "r+b") as memory:
         output = FixedMemory(mmap.mmap(memory.fileno(), request["most_bytes"]))
         try:
             cut = cut_clip(source, request["start_s"], request["end_s"], output, limits)

@@ -17,6 +17,7 @@ from slipstream.logs import get_logger
 from slipstream.video.decoder_process import KILL_SLACK_S, START_S, ConfinedProcess, OnReady, sealed_memory
 from slipstream.video.formats import TIERS
 from slipstream.video.messages import MAX_MESSAGE_BYTES, BadAnswer, DecodeLimits, printable
+from slipstream.video.ranged_film import RangedFilm, served
 
 MODULE = "slipstream.video.clip_child"
 MOST_BYTES = 1024**3
@@ -50,7 +51,7 @@ class ClipCutter(ConfinedProcess):
         on_ready: OnReady = lambda confined: None,
     ) -> None:
         """See `ConfinedProcess`; `formats` is the tier of containers and codecs that are cut."""
-        self._limits = DecodeLimits(formats=formats, timeout_s=timeout_s, max_bytes=2**62)
+        self._limits = DecodeLimits(formats=formats, timeout_s=timeout_s, max_bytes=2**62, max_ranged_bytes=2**62)
         cpu_s = math.ceil(timeout_s + 2) * MOST_CLIPS
         super().__init__("cutter", MODULE, (MEMORY_BYTES + MOST_BYTES, cpu_s), on_ready)
 
@@ -63,19 +64,26 @@ class ClipCutter(ConfinedProcess):
         self.kill()
         await asyncio.to_thread(self.reap)
 
-    async def cut(self, film: BinaryIO, start_s: float, end_s: float, path: Path) -> Clip:
-        """Writes what `film`, an open regular file, has from `start_s` to `end_s`, by its container's clock, to `path`
-        (Matroska), whole or not at all.
+    async def cut(self, film: BinaryIO | RangedFilm, start_s: float, end_s: float, path: Path) -> Clip:
+        """Writes what `film`, an open regular file or one that is elsewhere, has from `start_s` to `end_s`, by its
+        container's clock, to `path` (Matroska), whole or not at all.
 
-        Raises UnreadableVideo or LimitExceeded about the film, InvalidConfig about `path`, and ServiceUnavailable where
-        the process cannot be started, or was lost.
+        Raises UnreadableVideo or LimitExceeded about the film, what reading it raises, InvalidConfig about `path`, and
+        ServiceUnavailable where the process cannot be started, or was lost.
         """
         await self.wait_ready()
+        if not isinstance(film, RangedFilm):
+            return await self._cut(film.fileno(), False, start_s, end_s, path)
+        async with served(film, self._limits.timeout_s) as descriptor:
+            return await self._cut(descriptor, True, start_s, end_s, path)
+
+    async def _cut(self, film: int, is_ranged: bool, start_s: float, end_s: float, path: Path) -> Clip:
         memory = sealed_memory(MOST_BYTES)
         try:
             request = {"start_s": start_s, "end_s": end_s, "most_bytes": MOST_BYTES, "limits": asdict(self._limits)}
+            request["is_ranged"] = is_ranged
             try:
-                socket.send_fds(self._connection, [json.dumps(request).encode()], [film.fileno(), memory])
+                socket.send_fds(self._connection, [json.dumps(request).encode()], [film, memory])
             except OSError:
                 raise await self._lost() from None
             try:

@@ -261,7 +261,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     hides. Raises UnreadableVideo when nothing is shown, LimitExceeded when the clip is too long.
     """
     pts, keys, shown = array("q"), bytearray(), bytearray()
-    last_duration = 0
+    last_duration, is_timed = 0, False
     packets, source = video.packets(damage), video.reader.source
     for packet in source.listed(packets) if isinstance(source, RangedReader) else packets:
         if len(pts) == limits.max_packets:
@@ -270,12 +270,14 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
         pts.append(ticks or 0)
         keys.append(packet.is_keyframe)
         shown.append(ticks is not None and not packet.is_discard)
-        last_duration = packet.duration or 0
+        last_duration, is_timed = packet.duration or 0, is_timed or ticks is not None
     ticks_of = np.frombuffer(pts, dtype=np.int64)
     is_key = np.frombuffer(keys, dtype=np.bool_)
     if video.stream.codec_context.name in _DOUBTFUL_KEYS and is_key.all():
         is_key = np.arange(len(is_key)) == 0
     is_shown = _from_first_key(ticks_of, is_key, np.frombuffer(shown, dtype=np.bool_))
+    if len(pts) and not is_timed:
+        raise UnreadableVideo("no frame of this file says when it is shown; write it anew with timestamps")
     if not is_shown.any():
         raise UnreadableVideo("the video stream contains no frame; the file was probably cut off while it was written")
     tick_s = float(video.stream.time_base or 0)
@@ -348,8 +350,9 @@ def _check_size(source: Source, limits: DecodeLimits) -> None:
     size = source.seek(0, os.SEEK_END)
     if size == 0:
         raise UnreadableVideo("the file is empty (0 bytes)")
-    if size > limits.max_bytes:
-        raise LimitExceeded(f"the video has {size} bytes, more than the {limits.max_bytes} served; compress or cut it")
+    limit = limits.max_ranged_bytes if isinstance(source, RangedReader) else limits.max_bytes
+    if size > limit:
+        raise LimitExceeded(f"the video has {size} bytes, more than the {limit} served; compress or cut it")
 
 
 def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> NoReturn:

@@ -31,6 +31,8 @@ class DecodeLimits:
 
     max_bytes: int = 2 * 1024**3
     """Size of the file."""
+    max_ranged_bytes: int = 64 * 1024**3
+    """The same of one that is elsewhere, and of which ranges are read."""
     max_duration_s: float = 6 * 3600.0
     """Time between the first and the last frame."""
     max_pixels_source: int = 8192 * 4320
@@ -42,8 +44,7 @@ class DecodeLimits:
     max_frames_sampled: int = 1024
     """Frames that may be asked for: they are all held in memory."""
     max_frame_pixels: int = 448 * 448
-    """Of frames that are returned. Where nobody said which size is wanted, larger ones are scaled down to this, aspect
-    kept, and the others stay pixel-exact."""
+    """Of frames that are returned. Where no size was asked for, only larger ones are scaled, to this, aspect kept."""
     max_corrupt_packets: int = 32
     """Packets that may be skipped because they cannot be read or decoded. One more, and the video is refused."""
     timeout_s: float = 120.0
@@ -60,8 +61,7 @@ class SampledVideo:
     them, whoever still knows it. So nobody is to keep the array itself."""
 
     frames: NDArray[np.uint8]
-    """[n, height, width, 3] RGB, upright, C-contiguous; 1 <= n <= the number asked for. May be read-only. n is 0 once
-    they are freed."""
+    """[n, height, width, 3] RGB, upright, C-contiguous, maybe read-only; 1 <= n <= what was asked for, 0 once freed."""
     timestamps_s: tuple[float, ...]
     """[n] seconds from the first frame of the clip, ascending."""
     duration_s: float

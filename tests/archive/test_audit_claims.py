@@ -56,3 +56,17 @@ def test_a_summary_that_was_altered_is_found_by_its_digest() -> None:
     claim = claim_of(made)
     assert claim is not None and claim.texts[-1].number == SUMMARY
     assert [finding.where for finding in check_digests(claim)] == ["the summary"]
+
+
+@pytest.mark.parametrize(("identity", "asked"), [("ab" * 32, "ab" * 32), (f"object-{'ab' * 32}", "")])
+def test_a_replay_asks_for_a_digest_where_there_is_one(identity: str, asked: str) -> None:
+    made = record(answer("x"))
+    made["receipt"]["video_sha256"] = identity
+    claim = claim_of(made)
+    assert claim is not None and replay_item(claim, 0.5).sha256 == asked
+
+
+def test_an_object_that_is_another_one_now_confirms_nothing() -> None:
+    again = record(answer("x"))
+    again["receipt"]["video_sha256"] = "object-of-today"
+    assert verdicts(record(answer("x")), again) == {"": Verdict.FAILED}

@@ -131,6 +131,27 @@ def test_bad_lines_may_be_skipped_and_the_others_are_handed_in(
     assert len(only_batch(archive)) == 2
 
 
+def test_what_a_folder_has_beside_videos_is_counted(
+    archive: FakeArchive, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("readme", "a.txt", "deep/b.TXT", "c.swf", "d.srt", "e.nfo", "f.jpg", "deep/.hidden.txt", "deep/g.pdf"):
+        (folder / name).write_bytes(b"x")
+    videos = [f"old/{number}{suffix}" for number, suffix in enumerate((".ogm", ".QT", ".divx", ".mod", ".wm"))]
+    (folder / "old").mkdir()
+    for name in videos:
+        (folder / name).write_bytes(b"x")
+    assert submit(archive, folder, "--name", "all") == 0
+    assert set(videos) <= set(archive.batches["all"].items) and len(archive.batches["all"].items) == 3 + len(videos)
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert told.startswith(f"slipstream: {folder}: left out, as no videos by their suffixes: .txt 3, ")
+    assert told.endswith(", others (9 files in all)")
+    assert submit(archive, f"{folder}/*", "--documents", "--name", "documents") == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert "as no documents by their suffixes: " in told and "(15 files in all)" in told
+    assert submit(archive, folder / "old", "--name", "none") == 0
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_patterns_files_and_roots(archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert submit(archive, "**/*", "--name", "glob") == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.up import queue_options
+from slipstream.cli.up import limit_flags, queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
 from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, gateway_address, service_argv
 from slipstream.stack.process import RunFolder
@@ -124,6 +124,11 @@ def test_results_leave_the_queue_of_a_local_stack(tmp_path: Path) -> None:
     given = flags(StackOptions(**queue), "gateway")
     assert (given["--results-to"], given["--queue-bytes"]) == (f"file://{tmp_path}", "2000000")
     assert "--results-to" not in flags(StackOptions(**queue_options(data=tmp_path)), "gateway")
+
+
+def test_limits_of_videos_are_the_gateways_unless_said() -> None:
+    assert limit_flags({"max-video-bytes": None, "max-ranged-bytes": 6}) == ["--max-ranged-bytes", "6"]
+    assert limit_flags({"max-video-bytes": None}) == []
 
 
 def test_the_queues_address_is_on_no_command_line() -> None:

@@ -138,6 +138,91 @@ def test_lines_behind_one_that_is_too_long_are_read(excess: int) -> None:
         )
 
 
+def judged(content: bytes, name: str) -> tuple[list[str], list[tuple[str, str, int]]]:
+    """Sources of the items, and what is told of bad rows."""
+    told: list[BadRow] = []
+    found = [item.source for item in read_manifest(io.BytesIO(content), name, FOLDER, told.append)]
+    return found, [(row.where.removeprefix(f"{name} "), row.reason, row.num_rows) for row in told]
+
+
+LONG = "x" * (LONGEST_LINE + 5)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("\udcff,4", "no CSV in UTF-8: its bytes are no text"),
+        ("a\0,4", "no CSV in UTF-8: its bytes are no text"),
+        (f"{LONG},4", f"no CSV in UTF-8: longer than {LONGEST_LINE} characters or 1000 lines"),
+        (f'"{LONG}",4', f"no CSV in UTF-8: longer than {LONGEST_LINE} characters or 1000 lines"),
+        ('"c.mp4,4', "no CSV in UTF-8: a quote is opened and not closed"),
+        ("c.mp4,4,4", "more cells than the first line has names"),
+        ("c.mp4,four", "num_frames is 'four', which is not a number, true or false"),
+    ],
+)
+def test_rows_behind_a_bad_one_of_a_table_are_read(bad: str, reason: str, end: str) -> None:
+    rows = ["source,num_frames", "a.mp4,4", bad, "", "b.mp4,4", bad if bad[0] != '"' else "\udcff", "d.mp4"]
+    found, told = judged(end.join(rows).encode(errors="surrogateescape"), "list.csv")
+    assert found == ["/videos/a.mp4", "/videos/b.mp4", "/videos/d.mp4"]
+    assert told[0] == ("line 3", reason, 1) and [where for where, *_ in told] == ["line 3", "line 6"]
+
+
+@pytest.mark.parametrize("excess", [-4, -3, -2, -1, 0, 1, LONGEST_LINE - 2, LONGEST_LINE - 1, LONGEST_LINE])
+def test_lines_of_a_table_are_counted_whatever_their_length(excess: int) -> None:
+    for end in ("\n", "\r\n"):
+        rows = ["source,prompt", f"a.mp4,{'x' * (LONGEST_LINE + excess)}", "b.mp4,bad,bad", "c.mp4,"]
+        _, told = judged(end.join(rows).encode(), "list.csv")
+        assert [where for where, *_ in told][-1] == "line 3"
+
+
+def test_a_quote_without_an_end_costs_one_row_and_not_those_behind_it() -> None:
+    rows = ["source,prompt", 'a.mp4,"once', *(f"{number}.mp4," for number in range(3000)), 'b.mp4,"two\nlines"']
+    found, told = judged("\n".join(rows).encode(), "list.csv")
+    assert len(found) == 3001 and found[-1] == "/videos/b.mp4"
+    assert told == [("line 2", f"no CSV in UTF-8: longer than {LONGEST_LINE} characters or 1000 lines", 1)]
+
+
+@given(st.lists(st.sampled_from(['"', ",", "\n", "a", "\r", "\udcff"]), max_size=40))
+def test_a_table_of_anything_is_read_to_its_end(marks: list[str]) -> None:
+    """Whatever is written before it, a row that is a line of its own is read."""
+    content = "source\n" + "".join(marks) + "\n" + "\n" * 1001 + "last.mp4\n"
+    found, _ = judged(content.encode(errors="surrogateescape"), "list.csv")
+    assert found[-1:] == ["/videos/last.mp4"]
+
+
+def test_names_of_columns_that_cannot_be_read_end_a_table() -> None:
+    assert judged(b"source,\xff\na.mp4,4\n", "list.csv") == (
+        [],
+        [("line 1", "no CSV in UTF-8: its bytes are no text", 1)],
+    )
+    assert judged(b"", "list.csv") == ([], [])
+
+
+def grouped(sources: list[Any], size: int, **options: Any) -> bytes:
+    content = io.BytesIO()
+    table = pyarrow.table({"source": sources})
+    pyarrow.parquet.write_table(table, content, row_group_size=size, use_dictionary=False, **options)
+    return content.getvalue()
+
+
+def test_a_row_group_that_cannot_be_read_costs_its_rows_alone() -> None:
+    content = grouped([f"{number}.mp4" for number in range(3000)], 1000, compression="gzip")
+    column = pyarrow.parquet.ParquetFile(io.BytesIO(content)).metadata.row_group(1).column(0)
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    found, told = judged(content[:middle] + bytes(64) + content[middle + 64 :], "list.parquet")
+    assert found == [f"/videos/{number}.mp4" for number in (*range(1000), *range(2000, 3000))]
+    ((where, reason, num_rows),) = told
+    assert (where, num_rows) == ("rows 1001 to 2000", 1000) and reason.startswith("no Parquet that can be read: ")
+
+
+def test_a_cell_that_is_no_text_costs_its_row_alone() -> None:
+    cells = pyarrow.array([b"a.mp4", b"\xff", b"b.mp4"]).view(pyarrow.string())
+    found, told = judged(grouped(cells, 3), "list.parquet")
+    assert found == ["/videos/a.mp4", "/videos/b.mp4"]
+    assert [where for where, *_ in told] == ["row 2"] and "cell cannot be read" in told[0][1]
+
+
 class Endless(io.RawIOBase):
     """So many lines, made as they are read; each hundredth is bad."""
 

@@ -2,6 +2,7 @@
 counts, texts that are found, and what an estimate says."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import sys
@@ -36,7 +37,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.support.films import frame_times, make_film
-from tests.support.processes import running
+from tests.support.processes import model_flags, running
 from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -168,6 +169,51 @@ async def test_what_cannot_be_made_again_is_told_and_does_not_pass(archived: Arc
         await archived.audit([{"custom_id": "failed", "text": None}])
 
 
+@contextlib.asynccontextmanager
+async def elsewhere(archived: Archived, checkpoint: Path, folder: Path) -> AsyncIterator[str]:
+    """The address of another archive: a target of its own without a draft, and a queue of its own."""
+    async with contextlib.AsyncExitStack() as exits:
+        redis = await exits.enter_async_context(EmbeddedServer(folder / "redis"))
+        target = await exits.enter_async_context(running("target", folder, *model_flags(checkpoint)))
+        flags = ("--target", target.address, "--redis", redis.url, "--video-roots", str(archived.folder))
+        yield (await exits.enter_async_context(running("gateway", folder, *flags))).address
+
+
+async def test_another_target_of_the_same_model_confirms_and_finds_what_was_altered(
+    archived: Archived, world: World, tmp_path: Path
+) -> None:
+    records = await archived.records()
+    forge(records[2], records[2]["receipt"], "planted")
+    forge(records[3]["parts"][0], records[3]["parts"][0]["receipt"], "planted in a film")
+    forged = tmp_path / "forged.jsonl"
+    forged.write_text("".join(json.dumps(record) + "\n" for record in records))
+    async with elsewhere(archived, world.pair.target, tmp_path) as address:
+        there = ("--share", "100%", "--replay-gateway", address)
+        status, said = await command(archived, "audit", "mine", *there)
+        assert status == 0 and said == [said[-1]] and "4 of them made again" in said[-1], said
+        status, said = await command(archived, "audit", str(forged), *there, "--json")
+        async with open_channel(address) as channel:
+            replays = await ArchiveClient(Connection(channel)).list_batches(10)
+    *found, summary = map(json.loads, said)
+    assert (status, summary["passed"], summary["same"], summary["differs"]) == (1, False, 2 + SEGMENTS - 1, 2)
+    assert {(one["custom_id"], one["where"], one["verdict"], one["text"]) for one in found} == {
+        ("2.mp4", "", "differs", "planted"),
+        ("film.mkv", "segment 0", "differs", "planted in a film"),
+    }
+    assert [batch.metadata for batch in replays] == [{"purpose": "audit"}] * 2, "made there, not here"
+
+
+async def test_a_target_of_another_model_confirms_nothing(archived: Archived, world: World, tmp_path: Path) -> None:
+    async with elsewhere(archived, world.pair.draft, tmp_path) as address:
+        asked = ("mine", "--share", "100%", "--replay-gateway", address, "--json")
+        status, said = await command(archived, "audit", *asked)
+    *found, summary = map(json.loads, said)
+    assert (status, summary["passed"], summary["replayed"], summary["same"]) == (1, False, 4, 0)
+    assert [one["verdict"] for one in found] == ["skipped"] * 4
+    made_by = (await archived.records())[0]["receipt"]["target"]["revision"][:12]
+    assert all(one["reason"].startswith(f"made by the target {made_by}") for one in found)
+
+
 # -- marks and texts --------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +317,17 @@ async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) 
     assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
     records = await archived.records()
     assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
+
+
+async def test_bad_rows_of_a_manifest_are_left_out_of_an_estimate(archived: Archived, tmp_path: Path) -> None:
+    manifest = tmp_path / "list.csv"
+    rows = [b"path", *(str(archived.folder / f"{number}.mp4").encode() for number in range(3)), b"\xff", b"a,b"]
+    manifest.write_bytes(b"\n".join(rows))
+    asked = ("estimate", str(manifest), "--prompt", PROMPT, "--frames", "4", "--max-new-tokens", "16", "--json")
+    assert await command(archived, *asked) == (2, [])
+    status, (line,) = await command(archived, *asked, "--skip-bad")
+    facts = json.loads(line)
+    assert (status, facts["items"], facts["sampled"], facts["bad_rows"]) == (2, 3, 3, 2)
 
 
 async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(

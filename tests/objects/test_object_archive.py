@@ -1,6 +1,7 @@
 """`slipstream archive` over a bucket: folders, manifests of all kinds, outputs, and items that are not there."""
 
 import asyncio
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import pyarrow.parquet
 import pytest
 import pytest_asyncio
 
+from slipstream.archive.quality import words_of
 from slipstream.cli.archive.sources import Sources
 from slipstream.client.archive_estimate import stratified
 from slipstream.rpc.calls import open_channel
@@ -22,12 +24,14 @@ from slipstream.stack.local import Stack
 from tests.support.films import make_noise_film
 from tests.support.gateway_client import caption
 from tests.support.object_store import ObjectServer, object_server
+from tests.support.processes import logged
 from tests.support.world import PROMPT, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SMALL: dict[str, Any] = {"prompt": PROMPT, "num_frames": 6, "max_new_tokens": 24}
 OPTIONS = ("--prompt", PROMPT, "--frames", "6", "--max-new-tokens", "24")
+SEGMENTED = ("--segments", "fixed:4s", "--frames", "4")
 SHA = "0" * 64
 SIZED = [("a.mp4", ', "size": 1000'), ("deep/b.mp4", "")]
 
@@ -183,6 +187,165 @@ async def test_a_listing_tells_strata_and_nothing_is_fetched(
     here = list(Sources([str(tmp_path / "many")]))
     assert [item.custom_id for item in here] == [item.custom_id for item in there]
     assert stratified(there).tolist() == stratified(here).tolist() and len(set(stratified(there).tolist())) == 5
+
+
+@pytest.mark.parametrize(("segments", "num_parts"), [((), 0), (SEGMENTED, 2)], ids=["whole", "segments"])
+async def test_results_of_a_bucket_are_made_again_for_an_audit(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...], num_parts: int
+) -> None:
+    """Of a film that was read by ranges nobody has a digest."""
+    name = f"audited {num_parts}"
+    objects.put("shown/audited/a.mov", objects.get("shown/large.mov"))
+    words = ("submit", "s3://films/shown/audited/", "--name", name, "--output", str(tmp_path / "out.jsonl"))
+    status, errors = await run(archive, objects, *words, *OPTIONS, *segments)
+    assert status == 0, errors
+    (record,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert record["receipt"]["video_sha256"].startswith("object-") and len(record.get("parts", ())) == num_parts
+    status, findings = await audited(archive, objects, name)
+    assert (status, findings[-1]["passed"], findings[-1]["replayed"]) == (0, True, 1), findings
+
+    holder = record["parts"][1] if segments else record
+    holder["text"] = "planted"
+    holder["receipt"]["text_sha256"] = hashlib.sha256(b"planted").hexdigest()
+    (tmp_path / "forged.jsonl").write_text(json.dumps(record) + "\n")
+    status, findings = await audited(archive, objects, str(tmp_path / "forged.jsonl"))
+    assert (status, findings[0]["verdict"], findings[0]["text"]) == (1, "differs", "planted"), findings
+
+    objects.put("shown/audited/a.mov", make_noise_film(202))
+    status, findings = await audited(archive, objects, name)
+    assert (status, findings[0]["verdict"]) == (1, "failed") and "another one now" in findings[0]["reason"], findings
+
+
+@pytest.mark.parametrize("segments", [(), SEGMENTED], ids=["whole", "segments"])
+async def test_an_object_that_changes_while_it_is_read_is_captioned_as_it_is_now(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, segments: tuple[str, ...]
+) -> None:
+    """Nothing is lost, and nothing is of both: all texts are those of the new one alone."""
+    key, name = f"shown/changing/{len(segments)}.mov", f"changing {len(segments)}"
+    address = objects.put(key, make_noise_film(200))
+
+    def words(name: str) -> tuple[str, ...]:
+        return ("submit", address, "--name", name, "--output", str(tmp_path / f"{name}.jsonl"), *OPTIONS, *segments)
+
+    objects.pause_after = 800_000
+    handed_in = asyncio.create_task(run(archive, objects, *words(name)))
+    try:
+        await objects.paused()
+        objects.put(key, make_noise_film(240, key_every=10))
+    finally:
+        objects.resume()
+    status, errors = await handed_in
+    assert status == 0, errors
+    status, errors = await run(archive, objects, *words("afresh " + name), "--seed", "5")
+    assert status == 0, errors
+    changed, afresh = (json.loads((tmp_path / f"{name}.jsonl").read_text()) for name in (name, f"afresh {name}"))
+    assert changed["receipt"]["video_sha256"] == afresh["receipt"]["video_sha256"]
+    assert changed["receipt"]["video_bytes"] == len(objects.get(key))
+    assert [part["text"] for part in changed.get("parts", [changed])] == [
+        part["text"] for part in afresh.get("parts", [afresh])
+    ]
+    assert (changed["receipt"]["runs"], afresh["receipt"]["runs"]) == (2, 1), "that there was another run is told"
+    (retried,) = logged(archive.processes["gateway"].log_path, "job.retried", job_id=changed["job_id"])
+    assert (retried["cause"], retried["counted"]) == ("ObjectChanged", True)
+
+
+async def test_a_bucket_without_rights_is_said_to_be_one(
+    archive: Stack, objects: ObjectServer, world: World, tmp_path: Path
+) -> None:
+    """Of a folder, a manifest and an output; and nothing that is done is lost."""
+    manifest = objects.put("closed.jsonl", b'{"source": "s3://films/shown/a.mp4"}\n')
+    local = world.folder / "rights.mp4"
+    local.write_bytes(world.clips[0])
+    output = "s3://films/out/rights.jsonl"
+    objects.forbids = True
+    try:
+        for source in ("s3://films/shown/", manifest):
+            status, errors = await run(archive, objects, "submit", source, "--name", "closed", *OPTIONS)
+            assert (status, "Traceback" in errors) == (2, False), errors
+            assert f"the credentials of this command do not open {source.rstrip('/')}" in errors
+        status, errors = await run(archive, objects, "status", "closed")
+        assert status == 3, "nothing was handed in"
+        words = ("submit", str(local), "--name", "rights", "--output", output, *OPTIONS)
+        status, errors = await run(archive, objects, *words)
+        assert status == 2 and f"the credentials of this command do not open {output}" in errors, errors
+        assert "secret" not in errors and "tester" not in errors
+    finally:
+        objects.forbids = False
+    status, errors = await run(archive, objects, *words)
+    assert (status, "0 added, 1 known" in errors) == (0, True), errors
+    assert lines_of(objects, "out/rights.jsonl")["rights.mp4"]["receipt"]["runs"] == 1, "it was captioned once"
+
+
+async def test_a_bucket_that_is_none_is_not_found(archive: Stack, objects: ObjectServer) -> None:
+    for source in ("s3://nowhere/", "s3://nowhere/a.jsonl"):
+        status, errors = await run(archive, objects, "submit", source, *OPTIONS)
+        assert status == 3 and "there is no " in errors and "s3://nowhere/" in errors, errors
+
+
+async def test_exports_in_a_bucket_are_searched_cut_and_audited(
+    archive: Stack, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    export = "s3://films/out/cut.jsonl"
+    words = ("submit", "s3://films/shown/large.mov", "--name", "cut", "--output", export, *OPTIONS, *SEGMENTED)
+    status, errors = await run(archive, objects, *words)
+    assert status == 0, errors
+    (line,) = lines_of(objects, "out/cut.jsonl").values()
+    parts = line["parts"]
+    word = max(words_of(parts[1]["text"]), key=len)
+    clips = tmp_path / "clips"
+    for _ in range(2):  # the second time the index is there
+        status, said = await told(objects, "search", word, "--in", export, "--clip", str(clips), "--json")
+        assert status == 0
+        found = {one["start_s"]: one for one in map(json.loads, said)}
+        assert found[4.0]["text"] == parts[1]["text"]
+        assert {str(path): path.stat().st_size for path in clips.rglob("*.mkv")}[found[4.0]["clip"]] > 100_000
+    (index,) = (tmp_path / "cache" / "slipstream" / "search").iterdir()
+    status, said = await told(objects, "index", export, "--output", str(tmp_path / "all.index"))
+    assert status == 0 and "2 texts" in said[0]
+    status, findings = await audited(archive, objects, export)
+    assert (status, findings[-1]["passed"], findings[-1]["same"]) == (0, True, 2)
+    objects.put("out/all.index", index.read_bytes())
+    for name, code in (("all.index", 2), ("none.jsonl", 3)):
+        status, said = await told(objects, "search", word, "--in", f"s3://films/out/{name}")
+        assert (status, said) == (code, [])
+
+
+async def test_hints_may_lie_in_a_bucket(archive: Stack, objects: ObjectServer, world: World, tmp_path: Path) -> None:
+    folder = world.folder / "hinted"
+    folder.mkdir()
+    (folder / "a.mp4").write_bytes(world.clips[0])
+    words = ("submit", str(folder), *OPTIONS)
+    status, errors = await run(archive, objects, *words, "--output", "s3://films/out/old.jsonl")
+    assert status == 0, errors
+    hinted = ("--hints-from", "s3://films/out/old.jsonl", "--output", str(tmp_path / "new.jsonl"))
+    status, errors = await run(archive, objects, *words, *hinted)
+    assert (status, "1 of 1 items have hints" in errors) == (0, True), errors
+    status, errors = await run(archive, objects, *words, "--hints-from", "s3://films/out/none.jsonl")
+    assert status == 3 and "there is no object s3://films/out/none.jsonl" in errors, errors
+
+
+async def told(objects: ObjectServer, *words: str) -> tuple[int, list[str]]:
+    """Exit status and stdout of a command that needs no gateway."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
+        env={**os.environ, **objects.environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, said.decode().splitlines()
+
+
+async def audited(stack: Stack, objects: ObjectServer, batch: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status, and what was found of all results."""
+    words = ("audit", batch, "--share", "100%", "--json", "--gateway", stack.gateway_address)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipstream.cli", "archive", *words),
+        env={**os.environ, **objects.environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await process.communicate()
+    return process.returncode or 0, [json.loads(line) for line in said.decode().splitlines()]
 
 
 async def test_bad_rows_are_named_before_anything_is_handed_in(archive: Stack, objects: ObjectServer) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from slipstream.errors import InvalidConfig, LimitExceeded, ServiceUnavailable, UnreadableVideo
+from slipstream.errors import InvalidConfig, LimitExceeded, ObjectChanged, ServiceUnavailable, UnreadableVideo
 from slipstream.video.clip_process import MOST_BYTES, Clip, ClipCutter, read_cut
 from slipstream.video.decoder_process import Decoder, DecoderSpec
 from slipstream.video.messages import BadAnswer
-from tests.support.films import Film, frame_times, make_film
+from slipstream.video.ranged_film import RangedFilm, media_of
+from tests.support.films import Film, frame_times, make_film, make_noise_film
 
 STEP_S, START_S, SCENES = 0.125, 7.5, [16, 16, 16]
 
@@ -53,10 +55,58 @@ async def cut(cutter: ClipCutter, data: bytes, start_s: float, end_s: float, fol
         return await cutter.cut(film, start_s, end_s, folder / "deep" / "clip.mkv")
 
 
+KINDS = [("libx264", "matroska"), ("libx264", "mp4"), ("mpeg4", "avi"), ("ffv1", "matroska")]
+
+
+@dataclass
+class Bytes:
+    """A store of one film that counts what it gives."""
+
+    data: bytes
+    given: int = 0
+    fails: bool = False
+
+    async def read(self, start: int, end: int) -> bytes:
+        if self.fails:
+            raise ObjectChanged("it changed")
+        self.given += end - start
+        return self.data[start:end]
+
+    async def film(self) -> RangedFilm:
+        return RangedFilm(len(self.data), self.read, await media_of(len(self.data), self.read), "")
+
+
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("codec", "container"), [("libx264", "matroska"), ("libx264", "mp4"), ("mpeg4", "avi"), ("ffv1", "matroska")]
-)
+@pytest.mark.parametrize(("codec", "container"), KINDS)
+async def test_a_clip_of_a_film_that_is_elsewhere_is_that_of_the_file(
+    cutter: ClipCutter, codec: str, container: str, tmp_path: Path
+) -> None:
+    film = film_of(codec, container)
+    start_s = shown(film.data)[0][0] + 2.125
+    here = (await cut(cutter, film.data, start_s, start_s + 1.375, tmp_path)).path.read_bytes()
+    there = await cutter.cut(await Bytes(film.data).film(), start_s, start_s + 1.375, tmp_path / "there.mkv")
+    found, wanted = shown(there.path.read_bytes()), shown(here)
+    assert [at_s for at_s, _ in found] == [at_s for at_s, _ in wanted] and len(found) >= 11
+    assert all(np.array_equal(one, other) for (_, one), (_, other) in zip(found, wanted, strict=True))
+
+
+@pytest.mark.asyncio
+async def test_of_a_film_that_is_elsewhere_only_the_clip_is_read(cutter: ClipCutter, tmp_path: Path) -> None:
+    film = make_noise_film(750)
+    store = Bytes(film)
+    clip = await cutter.cut(await store.film(), 10.0, 12.0, tmp_path / "clip.mkv")
+    assert len(shown(clip.path.read_bytes())) >= 50 and store.given < 0.3 * len(film)
+    broken = Bytes(film)
+    failing = await broken.film()
+    broken.fails = True
+    with pytest.raises(ObjectChanged, match="it changed"):
+        await cutter.cut(failing, 10.0, 12.0, tmp_path / "none.mkv")
+    assert (await cutter.cut(await store.film(), 10.0, 12.0, tmp_path / "clip.mkv")).num_bytes == clip.num_bytes
+    assert not (tmp_path / "none.mkv").exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("codec", "container"), KINDS)
 async def test_a_clip_has_the_films_pictures(cutter: ClipCutter, codec: str, container: str, tmp_path: Path) -> None:
     film = film_of(codec, container)
     whole = shown(film.data)

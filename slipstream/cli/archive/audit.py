@@ -22,6 +22,8 @@ from slipstream.cli.views import printable
 from slipstream.client.archive_audit import Audit, Record, audit
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import InvalidRequest
+from slipstream.objects.blocking import open_file
+from slipstream.objects.store import is_object_url
 
 NOT_CONFIRMED = 1
 """Exit status of an audit that found something, or nothing to compare."""
@@ -31,7 +33,9 @@ SHOWN_CHARS = 200
 @bundled(connection=connection_options)
 def audit_command(
     *,
-    batch: Annotated[str, typer.Argument(help="Id or key of a batch, or CAPTIONS.jsonl of `export`.")],
+    batch: Annotated[
+        str, typer.Argument(help="Id or key of a batch, or CAPTIONS.jsonl of `export`, here or in a bucket.")
+    ],
     gateway: GatewayOption,
     share: Annotated[str, typer.Option(help="How much is made again, such as 1% or 0.01; at least one.")] = "1%",
     replay_gateway: Annotated[
@@ -47,7 +51,7 @@ def audit_command(
     """Hold all texts against their receipts, and make a share of them again by plain decoding. Exit status 1 when one
     is another."""
     wanted, chosen = sampled_share(share), secrets.randbits(32) if seed is None else seed
-    is_export = Path(batch).is_file()
+    is_export = is_object_url(batch) or Path(batch).is_file()
 
     async def run() -> Audit:
         async with AsyncExitStack() as opened:
@@ -55,7 +59,7 @@ def audit_command(
             replayer = client
             if replay_gateway is not None:
                 replayer = ArchiveClient(await opened.enter_async_context(connection.gateway(replay_gateway).open()))
-            records = _records_in(Path(batch)) if is_export else _records_of(client, batch)
+            records = _records_in(batch) if is_export else _records_of(client, batch)
             with choose_view(as_json=False, stream=sys.stderr) as show:
                 async with aclosing(records):
                     return await audit(records, replayer, job_record, wanted, chosen, show)
@@ -75,15 +79,15 @@ async def _records_of(client: ArchiveClient, batch: str) -> AsyncGenerator[Recor
             yield job_record(job, [part async for part in client.parts(batch, job)])
 
 
-async def _records_in(path: Path) -> AsyncGenerator[Record, None]:
-    with path.open("rb") as lines:
+async def _records_in(export: str) -> AsyncGenerator[Record, None]:
+    with open_file(export) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
-                raise InvalidRequest(f"{path} line {number} is no JSON object; give JSON lines of `export`")
+                raise InvalidRequest(f"{export} line {number} is no JSON object; give JSON lines of `export`")
             yield record
 
 

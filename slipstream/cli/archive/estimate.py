@@ -15,7 +15,7 @@ from slipstream.cli.archive.asking import BATCH_PANEL, GatewayOption, JsonOption
 from slipstream.cli.archive.batch_view import SECONDS_PER_HOUR, choose_view, span, speedup
 from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.sources import Sources
-from slipstream.cli.archive.submit import DocumentFlags, RootOption, document_flags
+from slipstream.cli.archive.submit import DocumentFlags, RootOption, SkipBadOption, SourcesArgument, document_flags
 from slipstream.cli.caption import caption_options
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.up import placement_words
@@ -23,6 +23,7 @@ from slipstream.cli.views import complain, printable
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.archive_estimate import SampledArchive, caption_sample
 from slipstream.client.caption_client import gateway_info
+from slipstream.errors import InvalidRequest
 from slipstream.options import CaptionOptions
 from slipstream.service_info import GatewayInfo
 
@@ -32,10 +33,7 @@ SAMPLE = 20
 @bundled(options=caption_options, connection=connection_options, documents=document_flags)
 def estimate_command(
     *,
-    sources: Annotated[
-        list[str],
-        typer.Argument(help="Folders, quoted patterns, files, or MANIFEST.jsonl (`-`: stdin).", show_default=False),
-    ],
+    sources: SourcesArgument,
     gateway: GatewayOption,
     price: Annotated[
         float | None,
@@ -51,6 +49,7 @@ def estimate_command(
         Priority, typer.Option(help="Of the sample, against other batches.", rich_help_panel=BATCH_PANEL)
     ] = Priority.LOW,
     root: RootOption = None,
+    skip_bad: SkipBadOption = False,
     as_json: JsonOption = False,
     documents: DocumentFlags,
     options: CaptionOptions,
@@ -67,12 +66,17 @@ def estimate_command(
                 )
             return done, await gateway_info(channel)  # afterwards: it has measured the sample
 
-    with Sources(sources, root, complain, documents.in_folders) as found:
+    with Sources(sources, root, complain, documents.in_folders, skip_bad) as found:
         found.check()
         sampled, info = run_async(run(found))
     devices = devices or (2 if info.draft_model else 1)
-    facts = estimate_dict(sampled, info, devices, price)
-    typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(sampled, info, devices, price)))
+    if as_json:
+        typer.echo(json.dumps(estimate_dict(sampled, info, devices, price) | {"bad_rows": found.num_bad}))
+    else:
+        typer.echo("\n".join(_lines(sampled, info, devices, price)))
+    if found.num_bad:
+        complain(f"{found.num_bad:,} bad rows", "skipped, and not counted in the estimate")
+        raise typer.Exit(InvalidRequest.exit_code)
 
 
 def result_bytes(job: Job, parts: Sequence[JobPart]) -> int:

@@ -6,8 +6,10 @@ Each is gone through row by row, so that memory does not grow with their number,
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +26,9 @@ SIZE_KEY = "size"
 KNOWN_KEYS = frozenset(OPTIONS_BY_NAME) | {"custom_id", "sha256", "kind", SIZE_KEY, *SOURCE_KEYS, *DOCUMENT_OPTIONS}
 SHA256_DIGITS = 64
 MOST_BYTES = 2**63 - 1
-TOO_MANY = "more cells"
+MOST_LINES = 1000
+"""That one row of CSV has."""
+_LONGEST_CSV = LONGEST_LINE + len("\r\n")
 ROWS_AT_ONCE = 1000
 NAMED_ROWS = 10
 """Bad ones that a message names."""
@@ -41,14 +45,16 @@ class Numbered:
     name: str
     fields: Row | InvalidRequest
     """Or what is wrong with it; the next one is read all the same."""
+    num_rows: int = 1
+    """That it stands for, where several cannot be read."""
 
 
 class BadRow(InvalidRequest):
-    """A row that is no item."""
+    """A row that is no item, or some in a row."""
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(self, where: str, reason: str, num_rows: int = 1) -> None:
         super().__init__(f"{where}: {reason}")
-        self.where, self.reason = where, reason
+        self.where, self.reason, self.num_rows = where, reason, num_rows
 
 
 def read_manifest(
@@ -66,14 +72,16 @@ def read_manifest(
 
 def check_manifest(content: BinaryIO, name: str, folder: Folder) -> None:
     """Goes through all of it. Raises `InvalidRequest` that names the first bad rows and says how many there are."""
-    named, num_bad = [], 0
+    named: list[str] = []
+    num_unnamed = 0
     for item in _judged(content, name, folder):
         if isinstance(item, BadRow):
-            num_bad += 1
-            if num_bad <= NAMED_ROWS:
+            if len(named) < NAMED_ROWS:
                 named.append(str(item))
-    if num_bad > NAMED_ROWS:
-        named.append(f"and {num_bad - NAMED_ROWS:,} more rows of {name} are bad")
+            else:
+                num_unnamed += item.num_rows
+    if num_unnamed:
+        named.append(f"and {num_unnamed:,} more rows of {name} are bad")
     if named:
         raise InvalidRequest("\n".join(named))
 
@@ -86,7 +94,7 @@ def _judged(content: BinaryIO, name: str, folder: Folder) -> Iterator[BatchItem 
                 raise row.fields
             yield item_of(row.fields, folder)
         except InvalidRequest as error:
-            yield BadRow(f"{name} {row.name}", str(error))
+            yield BadRow(f"{name} {row.name}", str(error), row.num_rows)
 
 
 def json_rows(lines: BinaryIO) -> Iterator[Numbered]:
@@ -104,35 +112,142 @@ def json_rows(lines: BinaryIO) -> Iterator[Numbered]:
 
 def csv_rows(content: BinaryIO) -> Iterator[Numbered]:
     """Of a table whose first line names the columns. An empty cell says nothing; numbers, truth values and lists are
-    written as in JSON. Behind a line that is no CSV nothing is read."""
+    written as in JSON. What is behind a bad row is read from the line behind that row's first."""
     csv.field_size_limit(LONGEST_LINE)
-    text = io.TextIOWrapper(content, "utf-8-sig", newline="")
-    table = csv.DictReader(text, restkey=TOO_MANY)
+    text = io.TextIOWrapper(content, "utf-8-sig", "surrogateescape", newline="")
     try:
-        for row in table:
-            yield Numbered(f"line {table.line_num}", _fields_of(_cells, row))
-    except (csv.Error, UnicodeDecodeError) as error:
-        yield Numbered(f"line {table.line_num + 1}", InvalidRequest(f"no CSV in UTF-8: {error}"))
+        lines = _Lines(text)
+        rows = _rows_of(lines)
+        names = next(rows, [])
+        if isinstance(names, InvalidRequest):
+            yield Numbered(f"line {lines.number}", names)
+            return
+        read = partial(_cells, names)
+        for cells in rows:
+            fields = cells if isinstance(cells, InvalidRequest) else _fields_of(read, cells)
+            yield Numbered(f"line {lines.number}", fields)
     finally:
         text.detach()
 
 
+def _rows_of(lines: "_Lines") -> Iterator[list[str] | InvalidRequest]:
+    """The cells of each row that has any, and what is wrong where there is no row."""
+    table = csv.reader(lines)
+    while True:
+        lines.begin()
+        try:
+            cells = next(table)
+            if not is_sendable("".join(cells)):
+                raise InvalidRequest("its bytes are no text")
+        except StopIteration:
+            return
+        except (csv.Error, InvalidRequest) as error:
+            lines.give_back()
+            yield InvalidRequest(f"no CSV in UTF-8: {error}")
+        else:
+            if cells:
+                yield cells
+
+
+class _Lines:
+    """The lines of a table for a parser, which takes as many as a row has. Of a row that is none, all but the first are
+    read again: the quote that it opened may be one too many. No more is held than two rows may have."""
+
+    number = 1
+    """Of the line with which the row begins."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self._row: list[str] = []
+        self._num_chars = 0
+        self._again: deque[str] = deque()
+
+    def begin(self) -> None:
+        """The next line is the first of a row."""
+        self.number += len(self._row)
+        self._row, self._num_chars = [], 0
+
+    def give_back(self) -> None:
+        """The next row begins behind the first line of this one."""
+        self._again.extendleft(reversed(self._row[1:]))
+        del self._row[1:]
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        """Raises `InvalidRequest` where the row is too long, or has no end."""
+        line = self._again.popleft() if self._again else self._read()
+        if not line and self._row:
+            raise InvalidRequest("a quote is opened and not closed")
+        if not line:
+            raise StopIteration
+        self._row.append(line)
+        self._num_chars += len(line)
+        if self._num_chars > _LONGEST_CSV or len(self._row) > MOST_LINES:
+            raise InvalidRequest(f"longer than {LONGEST_LINE} characters or {MOST_LINES} lines")
+        return line
+
+    def _read(self) -> str:
+        """A line; of one that is too long a part."""
+        line = piece = self._text.readline(_LONGEST_CSV + 1)
+        while len(piece) > _LONGEST_CSV and not piece.endswith("\n"):
+            piece = self._text.readline(_LONGEST_CSV + 1)
+        return line
+
+
 def parquet_rows(content: BinaryIO) -> Iterator[Numbered]:
-    """Of a table with a column a key; null says nothing. Raises `InvalidConfig` without the extra `parquet`."""
+    """Of a table with a column a key; null says nothing. Of a row group that cannot be read the others are. Raises
+    `InvalidConfig` without the extra `parquet`."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise InvalidConfig("Parquet needs pyarrow: pip install 'slipstream[parquet]'") from None
-    number = 0
+    number = end = 0
     try:
-        for batch in ParquetFile(content).iter_batches(batch_size=ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                number += 1
-                yield Numbered(f"row {number}", {name: cell for name, cell in row.items() if cell is not None})
+        table = ParquetFile(content)
+        sizes = [table.metadata.row_group(group).num_rows for group in range(table.num_row_groups)]
     except (ArrowException, OSError) as error:
-        why = str(error).split("\n", 1)[0]
-        yield Numbered(f"row {number + 1}", InvalidRequest(f"no Parquet that can be read: {why}"))
+        yield _no_parquet("row 1", error)
+        return
+    for group, num_rows in enumerate(sizes):
+        number, end = end, end + num_rows
+        try:
+            for batch in table.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[group]):
+                for row in _rows_in(batch):
+                    number += 1
+                    yield Numbered(f"row {number}", row)
+        except (ArrowException, OSError) as error:
+            yield _no_parquet(f"rows {number + 1} to {end}", error, end - number)
+
+
+def _rows_in(batch: Any) -> Iterator[Row | InvalidRequest]:
+    """Of a batch of a table, one by one where a cell is none that Python has."""
+    try:
+        rows = batch.to_pylist()
+    except (ValueError, OverflowError):
+        for place in range(batch.num_rows):
+            try:
+                (row,) = batch.slice(place, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                yield InvalidRequest(f"a cell cannot be read: {_first_line(error)}")
+            else:
+                yield _without_nulls(row)
+    else:
+        yield from map(_without_nulls, rows)
+
+
+def _without_nulls(row: Row) -> Row:
+    return {name: cell for name, cell in row.items() if cell is not None}
+
+
+def _no_parquet(name: str, error: Exception, num_rows: int = 1) -> Numbered:
+    return Numbered(name, InvalidRequest(f"no Parquet that can be read: {_first_line(error)}"), num_rows)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
 
 
 READERS: Mapping[str, Callable[[BinaryIO], Iterator[Numbered]]] = {
@@ -150,10 +265,10 @@ def _fields_of(read: Callable[[Any], Row], row: Any) -> Row | InvalidRequest:
         return error
 
 
-def _cells(row: Mapping[str, Any]) -> Row:
-    if TOO_MANY in row:
+def _cells(names: Sequence[str], cells: Sequence[str]) -> Row:
+    if len(cells) > len(names):
         raise InvalidRequest("more cells than the first line has names")
-    return {name: _cell(name, cell) for name, cell in row.items() if cell}
+    return {name: _cell(name, cell) for name, cell in zip(names, cells, strict=False) if cell}
 
 
 def _cell(name: str, text: str) -> Any:

@@ -7,12 +7,12 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from slipstream.archive.messages import MAX_ITEM_HINT_BYTES, BatchItem
 from slipstream.client.batch_handles import is_url
 from slipstream.errors import InvalidRequest
+from slipstream.objects.blocking import open_file
 
 LONGEST_LINE = 4 * 1024 * 1024
 """Bytes."""
@@ -40,17 +40,18 @@ class OldCaptions:
     """Of files that were read, as items are gone through more than once."""
 
     @classmethod
-    def read(cls, path: Path) -> "OldCaptions":
-        """From JSON lines as `slipstream archive export` writes them. Lines without a text or a digest are left out, as
-        those of jobs that failed are, and counted.
+    def read(cls, export: str) -> "OldCaptions":
+        """From JSON lines as `slipstream archive export` writes them, in a file or an object. Lines without a text or a
+        digest are left out, as those of jobs that failed are, and counted.
 
         Raises:
             InvalidRequest: a file that cannot be read, that is not UTF-8, or in which no line has a caption.
+            ObjectNotFound, PermissionDenied, ObjectUnavailable: what a store says.
         """
         texts: defaultdict[str, list[str]] = defaultdict(list)
         digest, num_lines, left_out = hashlib.sha256(), 0, Counter[str]()
         try:
-            with path.open("rb") as file:
+            with open_file(export) as file:
                 for line in _lines(file, digest.update):
                     num_lines += 1
                     try:
@@ -61,11 +62,13 @@ class OldCaptions:
                     found = [text, *(other for other in texts[sha256] if other != text)]
                     left_out[_OLDER] += len(found) > MAX_TEXTS
                     texts[sha256] = found[:MAX_TEXTS]
+        except InvalidRequest as error:
+            raise InvalidRequest(f"--hints-from: {error}") from None
         except OSError as error:
-            raise InvalidRequest(f"--hints-from: cannot read {str(path)!r}: {error.strerror}") from None
+            raise InvalidRequest(f"--hints-from: cannot read {export!r}: {error.strerror}") from None
         if not texts:
             raise InvalidRequest(
-                f"--hints-from: {str(path)!r} holds no captions ({_reasons(left_out) or 'it is empty'}); give JSON"
+                f"--hints-from: {export!r} holds no captions ({_reasons(left_out) or 'it is empty'}); give JSON"
                 " lines of `slipstream archive export`"
             )
         return cls(f"hints {digest.hexdigest()}", dict(texts), num_lines=num_lines, left_out=+left_out)

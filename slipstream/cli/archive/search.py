@@ -3,24 +3,21 @@
 import heapq
 import json
 import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import typer
 
 from slipstream.archive.passages import Passage
-from slipstream.archive.subtitles import safe_name
 from slipstream.archive.text_index import RANKED, Found, TextIndex, parse_question
 from slipstream.cli.archive.asking import JsonOption, ask
+from slipstream.cli.archive.clips import cut_passages
 from slipstream.cli.common import ConnectionOptions, bundled, connection_options, run_async
 from slipstream.cli.film import clock_time
-from slipstream.cli.views import complain, printable
+from slipstream.cli.views import printable
 from slipstream.client.archive_search import cache_folder, index_exports, open_batch, open_export
-from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo, VideoNotFound
-from slipstream.logs import configure_logs
-from slipstream.video.clip_process import Clip, ClipCutter
+from slipstream.errors import InvalidRequest
 
 SHOWN = 20
 
@@ -36,8 +33,12 @@ def search_command(
         str | None, typer.Argument(help="Id or key of a batch, with --gateway.", show_default="--in")
     ] = None,
     exports: Annotated[
-        list[Path] | None,
-        typer.Option("--in", help="CAPTIONS.jsonl of `export`, or an index; may be repeated.", show_default="BATCH"),
+        list[str] | None,
+        typer.Option(
+            "--in",
+            help="CAPTIONS.jsonl of `export`, here or in a bucket, or an index; may be repeated.",
+            show_default="BATCH",
+        ),
     ] = None,
     gateway: Annotated[str | None, typer.Option(help="Address of a gateway: host:port, or unix:PATH.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=RANKED, help="Most texts that are shown.")] = SHOWN,
@@ -50,13 +51,14 @@ def search_command(
 ) -> None:
     """Find texts by their words: file, second and text, the best first. Exit status 1 when there is none.
 
-    A clip begins with the last key picture before its segment; pictures are copied as they are, without sound.
+    A clip begins with the last key picture before its segment; pictures are copied as they are, without sound. Films
+    are read on this machine, or in their bucket with this command's credentials.
     """
     asked = parse_question(question)
     with ExitStack() as opened:
         indexes = [opened.enter_context(index) for index in _indexes(batch, exports or [], gateway, connection)]
         found = _merged([index.search(asked, limit) for index in indexes], limit)
-    clips = {} if clip is None else run_async(_cut(found.passages, clip))
+    clips = {} if clip is None else run_async(cut_passages(found.passages, clip))
     for passage in found.passages:
         told = {"clip": str(clips[passage].path)} if passage in clips else {}
         typer.echo(json.dumps(passage_dict(passage) | told) if as_json else passage_line(passage))
@@ -65,7 +67,9 @@ def search_command(
 
 
 def index_command(
-    exports: Annotated[list[Path], typer.Argument(help="CAPTIONS.jsonl of `export`.", show_default=False)],
+    exports: Annotated[
+        list[str], typer.Argument(help="CAPTIONS.jsonl of `export`, here or in a bucket.", show_default=False)
+    ],
     output: Annotated[Path, typer.Option(help="The index: one SQLite file.")],
     as_json: JsonOption = False,
 ) -> None:
@@ -76,7 +80,7 @@ def index_command(
 
 
 def _indexes(
-    batch: str | None, exports: list[Path], gateway: str | None, connection: ConnectionOptions
+    batch: str | None, exports: list[str], gateway: str | None, connection: ConnectionOptions
 ) -> list[TextIndex]:
     cache = cache_folder(os.environ)
     if (batch is None) == (not exports):
@@ -102,40 +106,6 @@ def _told(found: Found) -> str:
         return f"more than {RANKED:,} texts have the words; the best of the first {RANKED:,} are shown"
     shown = len(found.passages)
     return f"{found.num_ranked:,} found" + (f", {shown:,} shown" if shown < found.num_ranked else "")
-
-
-async def _cut(passages: Sequence[Passage], folder: Path) -> dict[Passage, Clip]:
-    """The clips of those that are segments of films which can be read here; of the others it says why there is none."""
-    configure_logs("search", "error")
-    clips: dict[Passage, Clip] = {}
-    async with ClipCutter() as cutter:
-        for passage in passages:
-            try:
-                clips[passage] = clip = await _cut_one(cutter, passage, folder)
-                typer.echo(f"slipstream: {printable(str(clip.path))}: from {clock_time(clip.begins_s)}", err=True)
-            except (UnreadableVideo, LimitExceeded, VideoNotFound) as error:
-                complain(passage.custom_id, f"no clip: {error}")
-                if not cutter.is_alive:
-                    break
-    return clips
-
-
-async def _cut_one(cutter: ClipCutter, passage: Passage, folder: Path) -> Clip:
-    if not passage.is_segment:
-        raise VideoNotFound("it is no segment of a film, so where it is said is not known")
-    name = safe_name(f"{passage.custom_id}@{passage.start_s:.3f}", ".mkv")
-    with _opened(passage.source) as film:
-        return await cutter.cut(film, passage.start_s, passage.end_s, folder / name)
-
-
-def _opened(source: str) -> BinaryIO:
-    """Raises `VideoNotFound` for what is no file here."""
-    if not os.path.isfile(source):
-        raise VideoNotFound(f"{source!r} is no file on this machine; cut where the gateway's files are")
-    try:
-        return open(source, "rb")
-    except OSError as error:
-        raise VideoNotFound(f"{source!r} cannot be read: {error.strerror}") from None
 
 
 def passage_dict(passage: Passage) -> dict[str, Any]:

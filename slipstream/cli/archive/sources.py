@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,20 +17,24 @@ from slipstream.archive.messages import DOCUMENT_EXTENSIONS, BatchItem
 from slipstream.cli.archive.manifests import READERS, BadRow, check_manifest, read_manifest
 from slipstream.client.batch_handles import is_sendable, is_url, item_name
 from slipstream.errors import InvalidRequest, VideoNotFound
-from slipstream.objects.blocking import objects_below, open_object
+from slipstream.objects.blocking import objects_below, open_file
 from slipstream.objects.store import ObjectUrl, is_remote_object
 from slipstream.options import CaptionOptions
 
 # -- sources ----------------------------------------------------------------------------------------------------------
 
 VIDEO_EXTENSIONS = (
-    *(".3g2", ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gxf", ".ivf", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4"),
-    *(".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogv", ".rm", ".rmvb", ".ts", ".vob", ".webm", ".wmv", ".wtv"),
+    *(".3g2", ".3gp", ".3gpp", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gxf", ".ivf", ".m2p", ".m2t"),
+    *(".m2ts", ".m4v", ".mkv", ".mod", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogm"),
+    *(".ogv", ".qt", ".rm", ".rmvb", ".tod", ".trp", ".ts", ".vob", ".vro", ".webm", ".wm", ".wmv", ".wtv"),
 )
+"""Of the containers that are decoded unless an operator says otherwise. `.mod` and `.tod` are of camcorders."""
 STDIN = "-"
 COPY_BYTES = 1024 * 1024
 
 KEY_DIGITS = 40
+NAMED_SUFFIXES = 5
+"""Of files that are left out."""
 
 Skip = Callable[[str, str], None]
 
@@ -46,12 +51,15 @@ class Sources:
     words: Sequence[str]
     root: Path | None = None
     skip: Skip = lambda name, reason: None
-    """Told of files that cannot be handed in."""
+    """Told of files that cannot be handed in, the first time that all are gone through."""
     documents: bool = False
     skip_bad: bool = False
     """Rows of manifests that are no items are skipped, too, instead of all being refused."""
     num_bad: int = field(default=0, init=False)
-    """Such rows, of all times that the sources were gone through."""
+    """Such rows."""
+    _is_told: bool = field(default=False, init=False)
+    _left_out: Counter[str] = field(default_factory=Counter, init=False)
+    """Files of what is gone through now, by suffix."""
     _stdin: BinaryIO | None = field(default=None, init=False)
     _stdin_digest: str = field(default="", init=False)
 
@@ -86,8 +94,16 @@ class Sources:
     def __iter__(self) -> Iterator[BatchItem]:
         for word in self.words:
             yield from self._of_word(word)
+        self._is_told = True
 
     def _of_word(self, word: str) -> Iterator[BatchItem]:
+        self._left_out.clear()
+        yield from self._items_of(word)
+        if self._left_out:
+            kind = "documents" if self.documents else "videos"
+            self._skip(word, f"left out, as no {kind} by their suffixes: {_counted(self._left_out)}")
+
+    def _items_of(self, word: str) -> Iterator[BatchItem]:
         if _is_manifest(word):
             with self._manifest(word) as content:
                 on_bad = self._skip_row if self.skip_bad else None
@@ -107,12 +123,17 @@ class Sources:
             self._stdin.seek(0)
             yield self._stdin
             return
-        with open_object(word) if is_remote_object(word) else open(word, "rb") as content:
+        with open_file(word) as content:
             yield content
 
     def _skip_row(self, row: BadRow) -> None:
-        self.num_bad += 1
-        self.skip(row.where, f"skipped: {row.reason}")
+        if not self._is_told:
+            self.num_bad += row.num_rows
+        self._skip(row.where, f"skipped: {row.reason}")
+
+    def _skip(self, name: str, reason: str) -> None:
+        if not self._is_told:
+            self.skip(name, reason)
 
     def _shown(self, word: str) -> str:
         return "stdin" if word == STDIN else word
@@ -128,13 +149,13 @@ class Sources:
         folder = ObjectUrl.parse(word).key.rstrip("/")
         for facts in objects_below(word):
             name = facts.url.key.removeprefix(folder).lstrip("/")
-            if _has(name, self._extensions) and not any(step.startswith(".") for step in name.split("/")):
+            if not any(step.startswith(".") for step in name.split("/")) and self._wants(name):
                 yield BatchItem(custom_id=item_name(name), source=str(facts.url), num_bytes=facts.num_bytes)
 
     def _files(self, word: str) -> Iterator[BatchItem]:
         if os.path.isdir(word):
             base = Path(word).resolve()
-            yield from self._items(base, _walk(str(base), self._extensions, self.skip))
+            yield from self._items(base, _walk(str(base), self._wants, self._skip))
         elif _is_pattern(word):
             base = _fixed_part(word)
             yield from self._items(base, self._matches(word))
@@ -142,17 +163,21 @@ class Sources:
             base = Path(word).parent.resolve()
             yield from self._items(base, iter([str(base / Path(word).name)]))
 
-    @property
-    def _extensions(self) -> Sequence[str]:
-        return DOCUMENT_EXTENSIONS if self.documents else VIDEO_EXTENSIONS
+    def _wants(self, name: str) -> bool:
+        """Whether a file of a folder is handed in, by its name; one that is not is counted."""
+        suffix = os.path.splitext(name)[1].lower()
+        is_wanted = suffix in (DOCUMENT_EXTENSIONS if self.documents else VIDEO_EXTENSIONS)
+        if not is_wanted and not name.endswith("/"):  # which names a folder of a bucket
+            self._left_out[suffix] += 1
+        return is_wanted
 
     def _matches(self, pattern: str) -> Iterator[str]:
         for match in sorted(glob.iglob(pattern, recursive=True)):
             path = str(_fixed_part(pattern) / os.path.relpath(match, _fixed_folder(pattern)))
             if os.path.isdir(match):
                 if "**" not in pattern:
-                    yield from _walk(path, self._extensions, self.skip)
-            elif _has(match, self._extensions):
+                    yield from _walk(path, self._wants, self._skip)
+            elif self._wants(match):
                 yield path
 
     def _items(self, base: Path, paths: Iterator[str]) -> Iterator[BatchItem]:
@@ -165,7 +190,7 @@ class Sources:
             if is_sendable(path):
                 yield BatchItem(custom_id=item_name(custom_id), source=path)
             else:
-                self.skip(path, "skipped: its name is not UTF-8")
+                self._skip(path, "skipped: its name is not UTF-8")
 
     def _keep_stdin(self) -> None:
         """Reads stdin once, so that it can be gone through twice and has a digest."""
@@ -192,9 +217,9 @@ def batch_key(
     return f"cli-{hashlib.sha256(content.encode()).hexdigest()[:KEY_DIGITS]}"
 
 
-def _walk(folder: str, extensions: Sequence[str], skip: Skip) -> Iterator[str]:
-    """The files of these extensions below, sorted by name folder by folder; hidden ones and links to folders are left
-    out."""
+def _walk(folder: str, wants: Callable[[str], bool], skip: Skip) -> Iterator[str]:
+    """The files below that are wanted by their names, sorted by name folder by folder; hidden ones and links to folders
+    are left out."""
     try:
         with os.scandir(folder) as entries:
             found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
@@ -206,13 +231,17 @@ def _walk(folder: str, extensions: Sequence[str], skip: Skip) -> Iterator[str]:
         if name.startswith("."):
             continue
         if is_folder:
-            yield from _walk(path, extensions, skip)
-        elif _has(name, extensions) and os.path.isfile(path):
+            yield from _walk(path, wants, skip)
+        elif os.path.isfile(path) and wants(name):
             yield path
 
 
-def _has(name: str, extensions: Sequence[str]) -> bool:
-    return os.path.splitext(name)[1].lower() in extensions
+def _counted(left_out: Counter[str]) -> str:
+    """Which suffixes most of them have, and how many there are."""
+    most = left_out.most_common(NAMED_SUFFIXES)
+    named = [f"{suffix or 'none'} {count:,}" for suffix, count in most]
+    named += ["others"] if len(left_out) > len(most) else []
+    return f"{', '.join(named)} ({left_out.total():,} files in all)"
 
 
 def _is_manifest(word: str) -> bool:

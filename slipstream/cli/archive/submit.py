@@ -42,6 +42,13 @@ SHOWN_CONFLICTS = 10
 DOCUMENTS_PANEL = "Documents"
 
 
+SourcesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
+        show_default=False,
+    ),
+]
 RootOption = Annotated[
     Path | None,
     typer.Option(
@@ -49,9 +56,9 @@ RootOption = Annotated[
     ),
 ]
 HintsOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        help="CAPTIONS.jsonl of an earlier batch: what was said of the same file is drafted from.",
+        help="CAPTIONS.jsonl of an earlier batch, here or in a bucket: what was said of the same file is drafted from.",
         show_default="no hints",
         rich_help_panel=BATCH_PANEL,
     ),
@@ -162,13 +169,7 @@ class _Request:
 @bundled(options=caption_options, connection=connection_options, documents=document_flags)
 def submit_command(
     *,
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Folders, quoted patterns, files, s3://BUCKET/FOLDER/, MANIFEST.jsonl, .csv or .parquet (`-`: stdin).",
-            show_default=False,
-        ),
-    ],
+    sources: SourcesArgument,
     gateway: GatewayOption,
     output: Annotated[
         str | None, typer.Option(help="Wait, and write results here: a file, `-`, or a folder for vtt, srt and md.")
@@ -215,12 +216,12 @@ def submit_command(
         raise typer.Exit(status or (2 if found.num_bad else 0))
 
 
-def _read_hints(path: Path, options: CaptionOptions) -> OldCaptions:
+def _read_hints(export: str, options: CaptionOptions) -> OldCaptions:
     """Raises `InvalidRequest` for a file that holds no captions, and for a method that would not look at them."""
     takers = [name for name, method in METHODS.items() if method.takes_hints]
     if (method := options.get("method", takers[0])) not in takers:
         raise InvalidRequest(f"--hints-from: method {method!r} drafts from no hints; leave it out, or ask for {takers}")
-    hints = OldCaptions.read(path)
+    hints = OldCaptions.read(export)
     if told := hints.told_of_lines():
         _tell(told)
     return hints
