@@ -101,7 +101,7 @@ def test_nothing_is_said_of_lines_where_all_give_hints(
     old = write_captions(tmp_path / "old.jsonl", (b"x", "a text"))
     old.write_text(old.read_text().splitlines()[-1])
     assert submit(archive, folder, "--hints-from", old) == 0
-    assert "3 of 3 items have hints\n" in (said := capsys.readouterr().err) and "left out" not in said
+    assert "3 of 3 items have hints\n" in (said := capsys.readouterr().err) and "lines were left out" not in said
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b'{"text": "no receipt"}\n', b"[" * 100_000])
