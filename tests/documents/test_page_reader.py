@@ -1,13 +1,22 @@
 """Text layers that are believed, those that are not, and what a page of each becomes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from slipstream.documents.layout import Zone
 from slipstream.documents.messages import MAX_REGIONS, NO_OCR, Box, Origin, RegionKind, TextLine
-from slipstream.documents.page_reader import CUT, FAKE_LAYER, NO_TEXT, UNCHECKED_LAYER, Picture, read_page, scaled
+from slipstream.documents.page_reader import (
+    CUT,
+    FAKE_LAYER,
+    NO_TEXT,
+    UNCHECKED_LAYER,
+    UNSURE,
+    Picture,
+    read_page,
+    scaled,
+)
 
 PAGE: Picture = np.full((1000, 800, 3), 255, dtype=np.uint8)
 SHOWN = ["Seven foxes read", "the morning paper", "while rain falls", "over harbour towns"]
@@ -87,6 +96,17 @@ def test_a_stamp_beside_a_genuine_layer_is_read() -> None:
 
 def test_a_page_without_text_is_an_empty_draft_with_a_warning() -> None:
     assert read_page(PAGE, [], FakeEyes(shown=[])) == ([], [NO_TEXT])
+
+
+def test_a_page_that_the_ocr_is_not_sure_of_is_an_empty_draft_with_a_warning() -> None:
+    """Longer lines count for more, and a page is left out as a whole."""
+    unsure = [replace(line, score=0.6) for line in lines_of(SHOWN)]
+    assert read_page(PAGE, [], FakeEyes(shown=unsure)) == ([], [UNSURE])
+    number = TextLine(Box(600, 1000, 620, 1020), "17", score=1.0)
+    assert read_page(PAGE, [], FakeEyes(shown=[*unsure, number])) == ([], [UNSURE])
+    sure = [*lines_of(SHOWN), replace(number, score=0.5)]
+    regions, warnings = read_page(PAGE, [], FakeEyes(shown=sure))
+    assert "17" in {region.text for region in regions} and not warnings
 
 
 def test_a_running_head_in_the_middle_of_the_page_is_a_text() -> None:

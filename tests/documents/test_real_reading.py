@@ -8,10 +8,12 @@ import pytest_asyncio
 from PIL import Image
 
 from slipstream.documents.messages import DocumentLimits, DocumentRequest, Origin, PageDraft, PagePicture
+from slipstream.documents.page_reader import UNSURE
 from slipstream.documents.pool import ReaderPool
 from slipstream.documents.surfaces import page_text
 from tests.support.documents import (
     drawn_picture,
+    font_of,
     image_bytes,
     needs_documents,
     paragraph,
@@ -121,6 +123,23 @@ async def test_an_ocr_that_sees_less_says_less_or_worse(pool: ReaderPool) -> Non
         for dpi in (150, 40)
     ]
     assert blurred > sharp + 0.1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ყველა ადამიანი", "თავისუფალი"],
+        ["כל בני אדם נולדו", "בני חורין ושווים"],
+        ["ᓄᓕᒫᑦ ᐊᓂᖅᑎᕆᔪᓕᒫᑦ", "ᐃᓅᓕᖅᑎᑐᐅᕙᓐᓂᖅᑐᑦ"],
+    ],
+    ids=["Georgian", "Hebrew", "syllabics"],
+)
+async def test_a_scan_in_a_script_that_the_ocr_does_not_know_has_an_empty_draft(
+    pool: ReaderPool, words: list[str]
+) -> None:
+    """It would read Latin letters and figures there."""
+    draft = await read(pool, image_bytes(drawn_picture(words, font=font_of("DejaVuSans.ttf", 44)), "PNG"))
+    assert (draft.regions, draft.warnings) == ((), (UNSURE,))
 
 
 async def test_a_white_page_and_one_of_scribbles_are_empty_or_nearly_so(pool: ReaderPool) -> None:

@@ -4,6 +4,7 @@ import importlib.util
 import io
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import av
@@ -176,13 +177,22 @@ def forms_within_forms(depth: int = 24, fan: int = 8) -> bytes:
 DRAWN = ("Quiet harbour towns", "seven foxes read", "the morning paper")
 
 
-def drawn_picture(lines: Sequence[str] = DRAWN, size: tuple[int, int] = (1000, 500)) -> Image.Image:
+def drawn_picture(
+    lines: Sequence[str] = DRAWN, size: tuple[int, int] = (1000, 500), font: ImageFont.FreeTypeFont | None = None
+) -> Image.Image:
     """Large words, black on white."""
     picture = Image.new("RGB", size, "white")
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(44)
+    draw, used = ImageDraw.Draw(picture), font or ImageFont.load_default(44)
     for index, line in enumerate(lines):
-        draw.text((60, 60 + 110 * index), line, fill="black", font=font)
+        draw.text((60, 60 + 110 * index), line, fill="black", font=used)
     return picture
+
+
+def font_of(name: str, size: int) -> ImageFont.FreeTypeFont:
+    """One of matplotlib's, which have letters of many scripts and are the same everywhere."""
+    spec = importlib.util.find_spec("matplotlib")
+    assert spec is not None and spec.origin is not None
+    return ImageFont.truetype(Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf" / name, size)
 
 
 def image_bytes(picture: Image.Image, kind: str, mode: str = "RGB", **options: Any) -> bytes:
