@@ -129,7 +129,7 @@ async def test_a_store_that_is_too_slow_is_at_fault_and_not_the_film(large: byte
 async def test_other_errors_are_those_of_the_file(pool: DecodePool) -> None:
     with pytest.raises(UnreadableVideo, match="not recognised"):
         await pool.sample(await Bytes(b"\1" * 5000).film(), 1)
-    strict = DecodePool(1, DecodeLimits(max_bytes=10))
+    strict = DecodePool(1, DecodeLimits(max_ranged_bytes=10))
     try:
         with pytest.raises(LimitExceeded, match="bytes"):
             await strict.sample(await Bytes(b"\1" * 5000).film(), 1)
