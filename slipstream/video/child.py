@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import LACKED_MEMORY, Source
+from slipstream.video.container import Source
+from slipstream.video.damage import LACKED_MEMORY
 from slipstream.video.decode import sample_video
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import (

@@ -30,7 +30,8 @@ from av.video.stream import VideoStream
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.video.child import small_clip
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import DamageCount, OpenVideo, Watch, open_video
+from slipstream.video.container import OpenVideo, Watch, open_video
+from slipstream.video.damage import DamageCount
 from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits
 
 CPU_SLACK_S = 2
