@@ -96,6 +96,11 @@ class WatchedReader:
         """The read position in bytes."""
         return self.source.tell()
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing is left to be read."""
+        return self.tell() >= self._length
+
     def check(self) -> None:
         """Raise what stopped the reading: DecodeCancelled, LimitExceeded or UnreadableVideo."""
         self._watch.check()
@@ -159,6 +164,10 @@ _NOT_LISTED = "Format not on whitelist"
 """How libav says that it knows a container and may not open it."""
 
 
+_ENDS_IN_AN_ERROR = {"gxf", "smjpeg"}
+"""Demuxers that look for one more packet behind the last."""
+
+
 @dataclass(frozen=True)
 class OpenVideo:
     """An open container and the one video stream to look at."""
@@ -181,6 +190,8 @@ class OpenVideo:
                 raise
             except Exception as failure:  # demuxers of damaged files raise IndexError, AttributeError and more
                 self.reader.check()
+                if self.reader.is_at_end and self.container.format.name in _ENDS_IN_AN_ERROR:
+                    return
                 damage.add(failure)
             else:
                 self.reader.check()
