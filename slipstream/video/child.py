@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 import av
 import numpy as np
@@ -27,6 +28,7 @@ from slipstream.video.confine import confine, limit_cpu
 from slipstream.video.container import Source
 from slipstream.video.damage import LACKED_MEMORY
 from slipstream.video.decode import sample_video
+from slipstream.video.film_listing import LastListing, ListFilm
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
@@ -97,21 +99,24 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, threads: int, parent_pi
         confined = confine(memory_bytes, cpu_s, threads, parent_pid)
         connection.send(encode_answer(Ready(confined)))
         gc.freeze()
+        last = LastListing()
         while True:
             message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
             if not message:
                 return
             connection.send(encode_answer(Started()))
-            answer = _serve(connection, DecodeRequest.decode(message), *descriptors)
+            answer = _serve(connection, DecodeRequest.decode(message), last, *descriptors)
             gc.collect()  # a traceback may still hold the memory of the frames
             connection.send(encode_answer(answer))
 
 
-def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: int, frames_descriptor: int) -> Answer:
+def _serve(
+    connection: socket.socket, request: DecodeRequest, last: LastListing, video_descriptor: int, frames_descriptor: int
+) -> Answer:
     limit_cpu(math.ceil(request.limits.timeout_s * request.limits.decoder_threads) + CPU_SLACK_S)
     with _source(video_descriptor) as source, os.fdopen(frames_descriptor, "r+b") as frames:
         try:
-            return _answer(connection, source, request, frames.fileno())
+            return _answer(connection, source, request, last, frames.fileno())
         except (InvalidRequest, LimitExceeded, UnreadableVideo) as error:
             return Refused(_kind(error), str(error))
         except MemoryError:
@@ -127,13 +132,16 @@ def _source(descriptor: int) -> Source:
     return os.fdopen(descriptor, "rb")
 
 
-def _answer(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> Answer:
+def _answer(
+    connection: socket.socket, source: Source, request: DecodeRequest, last: LastListing, frames: int
+) -> Answer:
+    listed = partial(last.of, request.film)
     if request.cut is not None and request.windows:
-        return plan_shots(source, request.windows[0], request.cut, request.limits)
+        return plan_shots(source, request.windows[0], request.cut, request.limits, listed=listed)
     if request.cut is not None:
-        return plan_segments(source, request.cut, request.limits)
+        return plan_segments(source, request.cut, request.limits, listed=listed)
     if request.windows:
-        return _sample_windows(connection, source, request, frames)
+        return _sample_windows(connection, source, request, listed, frames)
     return _sampled(_sample(connection, source, request, frames))
 
 
@@ -156,7 +164,9 @@ def _sample(connection: socket.socket, source: Source, request: DecodeRequest, f
     )
 
 
-def _sample_windows(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> SampledWindows:
+def _sample_windows(
+    connection: socket.socket, source: Source, request: DecodeRequest, listed: ListFilm, frames: int
+) -> SampledWindows:
     memory = mmap.mmap(frames, request.frames_bytes)
 
     def allocate(window: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -171,6 +181,7 @@ def _sample_windows(connection: socket.socket, source: Source, request: DecodeRe
         request.num_frames,
         request.windows,
         request.limits,
+        listed=listed,
         on_progress=progress,
         allocate=allocate,
         size=request.size,

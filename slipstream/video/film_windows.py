@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.frame_size import ANY_SIZE, FrameSize
-from slipstream.video.container import Source, Watch, open_video, read_packet_times
+from slipstream.video.container import Source, Watch, open_video
 from slipstream.video.damage import DamageCount, FilmDamage
 from slipstream.video.decode import (
     FrameBuffer,
@@ -28,6 +28,7 @@ from slipstream.video.decode import (
     warn_few,
 )
 from slipstream.video.film_cuts import bounds_of, check_times, fixed_starts
+from slipstream.video.film_listing import ListFilm, list_film
 from slipstream.video.frame_times import (
     TIME_TOLERANCE_S,
     DecodeRun,
@@ -47,34 +48,35 @@ are refreshed bit by bit, gives whole pictures some tens of packets later."""
 # -- where segments begin ---------------------------------------------------------------------------------------------
 
 
-def plan_segments(source: Source, stride_s: float, limits: DecodeLimits) -> Planned:
+def plan_segments(source: Source, stride_s: float, limits: DecodeLimits, *, listed: ListFilm = list_film) -> Planned:
     """Where the film's segments of a fixed length begin. No frame is decoded for that.
 
     Raises InvalidRequest, UnreadableVideo or LimitExceeded.
     """
-    watch, damage = Watch(limits.timeout_s, None), FilmDamage(limits.max_corrupt_packets)
-    with open_video(source, limits, watch) as video:
-        packets = read_packet_times(video, limits, damage)
-        stated_s, is_cut = (video.container.duration or 0) / 1e6, video.is_cut
+    listing = listed(source, limits, Watch(limits.timeout_s, None))
+    packets, stated_s = listing.packets, listing.stated_s
     check_times(packets)
     start_s, shown_s, end_s = packets.seconds_of_origin(), packets.shown_s(), packets.end_s()
     is_counted_from_zero = stated_s > end_s + max(start_s, 0.0)  # some containers state the time of the end instead
-    warnings = [*damage.warnings(), *warn_cut_off(is_cut, stated_s if is_counted_from_zero else 0.0, end_s)]
+    cut_off = warn_cut_off(listing.is_cut, stated_s if is_counted_from_zero else 0.0, end_s)
     starts_s = fixed_starts(shown_s, stride_s)
-    return Planned(round(start_s, 6), bounds_of(starts_s, end_s), tuple(warnings))
+    return Planned(round(start_s, 6), bounds_of(starts_s, end_s), (*listing.damage.warnings(), *cut_off))
 
 
-def plan_shots(source: Source, piece: Window, shot_s: float, limits: DecodeLimits) -> Planned:
+def plan_shots(
+    source: Source, piece: Window, shot_s: float, limits: DecodeLimits, *, listed: ListFilm = list_film
+) -> Planned:
     """Where shots begin within a piece of a film, of which each frame is decoded once, small: the bounds are `shot_s`,
     when the last shot before began, then those that were found, then the piece's end.
 
     Raises InvalidRequest, UnreadableVideo or LimitExceeded.
     """
-    watch, damage = Watch(limits.timeout_s, None), FilmDamage(limits.max_corrupt_packets)
-    with open_video(source, limits, watch) as video:
-        packets = read_packet_times(video, limits, damage)
-    found_s = find_shots(source, packets, piece, shot_s, limits, watch)
-    return Planned(packets.seconds_of_origin(), (shot_s, *(round(time_s, 6) for time_s in found_s), piece[1]), ())
+    watch = Watch(limits.timeout_s, None)
+    listing = listed(source, limits, watch)
+    found_s = find_shots(source, listing.packets, piece, shot_s, limits, watch)
+    return Planned(
+        listing.packets.seconds_of_origin(), (shot_s, *(round(time_s, 6) for time_s in found_s), piece[1]), ()
+    )
 
 
 # -- frames of windows ------------------------------------------------------------------------------------------------
@@ -94,6 +96,7 @@ def sample_windows(
     windows: Sequence[Window],
     limits: DecodeLimits,
     *,
+    listed: ListFilm = list_film,
     on_progress: Callable[[int, int], None] | None = None,
     allocate: AllocateWindow = on_heap,
     size: FrameSize = ANY_SIZE,
@@ -106,25 +109,23 @@ def sample_windows(
 
     Raises InvalidRequest, UnreadableVideo or LimitExceeded about the file as a whole.
     """
-    watch, damage = Watch(limits.timeout_s, None), FilmDamage(limits.max_corrupt_packets)
-    with open_video(source, limits, watch) as video:
-        packets = read_packet_times(video, limits, damage)
-        codec = video.stream.codec_context.codec.canonical_name
-    sampler = _WindowSampler(source, num_frames, windows, limits, watch, packets, on_progress, allocate, size)
+    watch = Watch(limits.timeout_s, None)
+    listing = listed(source, limits, watch)
+    sampler = _WindowSampler(source, num_frames, windows, limits, watch, listing.packets, on_progress, allocate, size)
     found: list[SampledVideo | SlipstreamError] = []
     for (start_s, end_s), taken, expected in zip(windows, sampler.sample(), sampler.expected, strict=True):
         frames = taken.frames
         if taken.error is not None:
             found.append(taken.error)
             continue
-        damaged = (taken.damage if taken.damage.count else damage).warnings()
+        damaged = (taken.damage if taken.damage.count else listing.damage).warnings()
         lost = [] if same_times(frames.times_s, expected) else damaged
         warnings = (*lost, *frames.warnings(), *warn_few(num_frames, len(frames)))
         since_s = (time_s - start_s for time_s in frames.times_s)
         times_s = tuple(0.0 if time_s < TIME_TOLERANCE_S else time_s for time_s in since_s)
         width, height = frames.source_size
         video_of = SampledVideo(
-            frames.stacked(), times_s, end_s - start_s, width, height, codec, frames.rotation, warnings
+            frames.stacked(), times_s, end_s - start_s, width, height, listing.codec, frames.rotation, warnings
         )
         found.append(video_of)
     return found

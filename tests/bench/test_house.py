@@ -57,7 +57,7 @@ CAME_WITH = {
     "attention that is compiled for the CPU: code, products, attention; which way to attend a model gets": 4,
     "ways to attend, tried as a GPU records them": 1,
     "services of one GPU start in turn": 1,
-    "what is damaged of clips and of films": 1,
+    "what is damaged of clips and of films, and the packets of a film, listed once": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
