@@ -85,6 +85,8 @@ def small_clip() -> bytes:
 # -- child ------------------------------------------------------------------------------------------------------------
 
 CPU_SLACK_S = 2
+_LAST_FILM = LastListing()
+"""One job is done at a time."""
 NICENESS = 5
 """Decodes can wait: a gateway that decides, and models on the CPU, go before them."""
 
@@ -99,24 +101,21 @@ def main(descriptor: int, memory_bytes: int, cpu_s: int, threads: int, parent_pi
         confined = confine(memory_bytes, cpu_s, threads, parent_pid)
         connection.send(encode_answer(Ready(confined)))
         gc.freeze()
-        last = LastListing()
         while True:
             message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2)
             if not message:
                 return
             connection.send(encode_answer(Started()))
-            answer = _serve(connection, DecodeRequest.decode(message), last, *descriptors)
+            answer = _serve(connection, DecodeRequest.decode(message), *descriptors)
             gc.collect()  # a traceback may still hold the memory of the frames
             connection.send(encode_answer(answer))
 
 
-def _serve(
-    connection: socket.socket, request: DecodeRequest, last: LastListing, video_descriptor: int, frames_descriptor: int
-) -> Answer:
+def _serve(connection: socket.socket, request: DecodeRequest, video_descriptor: int, frames_descriptor: int) -> Answer:
     limit_cpu(math.ceil(request.limits.timeout_s * request.limits.decoder_threads) + CPU_SLACK_S)
     with _source(video_descriptor) as source, os.fdopen(frames_descriptor, "r+b") as frames:
         try:
-            return _answer(connection, source, request, last, frames.fileno())
+            return _answer(connection, source, request, frames.fileno())
         except (InvalidRequest, LimitExceeded, UnreadableVideo) as error:
             return Refused(_kind(error), str(error))
         except MemoryError:
@@ -132,10 +131,8 @@ def _source(descriptor: int) -> Source:
     return os.fdopen(descriptor, "rb")
 
 
-def _answer(
-    connection: socket.socket, source: Source, request: DecodeRequest, last: LastListing, frames: int
-) -> Answer:
-    listed = partial(last.of, request.film)
+def _answer(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> Answer:
+    listed = partial(_LAST_FILM.of, request.film)
     if request.cut is not None and request.windows:
         return plan_shots(source, request.windows[0], request.cut, request.limits, listed=listed)
     if request.cut is not None:
