@@ -23,10 +23,13 @@ from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.messages import Caption, CaptionEvent, CommittedText, FilmEvent, FilmFacts, Segment, SharedFrom
 from slipstream.rpc.security import current_rights
 from slipstream.video.film_cuts import Cut, groups, parse_segments
-from slipstream.video.messages import SampledVideo
+from slipstream.video.messages import SampledVideo, Window
 
 SEGMENTS_LOOKED_UP = 8
 """Earlier segments whose captions are hints for the next one."""
+RETRY_S = 300.0
+"""For so long a group of segments that cannot be decoded together is tried in parts. A decoder that crashes costs a
+second of that, one that hangs all of its own limit."""
 CANNOT_SUM_UP = (InvalidRequest, LimitExceeded, UnreadableVideo)
 """Errors that the summary has, and the film has not."""
 
@@ -218,15 +221,7 @@ class FilmCaptioner:
         windows = [(film.bounds[number], film.bounds[number + 1]) for number in numbers]
         loop = asyncio.get_running_loop()
         began = loop.time()
-        found: Sequence[SampledVideo | SlipstreamError]
-        try:
-            async with self._decoders:
-                with self._captioner.metrics.decoding(0):  # its bytes are counted once, when it is cut
-                    found = await self._captioner.media.sample_windows(
-                        source, plan.options.num_frames, windows, size=self._frame_size, owner=plan.owner
-                    )
-        except (UnreadableVideo, LimitExceeded) as error:
-            found = [error] * len(numbers)
+        found = await self._sampled(plan, source, windows)
         decode_s = (loop.time() - began) / len(numbers)
         return [
             DecodedSegment(film.segment(number), video, decode_s)
@@ -234,6 +229,41 @@ class FilmCaptioner:
             else DecodedSegment(film.segment(number, str(video)), None)
             for number, video in zip(numbers, found, strict=True)
         ]
+
+    async def _sampled(
+        self, plan: CaptionPlan, source: VideoFile, windows: Sequence[Window]
+    ) -> list[SampledVideo | SlipstreamError]:
+        """The frames of windows or why there are none. What fails as a whole is tried again in halves, as one window
+        may be to blame: a decoder crashes or runs out of time or memory over it."""
+        found: list[SampledVideo | SlipstreamError] = []
+        clock = asyncio.get_running_loop().time
+        waiting, last_s = deque([windows]), clock() + RETRY_S
+        try:
+            while waiting:
+                asked = waiting.popleft()
+                try:
+                    found += await self._sampled_together(plan, source, asked)
+                except (UnreadableVideo, LimitExceeded) as error:
+                    half = len(asked) // 2
+                    if half and clock() < last_s:
+                        waiting.extendleft((asked[half:], asked[:half]))
+                    else:
+                        found += [error] * len(asked)
+        except BaseException:
+            for video in found:
+                if isinstance(video, SampledVideo):
+                    video.close()
+            raise
+        return found
+
+    async def _sampled_together(
+        self, plan: CaptionPlan, source: VideoFile, windows: Sequence[Window]
+    ) -> Sequence[SampledVideo | SlipstreamError]:
+        async with self._decoders:
+            with self._captioner.metrics.decoding(0):  # its bytes are counted once, when it is cut
+                return await self._captioner.media.sample_windows(
+                    source, plan.options.num_frames, windows, size=self._frame_size, owner=plan.owner
+                )
 
     async def _said(
         self, plan: CaptionPlan, decoded: DecodedSegment, earlier: EarlierTexts, known: Mapping[str, KnownCaptions]

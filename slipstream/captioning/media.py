@@ -4,17 +4,15 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
-
-import numpy as np
 
 from slipstream.budget import Admission, Countdown, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
@@ -25,7 +23,7 @@ from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.objects.store import is_remote_object
 from slipstream.rpc.callers import Places
 from slipstream.rpc.guards import IdleLimit
-from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, bounds_of, warn_short
+from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
 from slipstream.video.pool import DecodePool, FileThreads, OnConfined
@@ -51,6 +49,8 @@ class VideoFile:
     num_bytes: int
     files: FileThreads
     """The threads that may touch it: it may lie on a disk of the network that hangs."""
+    name: str = field(default_factory=partial(secrets.token_hex, 8))
+    """Of this opening of it, which no other has."""
 
     @property
     def whole(self) -> BinaryIO:
@@ -190,12 +190,8 @@ class Media:
             max_frames_sampled=config.max_frames,
             max_frame_pixels=config.max_frame_pixels,
         )
-        self._pool = DecodePool(
-            config.decode_workers,
-            self._limits,
-            memory_bytes=config.decode_memory_mb * 1024**2,
-            on_confined=on_confined,
-        )
+        memory_bytes = config.decode_memory_mb * 1024**2
+        self._pool = DecodePool(config.decode_workers, self._limits, memory_bytes=memory_bytes, on_confined=on_confined)
         self._roots = {root: FileThreads(config.file_timeout_s) for root in config.roots}
         self._temporary = FileThreads(config.file_timeout_s)
         self._uploads = Places("uploads", config.max_uploads, config.owner_share)
@@ -286,17 +282,20 @@ class Media:
         return video
 
     async def plan_segments(self, source: VideoFile, cut: Cut, *, owner: str = "") -> Planned:
-        """Where a film is cut. Shots are looked for piece by piece, as a job of a decoder is bounded and a film is not.
-        Raises what `DecodePool.plan_segments` does."""
-        plan = partial(self._pool.plan_segments, source.file, owner=owner, files=source.files)
+        """Where a film is cut. Shots are looked for piece by piece, as a job of a decoder is bounded and a film is not;
+        a piece that cannot be looked at is a segment of its own. Raises what `DecodePool.plan_segments` does."""
+        plan = partial(self._pool.plan_segments, source.file, owner=owner, film=source.name, files=source.files)
         planned = await plan(cut.stride_s or SHOT_PIECE_S)
         if cut.stride_s:
             warnings = (*planned.warnings, *warn_short(planned.bounds, cut.stride_s))
             return replace(planned, warnings=warnings)
-        starts_s = [0.0]
-        for piece in pairwise(planned.bounds):
-            starts_s += (await plan(starts_s[-1], piece=piece)).bounds[1:-1]
-        return replace(planned, bounds=bounds_of(np.asarray(starts_s), planned.bounds[-1]))
+        shots = FoundShots(planned.bounds)
+        for piece in shots.pieces:
+            try:
+                shots.add((await plan(shots.starts_s[-1], piece=piece)).bounds)
+            except (UnreadableVideo, LimitExceeded) as error:
+                shots.skip(piece, error)
+        return replace(planned, bounds=shots.bounds(), warnings=(*planned.warnings, *shots.warnings()))
 
     def windows_at_once(self, num_frames: int, size: FrameSize) -> int:
         """Segments of so many frames that are decoded together: two such groups have room beside other captions."""
@@ -321,7 +320,7 @@ class Media:
             async for _ in place.wait():
                 pass
             found = await self._pool.sample_windows(
-                source.file, num_frames, windows, size=size, owner=owner, files=source.files
+                source.file, num_frames, windows, size=size, owner=owner, film=source.name, files=source.files
             )
         except BaseException:
             place.release()

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 import av
 import numpy as np
@@ -24,8 +25,10 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.frame_size import FrameSize
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import LACKED_MEMORY, Source
+from slipstream.video.container import Source
+from slipstream.video.damage import LACKED_MEMORY
 from slipstream.video.decode import sample_video
+from slipstream.video.film_listing import LastListing, ListFilm
 from slipstream.video.film_windows import plan_segments, plan_shots, sample_windows
 from slipstream.video.messages import (
     MAX_MESSAGE_BYTES,
@@ -82,6 +85,8 @@ def small_clip() -> bytes:
 # -- child ------------------------------------------------------------------------------------------------------------
 
 CPU_SLACK_S = 2
+_LAST_FILM = LastListing()
+"""One job is done at a time."""
 NICENESS = 5
 """Decodes can wait: a gateway that decides, and models on the CPU, go before them."""
 
@@ -127,12 +132,13 @@ def _source(descriptor: int) -> Source:
 
 
 def _answer(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> Answer:
+    listed = partial(_LAST_FILM.of, request.film)
     if request.cut is not None and request.windows:
-        return plan_shots(source, request.windows[0], request.cut, request.limits)
+        return plan_shots(source, request.windows[0], request.cut, request.limits, listed=listed)
     if request.cut is not None:
-        return plan_segments(source, request.cut, request.limits)
+        return plan_segments(source, request.cut, request.limits, listed=listed)
     if request.windows:
-        return _sample_windows(connection, source, request, frames)
+        return _sample_windows(connection, source, request, listed, frames)
     return _sampled(_sample(connection, source, request, frames))
 
 
@@ -155,7 +161,9 @@ def _sample(connection: socket.socket, source: Source, request: DecodeRequest, f
     )
 
 
-def _sample_windows(connection: socket.socket, source: Source, request: DecodeRequest, frames: int) -> SampledWindows:
+def _sample_windows(
+    connection: socket.socket, source: Source, request: DecodeRequest, listed: ListFilm, frames: int
+) -> SampledWindows:
     memory = mmap.mmap(frames, request.frames_bytes)
 
     def allocate(window: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -170,6 +178,7 @@ def _sample_windows(connection: socket.socket, source: Source, request: DecodeRe
         request.num_frames,
         request.windows,
         request.limits,
+        listed=listed,
         on_progress=progress,
         allocate=allocate,
         size=request.size,

@@ -31,7 +31,8 @@ from av.video.stream import VideoStream
 from slipstream.errors import InvalidRequest, LimitExceeded, UnreadableVideo
 from slipstream.video.child import small_clip
 from slipstream.video.confine import confine, limit_cpu
-from slipstream.video.container import DamageCount, OpenVideo, Source, Watch, open_video
+from slipstream.video.container import OpenVideo, Source, Watch, open_video
+from slipstream.video.damage import DamageCount
 from slipstream.video.messages import MAX_MESSAGE_BYTES, DecodeLimits
 from slipstream.video.ranged_reader import RangedReader
 

@@ -5,7 +5,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import BinaryIO, ClassVar, NoReturn
 
 import av
@@ -18,6 +18,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slipstream.errors import LimitExceeded, SlipstreamError, UnreadableVideo
+from slipstream.video.damage import LACK_OF_MEMORY, LACKED_MEMORY, DamageCount
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.frame_times import PacketTimes
 from slipstream.video.messages import DecodeLimits
@@ -95,6 +96,11 @@ class WatchedReader:
         """The read position in bytes."""
         return self.source.tell()
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing is left to be read."""
+        return self.tell() >= self._length
+
     def check(self) -> None:
         """Raise what stopped the reading: DecodeCancelled, LimitExceeded or UnreadableVideo."""
         self._watch.check()
@@ -153,43 +159,13 @@ def _box_size(header: bytes, rest: int) -> int | None:
 
 # -- container --------------------------------------------------------------------------------------------------------
 
-LACKED_MEMORY = "decoding this video needs more memory than is allowed; scale it down, or raise decode_memory_mb"
-_LACK_OF_MEMORY = (MemoryError, BlockingIOError)
-"""The latter is what libav says when there is no room for the stack of a thread."""
 _SNIFFED_BYTES = 512
 _NOT_LISTED = "Format not on whitelist"
 """How libav says that it knows a container and may not open it."""
 
 
-@dataclass
-class DamageCount:
-    """How many packets could not be read or decoded, against the bound."""
-
-    limit: int
-    count: int = 0
-    last: str = field(default="", init=False)
-    lacked_memory: bool = field(default=False, init=False)
-
-    def add(self, failure: object) -> None:
-        """Count one packet; raise what `error` returns when it is one too many."""
-        self.count += 1
-        self.last = str(failure)
-        self.lacked_memory |= isinstance(failure, _LACK_OF_MEMORY)
-        if self.count > self.limit:
-            raise self.error(
-                f"the video is damaged: more than {self.limit} packets could not be decoded (the last: {self.last}); "
-                "export it again"
-            )
-
-    def error(self, message: str) -> SlipstreamError:
-        """What to raise: UnreadableVideo, or LimitExceeded when memory ran out rather than the file being damaged."""
-        return LimitExceeded(LACKED_MEMORY) if self.lacked_memory else UnreadableVideo(message)
-
-    def warnings(self) -> list[str]:
-        """What to tell the caller about skipped packets."""
-        if not self.count:
-            return []
-        return [f"{self.count} damaged packets were skipped (the last: {self.last})"]
+_ENDS_IN_AN_ERROR = {"gxf", "smjpeg"}
+"""Demuxers that look for one more packet behind the last."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +190,8 @@ class OpenVideo:
                 raise
             except Exception as failure:  # demuxers of damaged files raise IndexError, AttributeError and more
                 self.reader.check()
+                if self.reader.is_at_end and self.container.format.name in _ENDS_IN_AN_ERROR:
+                    return
                 damage.add(failure)
             else:
                 self.reader.check()
@@ -241,7 +219,7 @@ def open_video(source: Source, limits: DecodeLimits, watch: Watch) -> Iterator[O
         container = _open_container(reader, options)
     except Exception as failure:
         reader.check()
-        if isinstance(failure, _LACK_OF_MEMORY):
+        if isinstance(failure, LACK_OF_MEMORY):
             raise LimitExceeded(LACKED_MEMORY) from failure
         raise _why_not_opened(source, reader, options, limits.formats) from failure
     with container:
@@ -264,6 +242,7 @@ def read_packet_times(video: OpenVideo, limits: DecodeLimits, damage: DamageCoun
     last_duration, is_timed = 0, False
     packets, source = video.packets(damage), video.reader.source
     for packet in source.listed(packets) if isinstance(source, RangedReader) else packets:
+        damage.at(len(pts))
         if len(pts) == limits.max_packets:
             raise LimitExceeded(f"the video has more than {limits.max_packets} packets; cut it into shorter pieces")
         ticks = packet.pts if packet.pts is not None else packet.dts

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.frame_size import ANY_SIZE, FrameSize, fit
 from slipstream.video.container import (
-    DamageCount,
     DecodeCancelled,
     OpenVideo,
     Source,
@@ -28,6 +27,7 @@ from slipstream.video.container import (
     open_video,
     read_packet_times,
 )
+from slipstream.video.damage import DamageCount
 from slipstream.video.frame_times import (
     TIME_TOLERANCE_S,
     DecodeRun,
@@ -184,6 +184,7 @@ def decode_runs(
     for index, packet in enumerate(video.packets(damage)):
         if run is None:
             return
+        damage.at(index)
         if index >= run.start:
             _skip_unwanted(codec, run, index)
             yield from _timed(_decode(codec, packet, damage), time_of, limits)

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,45 @@ def warn_short(bounds: Sequence[float], stride_s: float) -> tuple[str, ...]:
     if len(bounds) > 2 or stride_s <= bounds[-1]:
         return ()
     return (f"the film lasts {bounds[-1]:.3f} s, less than a segment of {stride_s:g} s: it is one",)
+
+
+class FoundShots:
+    """The shots of a film, piece by piece. A piece that cannot be looked at is a segment of its own, as what is wrong
+    with it would be wrong with a segment that has it in its midst."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds`: where pieces begin, and where the last one ends."""
+        self.pieces = list(pairwise(bounds))
+        self.starts_s = [bounds[0]]
+        """Of the shots until now."""
+        self._end_s, self._skipped = bounds[-1], list[tuple[float, float]]()
+        self._num_seen = 0
+
+    def add(self, bounds: Sequence[float]) -> None:
+        """When the last shot before a piece began, when shots begin in it, and when it ends."""
+        self.starts_s += bounds[1:-1]
+        self._num_seen += 1
+
+    def skip(self, piece: tuple[float, float], error: Exception) -> None:
+        """One that cannot be looked at. Raises the error where that is so of all; where it is too much for this server
+        from the beginning, at once."""
+        self._skipped.append(piece)
+        is_too_large = isinstance(error, LimitExceeded) and not self._num_seen
+        if is_too_large or len(self._skipped) == len(self.pieces):
+            raise error
+        self.starts_s += [bound for bound in piece if bound < self._end_s]
+
+    def bounds(self) -> tuple[float, ...]:
+        """See `bounds_of`."""
+        return bounds_of(np.asarray(self.starts_s), self._end_s)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What to say of pieces that were left out."""
+        if not self._skipped:
+            return ()
+        seconds = sum(end_s - start_s for start_s, end_s in self._skipped)
+        since_s = self._skipped[0][0]
+        return (f"no shots could be looked for in {seconds:.1f} s of the film, the first from {since_s:.1f} s on",)
 
 
 def check_times(packets: PacketTimes) -> None:

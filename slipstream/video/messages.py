@@ -131,6 +131,8 @@ class DecodeRequest:
     """Segments of the clip, ascending, each of which is sampled by itself; none: the whole clip is."""
     cut: float | None = None
     """No frames but cuts: every so many seconds; in a window, of shots, the last of which began at this time."""
+    film: str = ""
+    """Names the file for as long as it has this content, for what is asked of a film job by job; empty: it has none."""
 
     def encode(self) -> bytes:
         """The message."""
@@ -324,13 +326,11 @@ def _progress(fields: _Fields, request: DecodeRequest | None) -> Progress:
 
 
 def _refused(fields: _Fields, request: DecodeRequest | None) -> Refused:
-    error = fields.matching("error", "|".join(_ERRORS))
-    return Refused(error, fields.text("message"))
+    return Refused(fields.matching("error", "|".join(_ERRORS)), fields.text("message"))
 
 
 def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
     asked = _asked(request)
-    limits = asked.limits
     n, height, width = (_integer(size, 1, _MAX_SIDE) for size in fields.list("shape"))
     if n > asked.num_frames or height * width > asked.frame_pixels:
         raise BadAnswer("there are more or larger frames than were asked for")
@@ -338,7 +338,7 @@ def _sampled(fields: _Fields, request: DecodeRequest | None) -> Sampled:
     if len(times_s) != n or any(late <= early for early, late in pairwise(times_s)):
         raise BadAnswer("the timestamps do not fit the frames")
     source_width, source_height = (fields.integer(f"source_{side}", 1, _MAX_SIDE) for side in ("width", "height"))
-    if source_width * source_height > limits.max_pixels_source:
+    if source_width * source_height > asked.limits.max_pixels_source:
         raise BadAnswer("the source picture is larger than allowed")
     duration_s = fields.seconds("duration_s")
     rotation = fields.integer("rotation", 0, 270)

@@ -220,13 +220,13 @@ class DecodePool:
         *,
         size: FrameSize = ANY_SIZE,
         owner: str = "",
+        film: str = "",
         on_progress: OnProgress | None = None,
         files: FileThreads | None = None,
     ) -> Sequence[SampledVideo | SlipstreamError]:
-        """The same of each window of the file, as `slipstream.video.film_windows.sample_windows` gives it."""
-        request = DecodeRequest(num_frames, self._limits, size, tuple(windows))
-        read = partial(read_windows, request)
-        return await self._run(source, request, owner, on_progress, files, read)
+        """The same of each window, as `slipstream.video.film_windows` gives it; `film` is that of `DecodeRequest`."""
+        request = DecodeRequest(num_frames, self._limits, size, tuple(windows), film=film)
+        return await self._run(source, request, owner, on_progress, files, partial(read_windows, request))
 
     async def plan_segments(
         self,
@@ -235,13 +235,13 @@ class DecodePool:
         *,
         piece: Window | None = None,
         owner: str = "",
+        film: str = "",
         files: FileThreads | None = None,
     ) -> Planned:
         """Where the file is cut every `cut_s` seconds, as `slipstream.video.film_windows.plan_segments` says; or where
         shots begin in a piece of it, as `plan_shots` does behind a shot that began at `cut_s`. Raises what `sample`
         does."""
-        windows = () if piece is None else (piece,)
-        request = DecodeRequest(1, self._limits, FrameSize(1, 1), windows, cut_s)
+        request = DecodeRequest(1, self._limits, FrameSize(1, 1), (piece,) if piece else (), cut_s, film)
         return await self._run(source, request, owner, None, files, read_planned)
 
     async def _run(

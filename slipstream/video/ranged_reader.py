@@ -7,6 +7,7 @@ other end is `slipstream.video.ranged_film`.
 
 import json
 import os
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,23 @@ NEARBY = 32 * 1024
 """Bytes between two wanted extents that are asked for with them: libav reads as many at once."""
 
 
+class PacketExtents:
+    """Where packets lie in a file, in the order in which they were listed."""
+
+    def __init__(self) -> None:
+        self._starts, self._sizes = array("q"), array("q")
+
+    def add(self, start: int, size: int) -> None:
+        """One more."""
+        self._starts.append(start)
+        self._sizes.append(size)
+
+    def of(self, run: DecodeRun) -> Iterator[Extent]:
+        """Of the packets of a run."""
+        for number in range(run.start, min(run.stop, len(self._starts))):
+            yield self._starts[number], self._starts[number] + self._sizes[number]
+
+
 class RangedReader:
     """A binary file for libav, and for who looks at its boxes. Raises `UnreadableVideo` where the other end fails."""
 
@@ -38,8 +56,8 @@ class RangedReader:
         self._num_bytes: int = facts["num_bytes"]
         self._media: list[Extent] = [(start, end) for start, end in facts["media"]]
         self._is_indexed = bool(self._media)
-        self._packets: list[Extent] = []
-        """Of the stream, as they were listed."""
+        self.packets = PacketExtents()
+        """Of the stream, as they were listed, here or before."""
         self._skipped: Holes | None = None
         self._position, self._piece_start, self._piece = 0, 0, b""
 
@@ -97,18 +115,15 @@ class RangedReader:
         """The packets, none of whose content is asked for where the film has an index."""
         if self._is_indexed:
             self._skipped = Holes(self._media, ())
-        self._packets = []
+        self.packets = PacketExtents()
         for packet in packets:
-            start = packet.pos or 0
-            self._packets.append((start, start + packet.size))
+            self.packets.add(packet.pos or 0, packet.size)
             yield packet
 
     def will_decode(self, runs: Sequence[DecodeRun]) -> None:
         """From here on the content of no other packets is asked for."""
         if self._is_indexed:
-            self._skipped = Holes(
-                self._media, (extent for run in runs for extent in self._packets[run.start : run.stop])
-            )
+            self._skipped = Holes(self._media, (extent for run in runs for extent in self.packets.of(run)))
 
     # -- asking
 

@@ -11,7 +11,8 @@ import numpy as np
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
-from slipstream.video.container import DamageCount, Source, Watch, open_video
+from slipstream.video.container import Source, Watch, open_video
+from slipstream.video.damage import FilmDamage
 from slipstream.video.decode import check_decoded, decode_runs
 from slipstream.video.frame_times import TIME_TOLERANCE_S, PacketTimes, plan_all, plan_runs
 from slipstream.video.messages import DecodeLimits, Window
@@ -37,7 +38,7 @@ def find_shots(
     wanted_s = [float(time_s) for time_s in shown_s[max(first - 1, 0) : last]]
     runs = plan_all(packets) if packets.in_output_order else plan_runs(packets, wanted_s)
     check_decoded(runs, limits)
-    damage = DamageCount(limits.max_corrupt_packets)
+    damage = FilmDamage(limits.max_corrupt_packets)
     with open_video(source, limits, watch) as video:
         frames = decode_runs(video, packets, runs, limits, damage)
         within = takewhile(lambda timed: timed[0] < end_s, frames)

@@ -59,6 +59,7 @@ CAME_WITH = {
     "ways to attend, tried as a GPU records them": 1,
     "services of one GPU start in turn": 1,
     "receipts that callers write, and who reads documents for the command": 2,
+    "what is damaged of clips and of films, and the packets of a film, listed once": 2,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}

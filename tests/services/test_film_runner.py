@@ -17,6 +17,7 @@ from slipstream.archive.parts import PartLimits, PutAnswer
 from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy
 from slipstream.archive.records import BatchPayload, job_of, part_of, read_job, write_batch
 from slipstream.archive.worker import RetryLater, RunnerDied
+from slipstream.captioning import film_captioner
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.film_captioner import Film, FilmCaptioner
@@ -224,8 +225,28 @@ async def test_what_cannot_be_decoded_is_marked_and_the_rest_goes_on() -> None:
     world = World()
     world.media.torn, world.media.refused = {0, 3}, {4: LimitExceeded("it took too long")}
     assert (await world.ended(await world.submit())).state is JobState.DONE
-    assert await world.texts() == ["torn", *WHOLE[1:3], "torn", *["it took too long"] * 2, WHOLE[6]]
+    assert await world.texts() == ["torn", *WHOLE[1:3], "torn", "it took too long", *WHOLE[5:]]
     assert [part.segment and part.segment.error for part in await world.parts()][3:5] == ["torn", "it took too long"]
+    assert world.media.asked == [[0, 1], [2, 3], [4, 5], [4], [5], [6]], "what fails together is tried apart"
+
+
+@pytest.mark.parametrize("bad", [{9}, {0, 1, 2, 3}, set(range(16)) - {15}, set(range(16))])
+async def test_of_segments_that_fail_together_the_sound_ones_are_found_in_few_tries(
+    bad: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = FakeCaptioner()
+    models.media.refused = {number: UnreadableVideo("the decoder crashed") for number in bad}
+    films = FilmCaptioner(CONFIG, cast(GatewayCaptioner, models))
+    plan = make_plan(CaptionOptions(segments="fixed:1s"), CONFIG)
+    found = await films._sampled(plan, cast(VideoFile, None), [(n, n + 1.0) for n in range(16)])
+    assert [number for number, video in enumerate(found) if not isinstance(video, SampledVideo)] == sorted(bad)
+    assert len(models.media.asked) == {1: 9, 4: 11, 15: 31, 16: 31}[len(bad)]
+    for video in found:
+        if isinstance(video, SampledVideo):
+            video.close()
+    monkeypatch.setattr(film_captioner, "RETRY_S", -1.0)
+    late = await films._sampled(plan, cast(VideoFile, None), [(n, n + 1.0) for n in range(16)])
+    assert all(isinstance(error, UnreadableVideo) for error in late) and not models.media.num_open
 
 
 async def test_a_film_of_which_nothing_can_be_decoded_fails_and_can_be_tried_again() -> None:

@@ -29,11 +29,12 @@ class ArchiveGateways:
     target: ServiceProcess
     processes: list[ServiceProcess] = field(default_factory=list)
 
-    async def start_gateway(self, *flags: str) -> ServiceProcess:
+    async def start_gateway(self, *flags: str, **env: str) -> ServiceProcess:
         process = new_process(
             *("gateway", self.folder / f"gateway-{len(self.processes)}"),
             *("--target", self.target.address, "--redis", self.redis_url, "--video-roots", str(self.folder)),
             *("--lease-s", str(LEASE_S), *flags),
+            **env,
         )
         self.processes.append(process)
         await process.start()

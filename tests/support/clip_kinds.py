@@ -1,6 +1,7 @@
 """Small clips of containers and codecs that are served."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.support.media import ClipSpec, even_times_ms
@@ -31,6 +32,10 @@ CLIPS = {
     "prores mov": ClipSpec(TIMES_MS, container="mov", codec="prores_ks", pix_fmt="yuv422p10le"),
     "mjpeg mov": ClipSpec(TIMES_MS, container="mov", codec="mjpeg", pix_fmt="yuvj420p"),
     "ffv1 mkv": ClipSpec(TIMES_MS, container="matroska", codec="ffv1"),
+    "av1 mp4": ClipSpec(
+        TIMES_MS, codec="libsvtav1", codec_options={"g": "12", "preset": "10", "svtav1-params": "lp=1"}
+    ),
+    "mpeg1 ts": ClipSpec(TIMES_MS, container="mpegts", codec="mpeg1video", codec_options={"g": "12"}),
     "variable rate mkv": ClipSpec([0, 20, 60, 960, 980, 1500, 1900, 2800, 2820], container="matroska"),
     "variable rate mp4": ClipSpec([0, 20, 60, 960, 980, 1500, 1900, 2800, 2820]),
     "late start": ClipSpec([ms + 1480 for ms in TIMES_MS], container="matroska"),
@@ -49,6 +54,7 @@ def _old(container: str, codec: str, pix_fmt: str = "yuv420p", **more: Any) -> C
 
 _CIF = {"width": 176, "height": 144}
 _PAL = {"width": 720, "height": 576}
+_VC2 = {"strict": "-1", "b": "20M"}
 _DNXHR = {"width": 256, "height": 144, "codec_options": {"profile": "dnxhr_sq"}}
 OLD_CLIPS = {
     "archive": {
@@ -72,6 +78,12 @@ OLD_CLIPS = {
         "h261 avi": _old("avi", "h261", **_CIF),
         "svq1 mov": _old("mov", "svq1", "yuv410p"),
         "animation mov": _old("mov", "qtrle", "rgb24"),
+        "qt video mov": _old("mov", "rpza", "rgb555le", codec_options={"skip_frame_thresh": "0"}),
+        "graphics mov": _old("mov", "smc", "pal8"),
+        "rle avi": _old("avi", "msrle", "pal8"),
+        "snow avi": _old("avi", "snow", codec_options={"strict": "-2"}),
+        "dirac mov": _old("mov", "vc2", codec_options=_VC2),
+        "dirac mkv": _old("matroska", "vc2", codec_options=_VC2),
         "png mov": _old("mov", "png", "rgb24"),
         "jpeg 2000 mov": _old("mov", "jpeg2000", "rgb24"),
         "cineform mov": _old("mov", "cfhd", "yuv422p10le"),
@@ -88,6 +100,7 @@ OLD_CLIPS = {
         "vp8 ivf": _old("ivf", "libvpx", codec_options={"b": "300k"}),
         "ffv1 nut": _old("nut", "ffv1"),
         "dv": replace(_old("dv", "dvvideo", **_PAL), times_ms=_LARGE_MS),
+        "dv gxf": replace(_old("gxf", "dvvideo", **_PAL), times_ms=_LARGE_MS),
         "dv avi": replace(_old("avi", "dvvideo", **_PAL), times_ms=_LARGE_MS),
     },
     "all": {
@@ -95,6 +108,18 @@ OLD_CLIPS = {
         "dosbox avi": _old("avi", "zmbv", "bgr0"),
         "magicyuv avi": _old("avi", "magicyuv"),
         "asus avi": _old("avi", "asv1"),
+        "asus 2 avi": _old("avi", "asv2"),
+        "mtv player avi": _old("avi", "amv", "yuvj420p"),
+        "cirrus avi": _old("avi", "cljr", "yuv411p"),
+        "y41p avi": _old("avi", "y41p", "yuv411p"),
+        "yuv4 mov": _old("mov", "yuv4"),
+        "r10k mov": replace(_old("mov", "r10k", "gbrp10le"), times_ms=_LARGE_MS),
+        "r210 mov": replace(_old("mov", "r210", "gbrp10le"), times_ms=_LARGE_MS),
+        "avid rgb mov": replace(_old("mov", "avrp", "gbrp10le"), times_ms=_LARGE_MS),
+        "targa mov": _old("mov", "targa", "bgr24"),
+        "loki jpeg": _old("smjpeg", "mjpeg", "yuvj420p"),
+        "jpegs": _old("mjpeg", "mjpeg", "yuvj420p"),
+        "yuv4mpeg": _old("yuv4mpegpipe", "rawvideo"),
         "speedhq avi": _old("avi", "speedhq"),
         "jpeg-ls avi": _old("avi", "jpegls", "rgb24"),
         "dxv mov": _old("mov", "dxv", "rgba"),
@@ -106,5 +131,9 @@ OLD_CLIPS = {
     },
 }
 """By the first tier that takes them; of what PyAV has an encoder for."""
+THEORA = Path(__file__).parents[1] / "video" / "data" / "theora.ogv"
+"""Of as many pictures; PyAV cannot write it: `ffmpeg -i INDEX_PICTURES -c:v libtheora -q:v 5 -g 6` has."""
+H263 = _old("3gp", "h263", **_CIF)
+"""Its pixels are not square."""
 DOUBTFUL_KEYS = _old("avi", "h263p")
 """libav calls each of its packets a key packet."""

@@ -1,7 +1,7 @@
 """Films with known times: each frame says when it is shown, each scene has colours of its own."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -92,6 +92,27 @@ def write_film(
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     return output_file.getvalue()
+
+
+def packets_of(data: bytes) -> list[tuple[int, int]]:
+    """Where the packets of a film lie in its file, and how long they are."""
+    found, place = [], 0
+    with av.open(io.BytesIO(data)) as container:
+        for packet in container.demux(video=0):
+            if packet.size:
+                place = data.find(bytes(packet), place)
+                assert place > 0
+                found.append((place, packet.size))
+                place += packet.size
+    return found
+
+
+def torn(data: bytes, packets: Iterable[int]) -> bytes:
+    """The film with nothing but zeros in these packets: they have times and no content."""
+    damaged, places = bytearray(data), packets_of(data)
+    for place, size in (places[number] for number in packets):
+        damaged[place : place + size] = bytes(size)
+    return bytes(damaged)
 
 
 def make_noise_film(num_frames: int, *, key_every: int = 12, size: tuple[int, int] = (128, 96)) -> bytes:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 INDEX_BITS = 16
 _COLUMNS = 8
 _DARK, _BRIGHT = 16, 235
+_GREYS = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 4, axis=1) | np.array([255, 0, 0, 0], dtype=np.uint8)
+"""A palette, in the order alpha, red, green, blue."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,18 @@ def _encode(spec: ClipSpec, path: str) -> None:
         exact_ms = all(time_ms % gap_ms == 0 for time_ms in spec.times_ms)
         stream.codec_context.time_base = Fraction(gap_ms, 1000) if exact_ms else Fraction(1, 1000)
         for index, time_ms in enumerate(spec.times_ms):
-            frame = av.VideoFrame.from_ndarray(index_picture(index, spec.width, spec.height), format="rgb24")
+            frame = _frame(index_picture(index, spec.width, spec.height), spec.pix_fmt)
             frame.time_base = Fraction(1, 1000)
             frame.pts = time_ms
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
+
+
+def _frame(picture: NDArray[np.uint8], pix_fmt: str) -> av.VideoFrame:
+    """With a palette of greys where there is to be one: encoders convert to anything else themselves."""
+    if pix_fmt != "pal8":
+        return av.VideoFrame.from_ndarray(picture, format="rgb24")
+    return av.VideoFrame.from_ndarray((picture[..., 0], _GREYS), format="pal8")
 
 
 def index_picture(index: int, width: int, height: int) -> NDArray[np.uint8]:

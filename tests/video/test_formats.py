@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -11,8 +12,9 @@ from slipstream.errors import UnreadableVideo
 from slipstream.video.decode import sample_video
 from slipstream.video.formats import CODECS, CONTAINERS, TIERS, refused
 from slipstream.video.messages import DecodeLimits, SampledVideo
-from tests.support.clip_kinds import DOUBTFUL_KEYS, OLD_CLIPS
+from tests.support.clip_kinds import CLIPS, DOUBTFUL_KEYS, H263, OLD_CLIPS, THEORA
 from tests.support.media import ClipSpec, even_times_ms, expected_indices, make_clip, read_index
+from tests.support.written_clips import REPEATING_CLIPS, TIMES_MS, WRITTEN_CLIPS, vc1_asf
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = list(TIERS)
@@ -42,12 +44,51 @@ def test_old_formats_give_exactly_the_expected_frames(tier: str, name: str) -> N
         sample(data, 1, below)
 
 
+@pytest.mark.parametrize("name", WRITTEN_CLIPS)
+def test_formats_that_only_decoders_know_give_the_expected_frames(name: str) -> None:
+    data = WRITTEN_CLIPS[name]()
+    for num_frames in (1, 5, 12):
+        check_frames(data, ClipSpec(TIMES_MS), num_frames, "archive")
+    with pytest.raises(UnreadableVideo, match="is not served at --formats modern; --formats archive takes it"):
+        sample(data, 1, "modern")
+
+
+@pytest.mark.parametrize("name", REPEATING_CLIPS)
+def test_pictures_that_are_skipped_are_those_before(name: str) -> None:
+    video = sample(REPEATING_CLIPS[name](), 12, "archive")
+    assert [read_index(frame) for frame in video.frames] == [number - number % 3 for number in range(12)]
+    assert video.timestamps_s == pytest.approx([time_ms / 1000 for time_ms in TIMES_MS])
+
+
+def test_vc1_in_asf_is_right_but_for_its_last_picture() -> None:
+    video = sample(vc1_asf(), 12, "archive")
+    assert [read_index(frame) for frame in video.frames] == list(range(11))
+    assert video.timestamps_s == pytest.approx([time_ms / 1000 for time_ms in TIMES_MS[:11]])
+
+
+def test_mpeg2_in_gxf_is_right_to_a_field() -> None:
+    """libav's writer counts the last picture as half of one."""
+    spec = replace(OLD_CLIPS["archive"]["dv gxf"], codec="mpeg2video", times_ms=even_times_ms(12))
+    video = sample(make_clip(spec), 12, "archive")
+    shown_s = [spec.times_ms[read_index(frame)] / 1000 for frame in video.frames]
+    assert len(shown_s) > 10 and video.timestamps_s == pytest.approx(shown_s, abs=0.021)
+
+
+@pytest.mark.parametrize(("tier", "name"), [("archive", "dv gxf"), ("all", "loki jpeg")])
+def test_the_end_of_a_file_is_not_called_damage(tier: str, name: str) -> None:
+    video = sample(make_clip(OLD_CLIPS[tier][name]), 2, tier)
+    assert len(video.frames) == 2 and not video.warnings
+
+
 def test_theora_in_ogg() -> None:
-    """PyAV cannot write it: `ffmpeg -i INDEX_PICTURES -c:v libtheora -q:v 5 -g 6` has."""
-    data = (Path(__file__).parent / "data" / "theora.ogv").read_bytes()
+    data = THEORA.read_bytes()
     check_frames(data, ClipSpec(even_times_ms(12)), 5, "archive")
     with pytest.raises(UnreadableVideo, match="container 'ogg' is not served at --formats modern"):
         sample(data, 1, "modern")
+
+
+def test_h263_of_telephones() -> None:
+    check_frames(make_clip(H263), H263, 5, "modern")
 
 
 def test_packets_that_are_wrongly_called_keys_are_decoded_from_the_start() -> None:
@@ -92,6 +133,32 @@ def test_nothing_that_opens_other_files_or_hardware_is_in_any_tier() -> None:
     hardware = ("_cuvid", "_qsv", "_amf", "_v4l2m2m", "_videotoolbox", "_vaapi")
     assert not [codec for codec in CODECS["all"] if codec.endswith(hardware)]
     assert all(not av.format.ContainerFormat(name.partition(",")[0]).no_file for name in CONTAINERS["all"])
+
+
+def _seen() -> tuple[set[str], set[str]]:
+    """Containers and codecs that clips of the tests have."""
+    specs = [*CLIPS.values(), *(spec for clips in OLD_CLIPS.values() for spec in clips.values()), DOUBTFUL_KEYS, H263]
+    clips = [*map(make_clip, specs), THEORA.read_bytes(), *(make() for make in WRITTEN_CLIPS.values())]
+    containers, codecs = set[str](), set[str]()
+    for clip in clips:
+        with av.open(io.BytesIO(clip)) as container:
+            containers.add(container.format.name)
+            codecs.add(container.streams.video[0].codec_context.name)
+    return containers, codecs
+
+
+def test_the_documents_say_what_was_never_seen() -> None:
+    containers, codecs = _seen()
+    text = (ROOT / "docs" / "formats.md").read_text()
+    never = re.findall(r"`([^`]+)`", text.partition("licence was clear: ")[2].partition(".\n")[0])
+    assert never == [codec for codec in TIERS["archive"].codecs if codec not in codecs]
+    assert set(TIERS["modern"].codecs) - codecs == {"av1"}, "which is libdav1d"
+    assert containers >= {*TIERS["modern"].containers, *TIERS["archive"].containers}
+    seen_containers, _, seen_codecs = (
+        text.partition("Seen in the tests: ")[2].partition(".")[0].partition("and the codecs")
+    )
+    assert set(re.findall(r"`([^`]+)`", seen_containers)) == containers & set(TIERS["all"].containers)
+    assert set(re.findall(r"`([^`]+)`", seen_codecs)) == codecs & set(TIERS["all"].codecs)
 
 
 def test_the_documents_lists_are_the_tiers() -> None:

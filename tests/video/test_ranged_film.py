@@ -2,7 +2,9 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -39,9 +41,12 @@ class Bytes:
     fail_after: int | None = None
     """Questions that are answered."""
     delay_s: float = 0.0
+    on_asked: Callable[[int], None] = lambda number: None
+    """Told which question has come, from 1."""
 
     async def read(self, start: int, end: int) -> bytes:
         self.asked.append((start, end))
+        self.on_asked(len(self.asked))
         if self.fail_after is not None and len(self.asked) > self.fail_after:
             raise ObjectChanged("it changed")
         await asyncio.sleep(self.delay_s)
@@ -113,6 +118,28 @@ async def test_a_film_that_fails_raises_why_and_costs_no_decoder(
     with pytest.raises(ObjectChanged, match="it changed"):
         await pool.sample(RangedFilm(film.num_bytes, broken.read, film.media, ""), 64)
     assert pool.pids == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
+async def test_a_decoder_that_is_killed_at_a_question_is_replaced_and_the_frames_are_the_same(
+    pool: DecodePool, large: bytes, share: float
+) -> None:
+    store = Bytes(large)
+    film = await store.film()
+    wanted = await pool.sample_windows(film, 8, WINDOWS)
+    num_questions = len(store.asked)
+    struck = 1 + int(share * num_questions)
+    (pid,) = pool.pids
+
+    def strike(number: int) -> None:
+        if number == num_questions + struck:
+            os.kill(pid, signal.SIGKILL)
+
+    store.on_asked = strike
+    found = await pool.sample_windows(film, 8, WINDOWS)
+    assert pool.pids != [pid] and len(store.asked) >= num_questions + struck
+    for one, other in zip(found, wanted, strict=True):
+        assert isinstance(one, SampledVideo) and isinstance(other, SampledVideo) and same(one, other)
 
 
 async def test_a_store_that_is_too_slow_is_at_fault_and_not_the_film(large: bytes) -> None:
