@@ -22,6 +22,12 @@ from bench.spill_steps import run_steps
 Report = Mapping[str, Any]
 
 
+FILM_ZEROS = (
+    *("shots_wrong", "clips_differing"),
+    *("not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+)
+
+
 @dataclass(frozen=True)
 class Part:
     """One question, how it is asked by default, and which answers are good enough."""
@@ -61,14 +67,14 @@ PARTS = {
             "max_new_tokens": 48,
             "kills": (20, "at random points"),
         },
-        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        zeros=FILM_ZEROS,
         check=in_time,
     ),
     # The same, of a film in a bucket; `--segments` and its like are those of `film`.
     "film-bucket": Part(
         run_bucket_film,
         {},
-        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        zeros=FILM_ZEROS,
         check=lambda report: in_time(report) and in_ranges(report),
     ),
     # What captions of earlier segments are worth as drafts.
@@ -96,6 +102,7 @@ PARTS = {
     "search": Part(
         run_search,
         {"texts": (1_000_000, "that are searched"), "questions": 500},
+        zeros=("differing",),
         at_most={"search_p95_ms": 50.0},
     ),
     # Whether copies are told from what is not.

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from bench.archive_scale import PARTS
+from bench.film_kills import unpaired
 
 BOUNDED = {name: part for name, part in PARTS.items() if part.zeros or part.at_most}
 TIMES = {"largest_time_error_s": 0.125, "frame_step_s": 0.125}
@@ -35,6 +36,14 @@ def test_one_above_its_bound_fails_and_so_does_one_that_is_missing(name: str, fi
 
 def test_a_segment_that_is_out_of_time_fails() -> None:
     assert not PARTS["film"].passes(sound("film") | {"largest_time_error_s": 0.126})
+
+
+def test_a_shot_that_is_missed_invented_or_moved_is_counted() -> None:
+    scenes_s = [4.0, 14.0, 24.0]
+    assert unpaired([4.0, 14.125, 24.0], scenes_s, 0.125) == 0
+    assert unpaired([4.0, 24.0], scenes_s, 0.125) == 1
+    assert unpaired([4.0, 9.0, 14.0, 24.0], scenes_s, 0.125) == 1
+    assert unpaired([4.0, 14.25, 24.0], scenes_s, 0.125) == 2
 
 
 @pytest.mark.parametrize("fetched", [0, 90])
