@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_bucket_estimate, run_estimate
+from bench.archive_formats import run_damaged, run_formats
 from bench.archive_manifest import run_manifest
 from bench.archive_placement import run_placement
 from bench.archive_search import run_search
@@ -76,6 +77,14 @@ PARTS = {
         {},
         zeros=FILM_ZEROS,
         check=lambda report: in_time(report) and in_ranges(report),
+    ),
+    # Clips of every tier, by the confined decoders.
+    "formats": Part(run_formats, {}, zeros=("clips_wrong", "taken_by_the_tier_below")),
+    # The same, damaged in all ways that the fault runs know.
+    "damaged": Part(
+        run_damaged,
+        {"damaged_files": (2_000, "of old formats")},
+        zeros=("failed", "files_missing", "crashed", "hung"),
     ),
     # What captions of earlier segments are worth as drafts.
     "lookup": Part(
