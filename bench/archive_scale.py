@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.archive_audit import run_audit
 from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_bucket_estimate, run_estimate
 from bench.archive_formats import run_damaged, run_formats
@@ -107,6 +108,12 @@ PARTS = {
     ),
     # The same, of clips in a bucket; `--estimate-clips` and its like are those of `estimate`.
     "estimate-bucket": Part(run_bucket_estimate, {}, zeros=("without_size",), at_most={"estimate_error": 0.15}),
+    # Whether altered results are found, and no others, by making them again on another target.
+    "audit": Part(
+        run_audit,
+        {"audit_clips": (8, "beside a film in segments")},
+        zeros=("untouched_accused", "planted_missed", "others_accused"),
+    ),
     # How long a question over very many texts takes.
     "search": Part(
         run_search,
