@@ -12,6 +12,7 @@ from bench.archive_estimate import run_bucket_estimate, run_estimate
 from bench.archive_formats import run_damaged, run_formats
 from bench.archive_manifest import run_manifest
 from bench.archive_placement import run_placement
+from bench.archive_put import run_put
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end
@@ -28,6 +29,8 @@ FILM_ZEROS = (
     *("shots_wrong", "clips_differing"),
     *("not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
 )
+
+SPILL_ZEROS = ("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Part:
 def in_time(report: Report) -> bool:
     """Whether each segment of a film begins and ends within one frame step of its scene."""
     return bool(report["largest_time_error_s"] <= report["frame_step_s"])
+
+
+def fast_enough(report: Report) -> bool:
+    """Whether as many jobs a second went through as were asked for, whatever else the machine did."""
+    return bool(report["jobs_per_s"] >= report["rate_asked"])
 
 
 def in_ranges(report: Report) -> bool:
@@ -146,8 +154,24 @@ PARTS = {
             "spill_workers": 2,
             "spill_queue_mb": (128, "that jobs may take in Redis"),
             "spill_file_mb": (32, "of a result file's jobs"),
+            "spill_rate": (2000.0, "jobs a second that are asked for"),
+            "spill_to": ("", "where results go: s3://BUCKET/FOLDER and its like, or moto; else to a local disk"),
         },
-        zeros=("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory"),
+        zeros=SPILL_ZEROS,
+        check=fast_enough,
+    ),
+    # Results in a store that speaks S3: conditional PUTs, two compactors, and a name that is taken.
+    "put": Part(
+        run_put,
+        {
+            "put_jobs": (10_000, "through two compactors into a bucket of moto's server"),
+            "put_kills": (10, "of compactors, feeder and Redis"),
+        },
+        zeros=(
+            *SPILL_ZEROS,
+            *("puts_wrong", "error_unnamed", "overwritten", "lost_meanwhile"),
+            *("held_up_beside", "not_written_afterwards"),
+        ),
     ),
     # A very long manifest with bad lines: read as a whole, and a shorter one handed in by who is killed.
     "manifest": Part(

@@ -5,17 +5,19 @@ from typing import Any
 import pytest
 
 from bench.archive_scale import PARTS
+from bench.archive_spill import rate_facts
 from bench.film_kills import unpaired
 
 BOUNDED = {name: part for name, part in PARTS.items() if part.zeros or part.at_most}
 TIMES = {"largest_time_error_s": 0.125, "frame_step_s": 0.125}
 RANGES = {"deaths": {"gateway-0": 8}, "films": 1, "film_bytes": 10, "fetched_bytes": 80}
+RATES = {"jobs_per_s": 2000.0, "rate_asked": 2000.0}
 COPIES: dict[str, Any] = {"recall": 0.95, "precision": 0.99, "search": {"recall": 0.95, "precision": 0.99}}
 
 
 def sound(name: str) -> dict[str, Any]:
     part = PARTS[name]
-    return dict.fromkeys(part.zeros, 0) | dict(part.at_most) | TIMES | RANGES
+    return dict.fromkeys(part.zeros, 0) | dict(part.at_most) | TIMES | RANGES | RATES
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -49,6 +51,20 @@ def test_a_shot_that_is_missed_invented_or_moved_is_counted() -> None:
 @pytest.mark.parametrize("fetched", [0, 90])
 def test_a_film_that_is_fetched_whole_or_not_from_the_bucket_fails(fetched: int) -> None:
     assert not PARTS["film-bucket"].passes(sound("film-bucket") | {"fetched_bytes": fetched})
+
+
+def test_a_rate_that_is_missed_fails_and_says_whether_the_machine_had_other_work() -> None:
+    assert not PARTS["spill"].passes(sound("spill") | {"jobs_per_s": 1999.0})
+    said = [
+        rate_facts({"jobs_per_s": rate, "others_cores": others}, 2000.0, 1.5)
+        for rate, others in ((2000.0, 1.0), (1999.0, 1.0), (1999.0, 0.1))
+    ]
+    assert [one.get("rate_missed", "") for one in said] == [
+        "",
+        "other processes took 1.00 cores meanwhile",
+        "on an idle machine",
+    ]
+    assert [one["reaches_rate_asked"] for one in said] == [True, False, False]
 
 
 def test_copies_that_are_told_from_others_pass() -> None:
