@@ -254,6 +254,10 @@ async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) 
     assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
     records = await archived.records()
     assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
+    other = facts["without_draft"]
+    assert other["targets"] == 2 and other["recommended"] in ("draft", "plain", "either")
+    assert other["hours"]["value"] == pytest.approx(facts["hours"]["value"] * other["times"])
+    assert other["cost"]["value"] == pytest.approx(other["hours"]["value"] * 2 * 2.5)
 
 
 async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
