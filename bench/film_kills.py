@@ -27,6 +27,7 @@ from slipstream import AsyncCaptioner, SegmentCaption
 from slipstream.archive.messages import BatchItem, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.errors import SlipstreamError
+from slipstream.objects.cached_reader import BLOCK_BYTES, READ_AHEAD_BLOCKS
 from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.films import Film, frame_times, make_film, scene, write_film
@@ -42,6 +43,8 @@ GATEWAY, TARGET, BUCKET = "gateway-0", "target", "bucket"
 SHARES = {TARGET: 0.25, BUCKET: 0.25}
 """Of the deaths; the others are the gateway's."""
 CUT_OFF_S = 1.0
+EDGE_BLOCKS = 6
+"""Blocks that lie partly within: header, index, and the segments that are missing, at both ends of each."""
 LOSSLESS: dict[str, Any] = {"codec": "ffv1"}
 RANGED: dict[str, Any] = {
     "codec": "libx264",
@@ -67,6 +70,8 @@ class _FilmRun:
     bucket: ObjectServer | None = None
     """Where the film lies, too."""
     reference: list[SegmentCaption] = field(default_factory=list)
+    read_by: list[int] = field(default_factory=list)
+    """Segments that each gateway had to read: what was missing when it began, or all of another film later on."""
     chance: random.Random = field(default_factory=random.Random)
 
     @property
@@ -93,7 +98,19 @@ async def run_bucket_film(given: argparse.Namespace) -> Report:
             given_before = bucket.given
             report |= await _disturbed(run)
             fetched = bucket.given - given_before
-        return report | {"film_bytes": len(run.film.data), "fetched_bytes": fetched}
+        needed = needed_bytes(run.film.data, run.read_by, given.segments, report["deaths"].get(BUCKET, 0))
+        facts = {"film_bytes": len(run.film.data), "read_by": run.read_by, "needed_bytes": needed}
+        return report | facts | {"fetched_bytes": fetched}
+
+
+def needed_bytes(film: bytes, read_by: Sequence[int], num_segments: int, cut_offs: int) -> int:
+    """At most of an MP4 for gateways that read so many of its segments each, none of them twice: these, once more the
+    index, and what lies in the first and last blocks of all that beside it. Who is cut off loses what was on its way.
+    """
+    index = film.index(b"moov") - 4
+    index_bytes = int.from_bytes(film[index : index + 4], "big")
+    each = [len(film) * number // num_segments + index_bytes + EDGE_BLOCKS * BLOCK_BYTES for number in read_by]
+    return sum(each) + cut_offs * READ_AHEAD_BLOCKS * BLOCK_BYTES
 
 
 @asynccontextmanager
@@ -159,11 +176,14 @@ async def _disturbed(run: _FilmRun) -> dict[str, Any]:
     while deaths.total() < run.given.kills:
         batch = await _hand_in(run, f"film-{len(batches)}")
         batches.append(batch)
+        run.read_by[-1:] = [len(run.reference)]
         while deaths.total() < run.given.kills and await _gets_on(run, batch):
             await asyncio.sleep(run.chance.uniform(0, MOST_AFTER_S))
             name = _whose_turn(run)
             await _strike(run, name)
             deaths[name] += 1
+            if name == GATEWAY:
+                run.read_by.append(len(run.reference) - (await _progress(run, batch))[0])
             say(f"{deaths.total()} of {run.given.kills} deaths, the last of {name}")
         await wait_ended([run.captioner], batch, FILM_TIMEOUT_S)
     report = {"deaths": dict(deaths), "films": len(batches), "archive_s": round(time.monotonic() - began, 2)}
@@ -198,20 +218,21 @@ async def _hand_in(run: _FilmRun, key: str) -> str:
 
 async def _gets_on(run: _FilmRun, batch: str) -> bool:
     """Returns when one more segment is kept; False when the film has ended."""
-
-    async def done() -> tuple[int, bool]:
-        archive = await archive_of(run.captioner)
-        found = await _patiently(lambda: archive.get(batch))
-        return found.parts_done, found.is_ended
-
-    before, has_ended = await done()
+    before, has_ended = await _progress(run, batch)
     async with asyncio.timeout(GETS_ON_S):
         while not has_ended:
             await asyncio.sleep(0.05)
-            now, has_ended = await done()
+            now, has_ended = await _progress(run, batch)
             if now > before:
                 return not has_ended
     return False
+
+
+async def _progress(run: _FilmRun, batch: str) -> tuple[int, bool]:
+    """Segments that are kept, and whether the film has ended."""
+    archive = await archive_of(run.captioner)
+    found = await _patiently(lambda: archive.get(batch))
+    return found.parts_done, found.is_ended
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:
