@@ -43,8 +43,8 @@ GATEWAY, TARGET, BUCKET = "gateway-0", "target", "bucket"
 SHARES = {TARGET: 0.25, BUCKET: 0.25}
 """Of the deaths; the others are the gateway's."""
 CUT_OFF_S = 1.0
-EDGE_BLOCKS = 6
-"""Blocks that lie partly within: header, index, and the segments that are missing, at both ends of each."""
+EDGE_BLOCKS = 4
+"""Blocks that lie partly within: at both ends of the index, and of the segments that are missing."""
 LOSSLESS: dict[str, Any] = {"codec": "ffv1"}
 RANGED: dict[str, Any] = {
     "codec": "libx264",
