@@ -19,7 +19,7 @@ from typing import Any
 from bench.common import held_out_clips, say
 from bench.tables import print_rows
 from slipstream import AsyncCaptioner, Caption, connect_async
-from slipstream.client.archive_estimate import decoding_time, drafted_time
+from slipstream.client.archive_estimate import drafted_time, rest_time
 from slipstream.speculation.placement import ABOUT, Advice, Compared, PlainTime, captions_of_each, compare
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
@@ -146,12 +146,12 @@ async def _plainly(
         made = await captioner.caption(clip, **{**asked, "method": PLAIN.method})
         return time.monotonic(), made
 
-    decoding_s, num_tokens, chosen = 0.0, 0, clips[: max(COMPARED, at_once)]
+    rest_s, num_tokens, chosen = 0.0, 0, clips[: max(COMPARED, at_once)]
     for first in range(0, len(chosen), at_once):
         made = await asyncio.gather(*map(caption, chosen[first : first + at_once]))
-        decoding_s += decoding_time(made)
+        rest_s += rest_time(made)
         num_tokens += sum(one.num_tokens for _, one in made)
-    return PlainTime(decoding_s, num_tokens)
+    return PlainTime(rest_s, num_tokens)
 
 
 def _row(placed: Placed, sessions: int, measured: Sequence[Measured]) -> dict[str, Any]:

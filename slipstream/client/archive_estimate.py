@@ -112,9 +112,7 @@ async def caption_sample(
                 failures.append(f"{job.source}: {job.error or job.state}")
                 continue
             done = [caption for caption in (job.caption, *(part.caption for part in parts)) if caption is not None]
-            of_job: Counter[str] = Counter()
-            for caption in done:
-                of_job.update(tallies(caption))
+            of_job = _tallies(done)
             sums += of_job
             if job.kind is not JobKind.DOCUMENT:
                 captions += done
@@ -147,23 +145,23 @@ async def caption_plainly(
     film it is one caption of the whole, which is as long as that of a segment. None where that gave no text."""
     plain = replace(options, caption=_plain_options(options.caption))
     items = [replace(item, caption=_plain_options(item.caption)) for item in sampled.captioned[:num_items]]
-    decoding_s, num_tokens = 0.0, 0
+    rest_s, num_tokens = 0.0, 0
     for first in range(0, len(items), at_once):
         async with aclosing(run_trial(client, "estimate", plain, items[first : first + at_once], follow)) as jobs:
             made = [(job.ended_s, job.caption) async for job, _ in jobs if job.caption is not None]
         if made:
-            decoding_s += decoding_time(made)
+            rest_s += rest_time(made)
             num_tokens += sum(caption.num_tokens for _, caption in made)
-    return PlainTime(decoding_s, num_tokens) if num_tokens else None
+    return PlainTime(rest_s, num_tokens) if num_tokens else None
 
 
-def decoding_time(made: Sequence[tuple[float, Caption]]) -> float:
-    """Seconds that a target decoded captions which were made at a time, each with when it ended."""
+def rest_time(made: Sequence[tuple[float, Caption]]) -> float:
+    """Seconds beside prefills of captions that were made at a time, each with when it ended."""
     timings = [caption.timings for _, caption in made]
     began_s = min(ended_s - caption.timings.total_s for ended_s, caption in made)
     wall_s = max(ended_s for ended_s, _ in made) - began_s
-    others_s = sum(one.target_encode_s + one.target_prefill_s + one.decode_s / len(made) for one in timings)
-    return max(wall_s - others_s, *(one.generate_s / len(made) for one in timings), 0.0)
+    prefill_s = sum(one.target_encode_s + one.target_prefill_s for one in timings)
+    return max(wall_s - prefill_s, *(one.generate_s / len(made) for one in timings), 0.0)
 
 
 def drafted_time(wall_s: float, captions: Sequence[Caption]) -> DraftedTime:
@@ -186,6 +184,13 @@ def _drafted_time(sample: Sequence[Sampled], captions: Sequence[Caption]) -> Dra
 def _plain_options(given: Mapping[str, Any]) -> dict[str, Any]:
     names = {name for name, spec in OPTIONS_BY_NAME.items() if spec.group in _OF_ANY_TEXT and name not in OF_FILMS}
     return {name: value for name, value in given.items() if name in names} | {"method": PLAIN}
+
+
+def _tallies(captions: Iterable[Caption]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for caption in captions:
+        sums.update(tallies(caption))
+    return sums
 
 
 def stratified(items: Iterable[BatchItem]) -> NDArray[np.int64]:

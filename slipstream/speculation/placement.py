@@ -183,8 +183,8 @@ class DraftedTime:
 class PlainTime:
     """Captions that one target made plainly, as many at a time as each of several targets would have."""
 
-    decoding_s: float
-    """That the target decoded, prefills left out; of passes that several shared once."""
+    rest_s: float
+    """Beside prefills, from the first video's decoding to the last token; of passes that several shared once."""
     num_tokens: int
 
 
@@ -196,8 +196,8 @@ class Compared:
     """As long as with the draft the plain targets take."""
     plain_targets: float
     at_once: float
-    decoding: float
-    """How many times as fast a target decodes with the draft."""
+    faster: float
+    """How many times as fast a target is with the draft in all but prefills."""
     prefill_share: float
     """Of a plain target's time that is prefills."""
 
@@ -224,12 +224,12 @@ def compare(drafted: DraftedTime, plain: PlainTime, targets: int, plain_targets:
     at_once = max(drafted.at_once, 1.0)
     drafted_busy_s = drafted.wall_s * min(targets, at_once)
     prefill_s = min(drafted.prefill_s, drafted_busy_s)
-    decoding_s = plain.decoding_s * drafted.num_tokens / plain.num_tokens
-    plain_s = (prefill_s + decoding_s) / min(plain_targets, at_once)
+    rest_s = plain.rest_s * drafted.num_tokens / plain.num_tokens
+    plain_s = (prefill_s + rest_s) / min(plain_targets, at_once)
     return Compared(
         plain_s / drafted.wall_s,
         plain_targets,
         at_once,
-        decoding_s / max(drafted_busy_s - prefill_s, 1e-9),
-        prefill_s / max(prefill_s + decoding_s, 1e-9),
+        rest_s / max(drafted_busy_s - prefill_s, 1e-9),
+        prefill_s / max(prefill_s + rest_s, 1e-9),
     )

@@ -8,7 +8,7 @@ import pytest
 from slipstream.archive.estimates import Sampled, Span
 from slipstream.archive.messages import BatchTotals
 from slipstream.cli.archive.estimate import Hardware, Told
-from slipstream.client.archive_estimate import SampledArchive, decoding_time, drafted_time
+from slipstream.client.archive_estimate import SampledArchive, drafted_time, rest_time
 from slipstream.messages import Caption, Timings
 from slipstream.service_info import GatewayInfo, PeerInfo, Placement, ServiceLoad
 from slipstream.speculation.placement import Compared
@@ -53,7 +53,7 @@ def test_both_placements_have_hours_and_cost_and_one_is_recommended() -> None:
 )
 def test_the_advice_says_why(times: float, at_once: float, words: str) -> None:
     said = line(told(times, at_once), "advice")
-    assert words in said and "3.00 times as fast" in said and "25% is prefills" in said
+    assert words in said and "3.00 times as fast" in said and "prefills, which are 25% of" in said
 
 
 def test_without_a_comparison_the_gateways_own_figures_advise() -> None:
@@ -78,12 +78,12 @@ def caption(total_s: float, generate_s: float, prefill_s: float, decode_s: float
     return Caption("a", 100, None, timings=timings)
 
 
-def test_decoding_is_what_prefills_leave() -> None:
+def test_the_rest_is_what_prefills_leave() -> None:
     alone = caption(3.5, 2.0, 0.75, decode_s=0.5)
-    assert decoding_time([(10.0, alone)]) == pytest.approx(2.0)
+    assert rest_time([(10.0, alone)]) == pytest.approx(2.5)
     beside = caption(5.0, 4.0, 0.75)
-    assert decoding_time([(10.0, beside), (10.0, beside)]) == pytest.approx(3.0), "both prefills lie within"
-    assert decoding_time([(10.0, caption(1.0, 0.9, 5.0))]) == pytest.approx(0.9), "never less than one has written"
+    assert rest_time([(10.0, beside), (10.0, beside)]) == pytest.approx(3.0), "both prefills lie within"
+    assert rest_time([(10.0, caption(1.0, 0.9, 5.0))]) == pytest.approx(0.9), "never less than one has written"
 
 
 def test_captions_at_once_are_counted_by_their_own_time() -> None:

@@ -209,7 +209,7 @@ class Told:
             "hours": asdict(self.hours.times(other.times)),
             "cost": None if cost is None else asdict(cost),
             "recommended": other.advice,
-            **{name: getattr(other, name) for name in ("times", "at_once", "decoding", "prefill_share")},
+            **{name: getattr(other, name) for name in ("times", "at_once", "faster", "prefill_share")},
         }
 
     def _advice(self) -> str:
@@ -227,8 +227,8 @@ def compared_words(compared: Compared) -> str:
         Advice.EITHER: f"keep the draft: {plain} would take about as long ({compared.times:.2f} times)",
     }[compared.advice]
     why = (
-        f"a target decodes {compared.decoding:.2f} times as fast with it, and of a plain target's time"
-        f" {compared.prefill_share:.0%} is prefills, which it does not shorten"
+        f"a target is {compared.faster:.2f} times as fast with it but for prefills, which are"
+        f" {compared.prefill_share:.0%} of a plain target's time"
     )
     if round(compared.at_once) < compared.plain_targets:
         why += f"; with {compared.at_once:.1f} at once not all of the plain targets have work"
