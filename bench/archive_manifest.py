@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.archive_spill import Given
 from bench.common import forget_peak, peak_bytes, say
+from bench.spill_roles import Given
 from slipstream.archive.intake import Submission, batch_id_of
 from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.archive.queue import BatchRecord, JobState, UnknownBatch
@@ -212,8 +212,8 @@ class _Run:
         return given.redis, given.folder, str(given.queue_bytes), str(given.file_bytes)
 
     async def start_role(self, name: str) -> None:
-        """One of the part `spill`."""
-        words = "-m", "bench.archive_spill", name, *self.words
+        """One of those of the part `spill`."""
+        words = "-m", "bench.spill_roles", name, *self.words
         self.roles[name] = await asyncio.create_subprocess_exec(sys.executable, *words)
 
     async def start_hand_in(self) -> asyncio.subprocess.Process:

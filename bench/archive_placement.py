@@ -1,7 +1,8 @@
 """Two plain targets against a target and its draft, on the same two cores: which captions more videos an hour.
 
 Both placements have two model processes of one thread each. So many sessions caption the same clips at once; of two
-targets each has half of them. No prefill or embedding is used twice, and the order changes from round to round.
+targets each has half of them. No prefill or embedding is used twice, and the order changes from round to round. What
+`archive estimate` would advise, from the target and its draft alone, is held against what was faster.
 """
 
 import argparse
@@ -18,10 +19,14 @@ from typing import Any
 from bench.common import held_out_clips, say
 from bench.tables import print_rows
 from slipstream import AsyncCaptioner, Caption, connect_async
+from slipstream.client.archive_estimate import drafted_time, rest_time
+from slipstream.speculation.placement import ABOUT, Advice, Compared, PlainTime, captions_of_each, compare
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
 SESSIONS = (1, 2, 4, 8)
 DEVICES = 2
+COMPARED = 4
+"""Clips that the target captions plainly, too, for the advice."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,11 @@ class Placed:
     has_draft: bool
 
 
-PLACEMENTS = (
+PLAIN, DRAFTED = (
     Placed("two plain targets", "autoregressive", 2, False),
     Placed("target and draft", "slipstream", 1, True),
 )
+PLACEMENTS = (PLAIN, DRAFTED)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class Measured:
     captions: Mapping[Path, Caption]
     load_before: float
     """Of the machine, before anything of this round was started."""
+    compared: Compared | None = None
+    """What an estimate would say of it; of the target and its draft."""
 
     @property
     def videos_per_h(self) -> float:
@@ -69,10 +77,13 @@ async def run_placement(given: argparse.Namespace) -> Mapping[str, Any]:
             measured += await _measure(placed, clips, given)
     rows = [_row(placed, sessions, measured) for sessions in SESSIONS for placed in PLACEMENTS]
     print_rows("Placement on equal hardware: two cores, two model processes", rows)
+    advised = {str(sessions): _advised(rows, sessions, measured) for sessions in SESSIONS}
     texts = {(clip, caption.text) for one in measured for clip, caption in one.captions.items()}
     return {
         "rows": rows,
         "faster": {str(sessions): _faster(rows, sessions) for sessions in SESSIONS},
+        "advised": advised,
+        "advised_wrong": sum(one["is_wrong"] for one in advised.values()),
         "differing": len(texts) - len(clips),
         "largest_load_before": max(one.load_before for one in measured),
     }
@@ -100,7 +111,11 @@ async def _measure(placed: Placed, clips: Sequence[Path], given: argparse.Namesp
         for sessions in SESSIONS:
             began = time.monotonic()
             captions = await _captioned(captioners, clips, sessions, asked)
-            measured.append(Measured(placed, sessions, time.monotonic() - began, captions, load_before))
+            wall_s, compared = time.monotonic() - began, None
+            if placed is DRAFTED:
+                plain = await _plainly(captioners[0], clips, captions_of_each(sessions, DEVICES), asked)
+                compared = compare(drafted_time(wall_s, list(captions.values())), plain, 1, DEVICES)
+            measured.append(Measured(placed, sessions, wall_s, captions, load_before, compared))
             say(f"{placed.name}, {sessions} sessions: {measured[-1].videos_per_h:.0f} videos/h")
         return measured
 
@@ -122,6 +137,23 @@ async def _captioned(
     return captions
 
 
+async def _plainly(
+    captioner: AsyncCaptioner, clips: Sequence[Path], at_once: int, asked: Mapping[str, Any]
+) -> PlainTime:
+    """Of some clips by the target alone, so many at a time, as an estimate has it."""
+
+    async def caption(clip: Path) -> tuple[float, Caption]:
+        made = await captioner.caption(clip, **{**asked, "method": PLAIN.method})
+        return time.monotonic(), made
+
+    rest_s, num_tokens, chosen = 0.0, 0, clips[: max(COMPARED, at_once)]
+    for first in range(0, len(chosen), at_once):
+        made = await asyncio.gather(*map(caption, chosen[first : first + at_once]))
+        rest_s += rest_time(made)
+        num_tokens += sum(one.num_tokens for _, one in made)
+    return PlainTime(rest_s, num_tokens)
+
+
 def _row(placed: Placed, sessions: int, measured: Sequence[Measured]) -> dict[str, Any]:
     """Medians over the rounds."""
     own = [one for one in measured if one.placed is placed and one.sessions == sessions]
@@ -138,3 +170,22 @@ def _faster(rows: Sequence[Mapping[str, Any]], sessions: int) -> dict[str, Any]:
     """The placement with more videos an hour, and how many times as many as the other has."""
     other, best = sorted((row for row in rows if row["sessions"] == sessions), key=lambda row: row["videos_per_h"])
     return {"placement": best["placement"], "times": round(best["videos_per_h"] / other["videos_per_h"], 2)}
+
+
+def _advised(rows: Sequence[Mapping[str, Any]], sessions: int, measured: Sequence[Measured]) -> dict[str, Any]:
+    """What estimates would say on a median, beside how it was."""
+    said = [one.compared for one in measured if one.compared is not None and one.sessions == sessions]
+    median = sorted(said, key=lambda one: one.times)[len(said) // 2]
+    rate = {row["placement"]: row["videos_per_h"] for row in rows if row["sessions"] == sessions}
+    times = rate[DRAFTED.name] / rate[PLAIN.name]
+    return {
+        "recommended": median.advice,
+        "foreseen_times": round(median.times, 2),
+        "measured_times": round(times, 2),
+        "is_wrong": is_wrong(median.advice, times),
+    }
+
+
+def is_wrong(advice: Advice, times: float) -> bool:
+    """Whether plain targets, which took so many times as long, were clearly not what was advised."""
+    return times < 1 / ABOUT if advice is not Advice.PLAIN else times > ABOUT

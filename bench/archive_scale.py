@@ -6,10 +6,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.archive_audit import run_audit
 from bench.archive_duplicates import run_duplicates, told_apart
 from bench.archive_estimate import run_bucket_estimate, run_estimate
+from bench.archive_formats import run_damaged, run_formats
 from bench.archive_manifest import run_manifest
 from bench.archive_placement import run_placement
+from bench.archive_put import run_put
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
 from bench.common import MODELS, machine_facts, make_parser, run_to_end
@@ -20,6 +23,14 @@ from bench.output import finish
 from bench.spill_steps import run_steps
 
 Report = Mapping[str, Any]
+
+
+FILM_ZEROS = (
+    *("shots_wrong", "clips_differing"),
+    *("not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+)
+
+SPILL_ZEROS = ("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory")
 
 
 @dataclass(frozen=True)
@@ -44,10 +55,14 @@ def in_time(report: Report) -> bool:
     return bool(report["largest_time_error_s"] <= report["frame_step_s"])
 
 
+def fast_enough(report: Report) -> bool:
+    """Whether as many jobs a second went through as were asked for, whatever else the machine did."""
+    return bool(report["jobs_per_s"] >= report["rate_asked"])
+
+
 def in_ranges(report: Report) -> bool:
-    """Whether each run of the film fetched less than the whole of it."""
-    runs = report["deaths"].get("gateway-0", 0) + report["films"]
-    return bool(0 < report["fetched_bytes"] < runs * report["film_bytes"])
+    """Whether no gateway fetched more of the film than the segments that it had to read."""
+    return bool(0 < report["fetched_bytes"] <= report["needed_bytes"])
 
 
 PARTS = {
@@ -61,15 +76,23 @@ PARTS = {
             "max_new_tokens": 48,
             "kills": (20, "at random points"),
         },
-        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        zeros=FILM_ZEROS,
         check=in_time,
     ),
     # The same, of a film in a bucket; `--segments` and its like are those of `film`.
     "film-bucket": Part(
         run_bucket_film,
         {},
-        zeros=("clips_differing", "not_done", "missing", "differing", "kept_twice", "begun_after_kept"),
+        zeros=FILM_ZEROS,
         check=lambda report: in_time(report) and in_ranges(report),
+    ),
+    # Clips of every tier, by the confined decoders.
+    "formats": Part(run_formats, {}, zeros=("clips_wrong", "taken_by_the_tier_below")),
+    # The same, damaged in all ways that the fault runs know.
+    "damaged": Part(
+        run_damaged,
+        {"damaged_files": (2_000, "of old formats")},
+        zeros=("failed", "files_missing", "crashed", "hung"),
     ),
     # What captions of earlier segments are worth as drafts.
     "lookup": Part(
@@ -92,10 +115,17 @@ PARTS = {
     ),
     # The same, of clips in a bucket; `--estimate-clips` and its like are those of `estimate`.
     "estimate-bucket": Part(run_bucket_estimate, {}, zeros=("without_size",), at_most={"estimate_error": 0.15}),
+    # Whether altered results are found, and no others, by making them again on another target.
+    "audit": Part(
+        run_audit,
+        {"audit_clips": (8, "beside a film in segments")},
+        zeros=("untouched_accused", "planted_missed", "others_accused"),
+    ),
     # How long a question over very many texts takes.
     "search": Part(
         run_search,
         {"texts": (1_000_000, "that are searched"), "questions": 500},
+        zeros=("differing",),
         at_most={"search_p95_ms": 50.0},
     ),
     # Whether copies are told from what is not.
@@ -113,6 +143,7 @@ PARTS = {
             "placement_frames": 32,
             "placement_tokens": 192,
         },
+        zeros=("differing", "advised_wrong"),
     ),
     # Many jobs through feeder, queue and compactor.
     "spill": Part(
@@ -123,8 +154,24 @@ PARTS = {
             "spill_workers": 2,
             "spill_queue_mb": (128, "that jobs may take in Redis"),
             "spill_file_mb": (32, "of a result file's jobs"),
+            "spill_rate": (2000.0, "jobs a second that are asked for"),
+            "spill_to": ("", "where results go: s3://BUCKET/FOLDER and its like, or moto; else to a local disk"),
         },
-        zeros=("results_missing", "results_doubled", "contents_lost", "contents_invented", "over_memory"),
+        zeros=SPILL_ZEROS,
+        check=fast_enough,
+    ),
+    # Results in a store that speaks S3: conditional PUTs, two compactors, and a name that is taken.
+    "put": Part(
+        run_put,
+        {
+            "put_jobs": (10_000, "through two compactors into a bucket of moto's server"),
+            "put_kills": (10, "of compactors, feeder and Redis"),
+        },
+        zeros=(
+            *SPILL_ZEROS,
+            *("puts_wrong", "error_unnamed", "overwritten", "lost_meanwhile"),
+            *("held_up_beside", "not_written_afterwards"),
+        ),
     ),
     # A very long manifest with bad lines: read as a whole, and a shorter one handed in by who is killed.
     "manifest": Part(

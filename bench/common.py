@@ -208,6 +208,12 @@ def cpu_s(pid: int, *, with_children: bool = False) -> float:
     return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
+def busy_s() -> float:
+    """Processor seconds that all of the machine's processes have run since it started."""
+    user, nice, system, _idle, _waiting, *interrupted = map(int, (PROC / "stat").read_text().split()[1:9])
+    return (user + nice + system + sum(interrupted)) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_bytes(pid: int) -> int:
     """The most memory that was resident since the process began, or since `forget_peak`."""
     for line in (PROC / str(pid) / "status").read_text().splitlines():

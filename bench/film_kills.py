@@ -1,10 +1,11 @@
 """A long film in segments, in an archive whose processes are killed at random points.
 
 The film is rendered, so it is known when its scenes begin. Undisturbed captions of its segments are the reference: each
-time is held against the scenes, some texts against plain captions of clips of the same frames. Then the film is handed
-to the archive, and gateway and target are killed until there were enough deaths; where a film ends before, it is handed
-in again. It is a file, or an object of an S3 bucket (moto's server) that the gateway reads by ranges; then the reader
-is cut off from the bucket, too, in the middle of whatever it reads.
+time is held against the scenes, and so are the shots that are found in the film; some texts against plain captions of
+clips of the same frames. Then the film is handed to the archive, and gateway and target are killed until there were
+enough deaths; where a film ends before, it is handed in again. It is a file, or an object of an S3 bucket (moto's
+server) that the gateway reads by ranges; then the reader is cut off from the bucket, too, in the middle of whatever it
+reads.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from slipstream import AsyncCaptioner, SegmentCaption
 from slipstream.archive.messages import BatchItem, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.errors import SlipstreamError
+from slipstream.objects.cached_reader import BLOCK_BYTES, READ_AHEAD_BLOCKS
 from slipstream.stack.local import FRESH
 from tests.support.cluster import Cluster, ClusterOptions
 from tests.support.films import Film, frame_times, make_film, scene, write_film
@@ -41,6 +43,8 @@ GATEWAY, TARGET, BUCKET = "gateway-0", "target", "bucket"
 SHARES = {TARGET: 0.25, BUCKET: 0.25}
 """Of the deaths; the others are the gateway's."""
 CUT_OFF_S = 1.0
+EDGE_BLOCKS = 4
+"""Blocks that lie partly within: at both ends of the index, and of the segments that are missing."""
 LOSSLESS: dict[str, Any] = {"codec": "ffv1"}
 RANGED: dict[str, Any] = {
     "codec": "libx264",
@@ -66,6 +70,8 @@ class _FilmRun:
     bucket: ObjectServer | None = None
     """Where the film lies, too."""
     reference: list[SegmentCaption] = field(default_factory=list)
+    read_by: list[int] = field(default_factory=list)
+    """Segments that each gateway had to read: what was missing when it began, or all of another film later on."""
     chance: random.Random = field(default_factory=random.Random)
 
     @property
@@ -92,7 +98,19 @@ async def run_bucket_film(given: argparse.Namespace) -> Report:
             given_before = bucket.given
             report |= await _disturbed(run)
             fetched = bucket.given - given_before
-        return report | {"film_bytes": len(run.film.data), "fetched_bytes": fetched}
+        needed = needed_bytes(run.film.data, run.read_by, given.segments, report["deaths"].get(BUCKET, 0))
+        facts = {"film_bytes": len(run.film.data), "read_by": run.read_by, "needed_bytes": needed}
+        return report | facts | {"fetched_bytes": fetched}
+
+
+def needed_bytes(film: bytes, read_by: Sequence[int], num_segments: int, cut_offs: int) -> int:
+    """At most of an MP4 for gateways that read so many of its segments each, none of them twice: these, once more the
+    index, and what lies in the first and last blocks of all that beside it. Who is cut off loses what was on its way.
+    """
+    index = film.index(b"moov") - 4
+    index_bytes = int.from_bytes(film[index : index + 4], "big")
+    each = [len(film) * number // num_segments + index_bytes + EDGE_BLOCKS * BLOCK_BYTES for number in read_by]
+    return sum(each) + cut_offs * READ_AHEAD_BLOCKS * BLOCK_BYTES
 
 
 @asynccontextmanager
@@ -118,9 +136,8 @@ async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
     ends_s = [*run.film.scenes_s[1:], run.film.times_s[-1] + STEP_S]
     off_s = [abs(part.segment.start_s - at_s) for part, at_s in zip(run.reference, run.film.scenes_s, strict=True)]
     off_s += [abs(part.segment.end_s - at_s) for part, at_s in zip(run.reference, ends_s, strict=True)]
-    shots = run.captioner.film_events(run.path, **run.options | {"segments": "shots"})
-    facts: Any = await anext(shots)
-    await shots.aclose()
+    asked = run.options | {"segments": "shots", "num_frames": 1, "max_new_tokens": 1}
+    shots_s = [part.segment.start_s async for part in run.captioner.caption_segments(run.path, **asked)]
     differing = 0
     for number in run.chance.sample(range(len(run.reference)), min(CLIPS_COMPARED, len(run.reference))):
         length = round(run.given.seconds / STEP_S)
@@ -132,13 +149,23 @@ async def _undisturbed(run: _FilmRun) -> dict[str, Any]:
     return {
         "film_s": run.film.times_s[-1] + STEP_S - START_PTS_S,
         "segments": len(run.reference),
-        "shots_found": facts.num_segments,
+        "shots_found": len(shots_s),
+        "shots_wrong": unpaired(shots_s, run.film.scenes_s, STEP_S),
         "largest_time_error_s": round(max(off_s), 6),
         "frame_step_s": STEP_S,
         "clips_compared": min(CLIPS_COMPARED, len(run.reference)),
         "clips_differing": differing,
         "interactive_s": round(seconds, 2),
     }
+
+
+def unpaired(found_s: Sequence[float], true_s: Sequence[float], within_s: float) -> int:
+    """Times of either kind beside which, so near, there is none of the other."""
+
+    def lonely(some_s: Sequence[float], others_s: Sequence[float]) -> int:
+        return sum(all(abs(one - other) > within_s for other in others_s) for one in some_s)
+
+    return lonely(found_s, true_s) + lonely(true_s, found_s)
 
 
 async def _disturbed(run: _FilmRun) -> dict[str, Any]:
@@ -149,11 +176,14 @@ async def _disturbed(run: _FilmRun) -> dict[str, Any]:
     while deaths.total() < run.given.kills:
         batch = await _hand_in(run, f"film-{len(batches)}")
         batches.append(batch)
+        run.read_by[-1:] = [len(run.reference)]
         while deaths.total() < run.given.kills and await _gets_on(run, batch):
             await asyncio.sleep(run.chance.uniform(0, MOST_AFTER_S))
             name = _whose_turn(run)
             await _strike(run, name)
             deaths[name] += 1
+            if name == GATEWAY:
+                run.read_by.append(len(run.reference) - (await _progress(run, batch))[0])
             say(f"{deaths.total()} of {run.given.kills} deaths, the last of {name}")
         await wait_ended([run.captioner], batch, FILM_TIMEOUT_S)
     report = {"deaths": dict(deaths), "films": len(batches), "archive_s": round(time.monotonic() - began, 2)}
@@ -188,20 +218,21 @@ async def _hand_in(run: _FilmRun, key: str) -> str:
 
 async def _gets_on(run: _FilmRun, batch: str) -> bool:
     """Returns when one more segment is kept; False when the film has ended."""
-
-    async def done() -> tuple[int, bool]:
-        archive = await archive_of(run.captioner)
-        found = await _patiently(lambda: archive.get(batch))
-        return found.parts_done, found.is_ended
-
-    before, has_ended = await done()
+    before, has_ended = await _progress(run, batch)
     async with asyncio.timeout(GETS_ON_S):
         while not has_ended:
             await asyncio.sleep(0.05)
-            now, has_ended = await done()
+            now, has_ended = await _progress(run, batch)
             if now > before:
                 return not has_ended
     return False
+
+
+async def _progress(run: _FilmRun, batch: str) -> tuple[int, bool]:
+    """Segments that are kept, and whether the film has ended."""
+    archive = await archive_of(run.captioner)
+    found = await _patiently(lambda: archive.get(batch))
+    return found.parts_done, found.is_ended
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.archive_spill import made_up_result
 from bench.common import say
+from bench.spill_roles import made_up_result
 from slipstream.archive.queue import BatchSpec, JobSpec, JobState, Lease, Outcome, QueuePolicy
 from slipstream.archive.redis_queue import RedisQueue
 from slipstream.archive.worker import Worker

@@ -18,7 +18,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from bench.archive_spill import BATCH, CHUNK, SLOTS, made_up_jobs, made_up_results, outcome_of
+from bench.archive_spill import BATCH, CHUNK
+from bench.spill_roles import SLOTS, made_up_jobs, made_up_results, outcome_of
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy

@@ -29,6 +29,7 @@ from typing import Any
 
 from bench.common import machine_facts, make_parser, run_test, run_to_end, say
 from bench.faults.admission import run_admission
+from bench.faults.damaged import TESTS, run_damage
 from bench.faults.drain import run_drain, run_poison
 from bench.faults.overload import run_overload
 from bench.faults.owners import run_owners
@@ -40,15 +41,8 @@ from bench.faults.stop import run_stop
 from bench.output import finish
 from bench.soak import run_memory
 from tests.support.escapes import find_escapes
-from tests.support.fuzzing import CALLS, EXAMPLES_VARIABLE, SECONDS_VARIABLE, SEED_VARIABLE
+from tests.support.fuzzing import CALLS
 
-MUTATED_FILES = "tests/video/test_mutated_files.py::test_damaged_files_give_frames_or_a_documented_error"
-TESTS = {
-    "requests": "tests/faults/test_mutated_requests.py",
-    "files": f"{MUTATED_FILES}[files]",
-    "old-files": f"{MUTATED_FILES}[old-files]",
-    "fuzz": "tests/faults/test_fuzzed_parsers.py",
-}
 COMPOSE, LEAST_VIDEOS = "tests/e2e/test_compose_stack.py", 6
 PARTS = (
     "drain",
@@ -84,22 +78,15 @@ def _parts(given: argparse.Namespace) -> dict[str, Part]:
         "owners": run_owners,
         "sandbox": lambda: _sandbox(given.seed),
         "stop": run_stop,
-        "requests": lambda: _fuzz("requests", given.seed, examples=-(-given.requests // CALLS)),
-        "files": lambda: _fuzz("files", given.seed, examples=given.files),
-        "old-files": lambda: _fuzz("old-files", given.seed, examples=given.files),
-        "fuzz": lambda: _fuzz("fuzz", given.seed, examples=ROUND, seconds=given.fuzz),
+        "requests": lambda: run_damage("requests", given.seed, -(-given.requests // CALLS)),
+        "files": lambda: run_damage("files", given.seed, given.files),
+        "old-files": lambda: run_damage("old-files", given.seed, given.files),
+        "fuzz": lambda: run_damage("fuzz", given.seed, ROUND, given.fuzz),
     }
 
 
 async def _sandbox(seed: int) -> dict[str, Any]:
     return (await find_escapes(seed)).findings
-
-
-async def _fuzz(name: str, seed: int, *, examples: int, seconds: int = 0) -> dict[str, Any]:
-    asked = {EXAMPLES_VARIABLE: examples, SECONDS_VARIABLE: seconds, SEED_VARIABLE: seed}
-    return await run_test(
-        TESTS[name], name, {key: str(value) for key, value in asked.items()}, f"--hypothesis-seed={seed}"
-    )
 
 
 async def _run(given: argparse.Namespace) -> dict[str, Any]:

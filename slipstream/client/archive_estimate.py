@@ -4,22 +4,39 @@ import os
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.archive.estimates import UNKNOWN_SIZE, UNSIZED, Estimate, Sampled, Span, choose, estimate, strata_of
+from slipstream.archive.estimates import (
+    UNKNOWN_SIZE,
+    UNSIZED,
+    Estimate,
+    Sampled,
+    Span,
+    choose,
+    estimate,
+    strata_of,
+    together,
+)
 from slipstream.archive.messages import BatchItem, BatchOptions, BatchTotals, Job, JobKind, JobPart
 from slipstream.archive.queue import JobState
 from slipstream.archive.records import tallies
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.trial_batch import Follow, run_trial, unwatched
 from slipstream.errors import InvalidRequest, VideoNotFound
+from slipstream.messages import Caption
+from slipstream.options import OF_FILMS, OPTIONS_BY_NAME
+from slipstream.speculation.placement import DraftedTime, PlainTime
 
 SEED_BITS = 62
+PLAIN = "autoregressive"
+_OF_ANY_TEXT = ("common", "sampling")
+"""Groups of options that say something of a plain caption."""
 NumBytes = Callable[[Job, Sequence[JobPart]], int]
 
 
@@ -36,6 +53,10 @@ class SampledArchive:
     """Of the sample: what speculation gained in it."""
     failures: tuple[str, ...] = ()
     """Why items of the sample have no result; nothing is known of such, and they count as no work."""
+    captioned: tuple[BatchItem, ...] = ()
+    """Those that have one, documents left out."""
+    drafted: DraftedTime | None = None
+    """What they took; None where no draft took part."""
 
     @property
     def num_unsized(self) -> int:
@@ -81,23 +102,95 @@ async def caption_sample(
     sample: list[Sampled] = []
     failures: list[str] = []
     sums: Counter[str] = Counter()
+    captions: list[Caption] = []
+    captioned: list[BatchItem] = []
+    by_place = {item.custom_id: item for item in sampled}
     async with aclosing(run_trial(client, "estimate", options, sampled, follow)) as jobs:
         async for job, parts in jobs:
             place = int(job.custom_id)
             if job.state is not JobState.DONE:
                 failures.append(f"{job.source}: {job.error or job.state}")
                 continue
-            done = [job.caption, *(part.caption for part in parts)]
-            of_job: Counter[str] = Counter()
-            for caption in done:
-                of_job.update(tallies(caption) if caption is not None else {})
+            done = [caption for caption in (job.caption, *(part.caption for part in parts)) if caption is not None]
+            of_job = _tallies(done)
             sums += of_job
+            if job.kind is not JobKind.DOCUMENT:
+                captions += done
+                captioned.append(by_place[job.custom_id])
             size = num_bytes(job, parts)
             sample.append(Sampled(int(strata[place]), _span(job), of_job["tokens"], size, of_job["video_s"]))
     if not sample:
         raise InvalidRequest(f"no item of the sample could be captioned; the first: {failures[0]}")
     known = {name: sums[name] for name in ("tokens", "generate_s", "plain_generate_s", "judged", "accepted")}
-    return SampledArchive(tuple(sample), tuple(chosen), tuple(strata.tolist()), BatchTotals(**known), tuple(failures))
+    return SampledArchive(
+        tuple(sample),
+        tuple(chosen),
+        tuple(strata.tolist()),
+        BatchTotals(**known),
+        tuple(failures),
+        tuple(captioned),
+        _drafted_time(sample, captions) if sums["judged"] else None,
+    )
+
+
+async def caption_plainly(
+    client: ArchiveClient,
+    sampled: SampledArchive,
+    options: BatchOptions,
+    num_items: int,
+    at_once: int,
+    follow: Follow = unwatched,
+) -> PlainTime | None:
+    """Captions some of the sample again without the draft, so many at a time: what a target without one takes. Of a
+    film it is one caption of the whole, which is as long as that of a segment. None where that gave no text."""
+    plain = replace(options, caption=_plain_options(options.caption))
+    items = [replace(item, caption=_plain_options(item.caption)) for item in sampled.captioned[:num_items]]
+    rest_s, num_tokens = 0.0, 0
+    for first in range(0, len(items), at_once):
+        async with aclosing(run_trial(client, "estimate", plain, items[first : first + at_once], follow)) as jobs:
+            made = [(job.ended_s, job.caption) async for job, _ in jobs if job.caption is not None]
+        if made:
+            rest_s += rest_time(made)
+            num_tokens += sum(caption.num_tokens for _, caption in made)
+    return PlainTime(rest_s, num_tokens) if num_tokens else None
+
+
+def rest_time(made: Sequence[tuple[float, Caption]]) -> float:
+    """Seconds beside prefills of captions that were made at a time, each with when it ended."""
+    timings = [caption.timings for _, caption in made]
+    began_s = min(ended_s - caption.timings.total_s for ended_s, caption in made)
+    wall_s = max(ended_s for ended_s, _ in made) - began_s
+    prefill_s = sum(one.target_encode_s + one.target_prefill_s for one in timings)
+    return max(wall_s - prefill_s, *(one.generate_s / len(made) for one in timings), 0.0)
+
+
+def drafted_time(wall_s: float, captions: Sequence[Caption]) -> DraftedTime:
+    """Of captions that took so long together."""
+    timings = [caption.timings for caption in captions]
+    return DraftedTime(
+        wall_s,
+        sum(one.total_s for one in timings) / wall_s,
+        sum(one.target_encode_s + one.target_prefill_s for one in timings),
+        sum(caption.num_tokens for caption in captions),
+    )
+
+
+def _drafted_time(sample: Sequence[Sampled], captions: Sequence[Caption]) -> DraftedTime | None:
+    spans = [one.span for one in sample]
+    wall_s = sum(span.seconds for span in spans) / together(spans)
+    return drafted_time(wall_s, captions) if wall_s > 0 else None
+
+
+def _plain_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    names = {name for name, spec in OPTIONS_BY_NAME.items() if spec.group in _OF_ANY_TEXT and name not in OF_FILMS}
+    return {name: value for name, value in given.items() if name in names} | {"method": PLAIN}
+
+
+def _tallies(captions: Iterable[Caption]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for caption in captions:
+        sums.update(tallies(caption))
+    return sums
 
 
 def stratified(items: Iterable[BatchItem]) -> NDArray[np.int64]:

@@ -1,10 +1,12 @@
-"""Placement: which of several targets and drafts takes the next caption, and how many targets a draft should serve.
+"""Placement: which of several targets and drafts takes the next caption, how many targets a draft should serve, and
+whether the draft's device should rather have a target.
 
 Pure: no clock, no I/O; randomness is handed in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 
 from slipstream.service_info import Placement, ServiceLoad
@@ -143,3 +145,91 @@ def _decoding(costs: CostModel, max_window: int, draft_pass_s: float) -> float:
     shared = costs.fork()
     shared.draft_pass_s = DecayedMean(draft_pass_s)
     return foreseen_speedup(max_window, shared)
+
+
+# -- whether the draft's device should have a target ------------------------------------------------------------------
+
+# Measured times of captions with the draft, and of a few that the same target made plainly, in; seconds of both
+# placements out. A target is busy for a caption's prefill and for its share of the passes that write its text; several
+# targets share captions out, but those beyond the captions at once have nothing to do.
+
+ABOUT = 1.1
+"""Times within this factor are about the same: no sample says them more exactly."""
+
+
+class Advice(StrEnum):
+    """Where a draft's device is worth most."""
+
+    DRAFT = "draft"
+    PLAIN = "plain"
+    EITHER = "either"
+    """Both take about as long."""
+
+
+@dataclass(frozen=True)
+class DraftedTime:
+    """Captions with a draft, while more waited."""
+
+    wall_s: float
+    """Of all together."""
+    at_once: float
+    """How many were worked at at a time."""
+    prefill_s: float
+    """Of them all together, vision towers included."""
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PlainTime:
+    """Captions that one target made plainly, as many at a time as each of several targets would have."""
+
+    rest_s: float
+    """Beside prefills, from the first video's decoding to the last token; of passes that several shared once."""
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Captions with a draft, beside plain targets on the same devices."""
+
+    times: float
+    """As long as with the draft the plain targets take."""
+    plain_targets: float
+    at_once: float
+    faster: float
+    """How many times as fast a target is with the draft in all but prefills."""
+    prefill_share: float
+    """Of a plain target's time that is prefills."""
+
+    @property
+    def advice(self) -> Advice:
+        """Which is the better use of the devices."""
+        if self.times > ABOUT:
+            return Advice.DRAFT
+        return Advice.PLAIN if self.times < 1 / ABOUT else Advice.EITHER
+
+
+def plain_targets(targets: int, drafts: int, devices: int) -> float:
+    """How many targets the devices would hold without drafts. One that shares its target's device takes none."""
+    return targets * devices / (devices - drafts) if devices > drafts else float(targets)
+
+
+def captions_of_each(at_once: float, targets: float) -> int:
+    """That each of several targets has at a time."""
+    return max(round(at_once / targets), 1)
+
+
+def compare(drafted: DraftedTime, plain: PlainTime, targets: int, plain_targets: float) -> Compared:
+    """`drafted` by so many targets with drafts, beside so many plain ones of which one has shown `plain`."""
+    at_once = max(drafted.at_once, 1.0)
+    drafted_busy_s = drafted.wall_s * min(targets, at_once)
+    prefill_s = min(drafted.prefill_s, drafted_busy_s)
+    rest_s = plain.rest_s * drafted.num_tokens / plain.num_tokens
+    plain_s = (prefill_s + rest_s) / min(plain_targets, at_once)
+    return Compared(
+        plain_s / drafted.wall_s,
+        plain_targets,
+        at_once,
+        rest_s / max(drafted_busy_s - prefill_s, 1e-9),
+        prefill_s / max(prefill_s + rest_s, 1e-9),
+    )

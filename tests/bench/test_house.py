@@ -97,6 +97,7 @@ CHECKS_CAME_WITH = {
     "steps of the queue": 1,
     "very long manifests with bad lines": 1,
     "drafts that are bad, and good, over many captions of the stack": 1,
+    "formats, audits and other stores at scale; who works in a spill; damaged input": 5,
 }
 """The same of bench: of the seven modules of the checks for a GPU the rest was room."""
 

@@ -3,12 +3,11 @@ counts, texts that are found, and what an estimate says."""
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ import av
 import numpy as np
 import pytest
 import pytest_asyncio
-from redis.asyncio import Redis
 
 from slipstream.archive.audits import Verdict
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart
 from slipstream.archive.quality import COUNTED_MARKS, words_of
 from slipstream.archive.queue import BatchState, Priority
-from slipstream.archive.records import read_result, write_result
 from slipstream.archive.text_index import parse_question
 from slipstream.cli.archive.batch_view import describe, overall
 from slipstream.cli.archive.job_lines import job_record
@@ -37,6 +34,7 @@ from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack
 from slipstream.stack.redis_server import EmbeddedServer
 from tests.support.films import frame_times, make_film
+from tests.support.planted import forge, planted_text
 from tests.support.processes import model_flags, running
 from tests.support.world import PROMPT, World
 
@@ -120,8 +118,8 @@ async def test_an_altered_text_is_found_by_its_receipt_without_being_replayed(ar
 
 async def test_a_text_that_was_altered_with_its_receipt_is_found_by_its_replay(archived: Archived) -> None:
     records = await archived.records()
-    forge(records[0], records[0]["receipt"], "another text")
-    forge(records[3]["parts"][2], records[3]["parts"][2]["receipt"], "another segment")
+    forge(records[0], "another text")
+    forge(records[3]["parts"][2], "another segment")
     done = await archived.audit(records)
     assert not done.has_passed and (done.count(Verdict.ALTERED), done.count(Verdict.DIFFERS)) == (0, 2)
     differing = {(one.custom_id, one.where): one for one in done.findings if one.verdict is Verdict.DIFFERS}
@@ -129,26 +127,11 @@ async def test_a_text_that_was_altered_with_its_receipt_is_found_by_its_replay(a
     assert differing["0.mp4", ""].text == "another text" and differing["0.mp4", ""].plain
 
 
-def forge(holder: dict[str, Any], receipt: dict[str, Any], text: str) -> None:
-    holder["text"] = text
-    receipt["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
-
-
 async def test_a_result_that_was_altered_in_the_queue_is_found(archived: Archived) -> None:
     """With all its digests, as somebody could who may write to the store."""
     (job, *_) = [job async for job in archived.client.jobs("mine")]
-    redis = Redis.from_url(archived.redis_url, decode_responses=True)
-    try:
-        (key,) = [key async for key in redis.scan_iter(f"*{job.job_id}*") if await redis.type(key) == "hash"]
-        before = await redis.hgetall(key)
-        caption, receipt = read_result(before["result"])
-        digest = hashlib.sha256(b"planted").hexdigest()
-        result = write_result(replace(caption, text="planted"), replace(receipt, text_sha256=digest))
-        await redis.hset(key, mapping={"result": result, "result_sha256": hashlib.sha256(result.encode()).hexdigest()})
+    async with planted_text(archived.redis_url, job.job_id, "planted"):
         done = await archived.audit(await archived.records())
-        await redis.hset(key, mapping=before)
-    finally:
-        await redis.aclose()
     (found,) = [one for one in done.findings if one.verdict is not Verdict.SAME]
     assert (found.custom_id, found.verdict, found.text) == (job.custom_id, Verdict.DIFFERS, "planted")
 
@@ -317,6 +300,10 @@ async def test_the_command_tells_hours_and_cost_of_a_folder(archived: Archived) 
     assert facts["cost"]["value"] == pytest.approx(facts["hours"]["value"] * 2 * 2.5)
     records = await archived.records()
     assert facts["tokens"]["value"] == sum(record["receipt"]["num_tokens"] for record in records[:3])
+    other = facts["without_draft"]
+    assert other["targets"] == 2 and other["recommended"] in ("draft", "plain", "either")
+    assert other["hours"]["value"] == pytest.approx(facts["hours"]["value"] * other["times"])
+    assert other["cost"]["value"] == pytest.approx(other["hours"]["value"] * 2 * 2.5)
 
 
 async def test_bad_rows_of_a_manifest_are_left_out_of_an_estimate(archived: Archived, tmp_path: Path) -> None:
@@ -336,7 +323,7 @@ async def test_the_command_prints_what_differs_and_says_so_by_its_exit_status(
     status, said = await command(archived, "audit", "mine", "--share", "100%")
     assert status == 0 and said[-1].startswith("passed: 4 results"), said
     records = await archived.records()
-    forge(records[1], records[1]["receipt"], "another\x1b text")
+    forge(records[1], "another\x1b text")
     export_file = tmp_path / "forged.jsonl"
     export_file.write_text("".join(json.dumps(record) + "\n" for record in records))
     status, said = await command(archived, "audit", str(export_file), "--share", "1.0")

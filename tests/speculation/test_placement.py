@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from slipstream.speculation.caption_book import CaptionBook, Kind
 from slipstream.speculation.pacing import CostModel, DecayedMean
-from slipstream.speculation.placement import MeasuredCaptions, draft_pass_bounds, placements
+from slipstream.speculation.placement import (
+    Advice,
+    DraftedTime,
+    MeasuredCaptions,
+    PlainTime,
+    captions_of_each,
+    compare,
+    draft_pass_bounds,
+    placements,
+    plain_targets,
+)
 
 MAX_WINDOW = 24
 T_P, T_Q, TAU = 0.42, 0.0466, 0.92
@@ -101,3 +111,48 @@ def test_the_book_tells_what_its_newest_captions_with_a_draft_have_shown() -> No
     assert found is not None and set(found.draft_pass_s) == {1, 2}
     assert found.draft_pass_s[2] == pytest.approx(0.02) and found.draft_pass_s[1] < 0.02
     assert (found.first_token_s, found.num_tokens) == (3.0, 50)
+
+
+# -- a draft, or a target in its place --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefill_s", "plain_s", "drafted_s", "at_once", "advice"),
+    [
+        (1.0, 9.0, 2.0, 2, Advice.DRAFT),  # decoding is most of a caption, and the draft makes it 4.5 times as fast
+        (9.0, 3.0, 1.0, 2, Advice.PLAIN),  # prefills are most of it, which two targets share
+        (1.0, 3.0, 2.5, 4, Advice.PLAIN),  # the draft gains little
+        (0.8, 2.1, 0.65, 2, Advice.EITHER),
+        (9.0, 3.0, 1.0, 1, Advice.DRAFT),  # a second target would have nothing to do
+    ],
+)
+def test_either_placement_may_be_the_better_one(
+    prefill_s: float, plain_s: float, drafted_s: float, at_once: float, advice: Advice
+) -> None:
+    drafted = DraftedTime(20 * (prefill_s + drafted_s), at_once, 20 * prefill_s, 20 * 100)
+    found = compare(drafted, PlainTime(3 * plain_s, 3 * 100), targets=1, plain_targets=2)
+    assert found.advice is advice
+    assert found.faster == pytest.approx(plain_s / drafted_s)
+    assert found.prefill_share == pytest.approx(prefill_s / (prefill_s + plain_s))
+    assert found.times == pytest.approx((prefill_s + plain_s) / min(at_once, 2) / (prefill_s + drafted_s))
+
+
+def test_devices_are_shared_out_among_plain_targets() -> None:
+    assert [plain_targets(1, 1, 2), plain_targets(4, 1, 5), plain_targets(1, 1, 5)] == [2, 5, 1.25]
+    assert plain_targets(1, 1, 1) == 1, "the draft is on its target's device"
+    assert [captions_of_each(at_once, 2) for at_once in (1.0, 1.9, 4.1, 8.0)] == [1, 1, 2, 4]
+
+
+@given(
+    wall_s=st.floats(0.1, 1e6),
+    at_once=st.floats(0.0, 64),
+    prefill_s=st.floats(0, 1e7),
+    plain_s=st.floats(0, 1e6),
+    targets=st.integers(1, 8),
+)
+def test_more_devices_never_make_plain_targets_slower(
+    wall_s: float, at_once: float, prefill_s: float, plain_s: float, targets: int
+) -> None:
+    drafted, plain = DraftedTime(wall_s, at_once, prefill_s, 100), PlainTime(plain_s, 100)
+    times = [compare(drafted, plain, targets, number).times for number in (targets, targets + 1, 64)]
+    assert times == sorted(times, reverse=True) and all(map(math.isfinite, times))
