@@ -31,12 +31,14 @@ from slipstream import AsyncCaptioner, connect_async
 from slipstream.documents.messages import PageDraft, PagePicture
 from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
 from slipstream.messages import Caption, CommittedText
+from slipstream.speculation.methods import METHODS
 from slipstream.stack.local import STABLE_S, Stack, StackOptions
 from slipstream.stack.process import ServiceProcess
 
 FAULTS = {"well": "well", "killed": "held", "frozen": "held", "slow": "slow", "lying": "lying"}
 """What the reader itself does where it is hit from outside: it holds a draft until the strike is over."""
 STRIKES = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
+HINTED = [method for method in LOSSLESS if METHODS[method].takes_hints]
 CYCLE, BEFORE_DRAFT, WHILE_WRITTEN = 4, 1, 3
 """Of four pages the first loses its reader before its draft is sent, and the third while its text is written from it.
 The drafts of the second and, where there is a reader again, of the fourth are let go."""
@@ -104,12 +106,12 @@ async def measure_faults(model: Path, num_pages: int) -> dict[str, Any]:
                     mark.unlink()
                 rows.append(_row(fault, method, read, expected, strikes))
                 say(f"faults: {rows[-1]}")
-    missed = [f"hints in time, by {method}" for method in LOSSLESS if not _num_drafted(rows, method)]
+    missed = [f"hints in time, by {method}" for method in HINTED if not _num_hinted(rows, method)]
     return {"shown": True, "pages": num_pages, "model": str(model), "rows": rows, "missed": missed}
 
 
-def _num_drafted(rows: Sequence[Mapping[str, Any]], method: str) -> int:
-    return sum(row["drafted"] for row in rows if row["method"] == method and row["fault"] not in STRIKES)
+def _num_hinted(rows: Sequence[Mapping[str, Any]], method: str) -> int:
+    return sum(row["hinted"] for row in rows if row["method"] == method and row["fault"] not in STRIKES)
 
 
 def are_faults_survived(found: Mapping[str, Any]) -> bool:
@@ -175,7 +177,7 @@ def _row(
         "method": method,
         "strikes": strikes.count if strikes is not None else 0,
         "without_draft": sum(not page.draft.regions for page in read),
-        "drafted": sum(each.accepted_prediction_tokens + each.rejected_prediction_tokens > 0 for each in spent),
+        "hinted": sum(each.accepted_prediction_tokens + each.rejected_prediction_tokens > 0 for each in spent),
         **passes_of(read),
         "identical": f"{same}/{len(expected)}",
     }

@@ -4,6 +4,7 @@ without `--hints-from`, on a real queue, with no draft process. And the newer mo
 import asyncio
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ NEWER_STEPS = 30
 PLAIN, HINTED = "plain", "--hints-from"
 WAYS = {PLAIN: "autoregressive", HINTED: "hints"}
 """Method."""
+HINTED_ITEMS = re.compile(rb"([\d,]+) of [\d,]+ items have hints")
+"""What the command says."""
 Records = Mapping[str, Mapping[str, Any]]
 """Lines of results by name."""
 
@@ -47,6 +50,8 @@ class Batch:
     """One command, to its end."""
 
     command_s: float
+    num_hinted: int
+    """Items that were handed in with an earlier caption."""
     records: Records
 
     @property
@@ -66,12 +71,6 @@ class Batch:
     @property
     def passes(self) -> int:
         return sum(each["speculation"]["passes"] for each in self._receipts)
-
-    @property
-    def num_hinted(self) -> int:
-        """Captions that were told an earlier one."""
-        spent = [each["speculation"] for each in self._receipts]
-        return sum(each["accepted_prediction_tokens"] + each["rejected_prediction_tokens"] > 0 for each in spent)
 
     @property
     def texts(self) -> dict[str, str]:
@@ -124,9 +123,10 @@ async def _submit(stack: Stack, clips: Sequence[Path], output: Path, *words: str
         raise
     if process.returncode:
         raise OSError(f"archive submit ended with {process.returncode}: {errors.decode(errors='replace')}")
-    command_s = time.monotonic() - began
+    command_s, hinted = time.monotonic() - began, HINTED_ITEMS.search(errors)
     written = await asyncio.to_thread(output.read_text)
-    batch = Batch(command_s, {line["custom_id"]: line for line in map(json.loads, written.splitlines())})
+    records = {line["custom_id"]: line for line in map(json.loads, written.splitlines())}
+    batch = Batch(command_s, int(hinted.group(1).replace(b",", b"")) if hinted else 0, records)
     assert len(batch.records) == len(clips), "each clip has a line"
     return batch
 

@@ -65,7 +65,7 @@ def test_the_archive_is_captioned_again_by_its_own_commands() -> None:
     plain, hinted = asyncio.run(measure_resubmitted(MODELS["target"], MODELS["target"], clips, words, 1))
     assert (plain["way"], plain["identical"], plain["hinted"], plain["decoding_speedup"]) == ("plain", "2/2", "0/2", 1)
     assert (hinted["way"], hinted["identical"], hinted["hinted"]) == ("--hints-from", "2/2", "2/2")
-    assert plain["tokens_a_pass"] == 1 and hinted["tokens_a_pass"] > 2
+    assert plain["tokens_a_pass"] == 1
 
 
 def test_a_newer_checkpoint_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
