@@ -17,8 +17,10 @@ import torch
 
 from bench.common import MODELS, is_whole, machine_facts, make_parser, run_to_end, say
 from bench.documents.alignment import LEAST_RATIO, measure_alignment, measure_identity
+from bench.documents.reader_faults import are_faults_survived, measure_faults
 from bench.documents.reading import is_kept, measure_reading
-from bench.documents.recaption import LEAST_SPEEDUP, PROMISED, measure_recaption
+from bench.documents.recaption import is_recaption_kept, measure_recaption
+from bench.documents.resubmitted import newer_checkpoint
 from bench.documents.scans import are_scans_kept, measure_scans
 from bench.documents.stages import are_stages_kept, measure_stages
 from bench.documents.whole import is_whole_kept, measure_live, measure_replayed
@@ -32,8 +34,9 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "identity": lambda given: measure_identity(given.schedules, given.seed),
     "alignment": lambda given: measure_alignment(given.pages),
     "recaption": lambda given: run_to_end(
-        measure_recaption(given.clips, given.frames, given.rounds, newer=given.newer, older=_folder(given.older))
+        measure_recaption(given.clips, given.frames, given.rounds, newer=_newer(given), older=given.older)
     ),
+    "faults": lambda given: run_to_end(measure_faults(given.reader_model, given.read_pages)),
     "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
     "live": lambda given: run_to_end(measure_live(given.reader_model, given.whole_pages, given.rounds)),
     "replayed": lambda given: run_to_end(measure_replayed(given.reader_model, given.table, given.whole_pages, 1)),
@@ -45,15 +48,13 @@ FAILED = "failed"
 HOLDS: dict[str, Callable[[Any], bool]] = {
     "identity": lambda found: is_whole(found["identical"]),
     "alignment": lambda found: bool(found["least_ratio"] >= LEAST_RATIO),
+    "faults": are_faults_survived,
     "reading": is_kept,
     "live": is_whole_kept,
     "replayed": is_whole_kept,
     "scans": are_scans_kept,
     "stages": are_stages_kept,
-    "recaption": lambda found: (
-        all(is_whole(row["identical"]) for row in found["rows"])
-        and all(row["decoding_speedup"] >= LEAST_SPEEDUP for row in found["rows"] if row["hints"] in PROMISED)
-    ),
+    "recaption": is_recaption_kept,
 }
 
 
@@ -64,8 +65,8 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"folder": ("", "of scans and manuals, for `scans`"), "timed_files": (16, "of those that can be read")}
     counts |= {"whole_pages": (28, "of `live` and `replayed`"), "table": (TABLES / "0.5b-7b.json", "of `replayed`")}
     counts |= {"stage_pages": (14, "that are read by regions, too")}
-    counts |= {"newer": (MODELS["target"], "checkpoint that captions again")}
-    counts |= {"older": ("", "checkpoint of the same model whose captions are hints, too")}
+    counts |= {"newer": ("", "checkpoint that captions again; made here where none is named")}
+    counts |= {"older": (MODELS["target"], "checkpoint of the same model whose captions are hints, too")}
     parser = make_parser("documents", "Text that is already there as a draft.", **counts)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS), help="parts to measure")
     given = parser.parse_args(argv)
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     for name in given.only:
         document[name] = _measured(name, given)
         say(f"{name}: {document[name]['part_s']:.0f} s")
-        for table in ("rows", "documents", "noise", "kinds"):
+        for table in ("rows", "noise", "kinds", "archive"):
             if rows := document[name].get(table):
                 print_rows(name if table == "rows" else f"{name}, {table}", [_flat(row) for row in rows])
     told = verdict(document) | {"machine": machine_facts()}
@@ -106,11 +107,11 @@ def verdict(document: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _why_not_shown(found: Mapping[str, Any]) -> str:
-    return str(found.get("not_shown", "") if found.get("shown", True) else found["why"])
+    return "" if found.get("shown", True) else str(found["why"])
 
 
-def _folder(name: str) -> Path | None:
-    return Path(name) if name else None
+def _newer(given: Namespace) -> Path:
+    return Path(given.newer) if given.newer else newer_checkpoint()
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -11,36 +11,20 @@ working ahead, and with it while it pays, by a gate that knows nothing yet.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, cast
+from typing import Any
 
 from bench.common import PROC, is_whole, say
-from bench.documents.reading import (
-    LEAST_HIDDEN,
-    LEAST_SPEEDUP,
-    LEAST_TEXT_SPEEDUP,
-    MAX_TOKENS,
-    NOISE_DPI,
-    PLAIN,
-    TEXT_KINDS,
-    passes_of,
-    what_is_missing,
-)
-from bench.documents.shown_pages import DPI, SURFACE, ShownPage, document_of, shown_pages, token_ids
+from bench.documents.gateway import AtHand, Gateway
+from bench.documents.reading import MAX_TOKENS, NOISE_DPI, PLAIN, passes_of, what_is_missing
+from bench.documents.shown_pages import SURFACE, ShownPage, document_of, request_at, shown_pages, token_ids
 from bench.replay.rows import LATE, open_replay, replaying
-from slipstream.captioning.captioner import GatewayCaptioner
-from slipstream.captioning.config import GatewayConfig
-from slipstream.captioning.document_captioner import DocumentCaptioner
-from slipstream.captioning.media import Media
-from slipstream.documents.messages import NO_OCR, DocumentRequest, ReadEvent
-from slipstream.documents.reading import DocumentOptions, PageReading, page_readings
+from slipstream.documents.messages import NO_OCR
+from slipstream.documents.reading import DocumentOptions, PageReading
 from slipstream.options import CaptionOptions
-from slipstream.rpc.peers import Peers
-from slipstream.rpc.reader import RemoteReader
 from slipstream.stack.local import FRESH, Stack, StackOptions
 
 WAYS: dict[str, tuple[str, str]] = {
@@ -50,7 +34,9 @@ WAYS: dict[str, tuple[str, str]] = {
     "paying": ("hints", "paying"),
 }
 """Method, and when the OCR is asked."""
-REQUEST = DocumentRequest(dpi=DPI, ocr_dpi=NOISE_DPI[-1], text_layer=False)
+REQUEST = request_at(NOISE_DPI[-1])
+TEXT_KINDS = ("prose", "report", "list", "columns")
+LEAST_TEXT_SPEEDUP, LEAST_SPEEDUP, LEAST_HIDDEN = 2.5, 0.97, 0.9
 LOOK_S, CALM_LOOKS = 0.1, 5
 NOTE = "REPLAY: the target's passes last as long as the table says; tokens, reader and OCR are those of this machine"
 
@@ -64,51 +50,17 @@ class WholeRead:
     pages: Sequence[PageReading]
 
 
-class Recording:
-    """Stands in for `RemoteReader`: says at once what another has said."""
-
-    def __init__(self, events: Sequence[ReadEvent]) -> None:
-        self._events = events
-
-    async def read(self, *_: Any, **__: Any) -> AsyncGenerator[ReadEvent, None]:
-        """See `RemoteReader.read`."""
-        for event in self._events:
-            yield event
-
-
-class Gateway:
-    """The part of a gateway that reads documents, with a target and a reader."""
-
-    def __init__(self, target: str, reader: str, reader_pid: int) -> None:
-        self._config = GatewayConfig(listen="", target=target, reader=reader)
-        self._reader_pid = reader_pid
-        self._peers, self._reader = Peers(target, ""), RemoteReader(reader)
-        self._captioner = GatewayCaptioner(self._config, self._peers, Media(self._config))
-
-    async def close(self) -> None:
-        await self._peers.close()
-        await self._reader.close()
-
-    async def record(self, document: bytes) -> Recording:
-        """What the reader says of the document."""
-        events = self._reader.read(document, replace(REQUEST, pictures=True))
-        return Recording([event async for event in events])
-
-    async def read(self, document: bytes, way: str, given: Recording) -> WholeRead:
-        """All pages, one after the other, by a gateway that has read none before. The reader's process for the next
-        document, which is started with each, is ready."""
-        method, ocr = WAYS[way]
-        reader = cast(RemoteReader, given) if way == "given" else self._reader
-        documents = DocumentCaptioner(self._config, self._captioner, reader)
-        caption = CaptionOptions(method=method, max_new_tokens=MAX_TOKENS)
-        asked = DocumentOptions(REQUEST, SURFACE, caption, ocr=ocr)
-        plan = documents.plan(asked)
-        await self._captioner.check(plan)
-        await _all_rest(self._reader_pid)
-        began = time.perf_counter()
-        async with aclosing(page_readings(documents.events(document, asked, plan, pages_at_once=1))) as pages:
-            read = [page async for page in pages]
-        return WholeRead(time.perf_counter() - began, read)
+async def _read(gateway: Gateway, document: bytes, way: str, given: AtHand, reader_pid: int) -> WholeRead:
+    """All pages, one after the other, by a gateway that has read none before. The reader's process for the next
+    document, which is started with each, is ready."""
+    method, ocr = WAYS[way]
+    caption = CaptionOptions(method=method, max_new_tokens=MAX_TOKENS)
+    asked = DocumentOptions(REQUEST, SURFACE, caption, ocr=ocr)
+    planned = await gateway.planned(asked, given if way == "given" else None)
+    await _all_rest(reader_pid)
+    began = time.perf_counter()
+    read = await planned.read(document)
+    return WholeRead(time.perf_counter() - began, read)
 
 
 async def _all_rest(pid: int) -> None:
@@ -157,22 +109,24 @@ def _options(model: Path) -> StackOptions:
 async def _measure(options: StackOptions, kinds: Mapping[str, Sequence[ShownPage]], rounds: int) -> dict[str, Any]:
     async with Stack(options) as stack:
         target, reader = stack.processes["target"], stack.processes["reader"]
-        gateway = Gateway(target.address, reader.address, reader.pid)
+        gateway = Gateway(target.address, reader.address)
         try:
-            rows = [await _measure_kind(gateway, kind, pages, rounds) for kind, pages in kinds.items()]
+            rows = [await _measure_kind(gateway, kind, pages, rounds, reader.pid) for kind, pages in kinds.items()]
         finally:
             await gateway.close()
     return {"shown": True, "rows": rows, "missed": _missed(rows)}
 
 
-async def _measure_kind(gateway: Gateway, kind: str, pages: Sequence[ShownPage], rounds: int) -> dict[str, Any]:
+async def _measure_kind(
+    gateway: Gateway, kind: str, pages: Sequence[ShownPage], rounds: int, reader_pid: int
+) -> dict[str, Any]:
     """All ways in turns, so that a machine whose speed drifts favours none."""
     document = await asyncio.to_thread(document_of, pages)
-    given = await gateway.record(document)
+    given = await gateway.record(document, REQUEST)
     read: dict[str, list[WholeRead]] = {way: [] for way in WAYS}
     for _ in range(rounds):
         for way in WAYS:
-            read[way].append(await gateway.read(document, way, given))
+            read[way].append(await _read(gateway, document, way, given, reader_pid))
     row = _row(kind, read)
     say(f"{row}")
     return row

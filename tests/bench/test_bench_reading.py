@@ -1,4 +1,4 @@
-"""Pages read by a model that has learned nothing, with readers that fail: the part is whole at its smallest."""
+"""Pages read by a model that has learned nothing: the parts about pages are whole at their smallest."""
 
 import asyncio
 from argparse import Namespace
@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.documents import program, reading, stages
+from bench.documents import program, reader_faults, reading, stages, whole
 from bench.documents.program import HOLDS
+from bench.documents.reader_faults import FAULTS, STRIKES, measure_faults
 from bench.documents.reading import METHODS, is_kept, measure_reading, missed
-from bench.documents.shown_pages import FAULTS, document_of, shown_pages
+from bench.documents.shown_pages import document_of, flat, shown_pages
 from bench.documents.stages import WAYS, measure_stages
+from bench.documents.whole import measure_live
 from slipstream.documents.messages import DocumentLimits
 from slipstream.documents.render import open_document
 from tests.support.documents import needs_documents
@@ -27,19 +29,49 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_documents
-def test_the_whole_part_at_one_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_at_one_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "NOISE_DPI", (75,))
     monkeypatch.setattr(reading, "MAX_TOKENS", 40)
     found = asyncio.run(measure_reading(model, 1, 1))
     assert found["shown"] and is_kept(found) and HOLDS["reading"](found)
-    assert set(found["identity"]["by_fault"].values()) == {"1/1"}
-    assert len(found["identity"]["by_fault"]) == 3 * len(FAULTS)
-    empty = found["identity"]["empty_drafts"]
-    assert empty == {"well": 0, "killed": 1, "frozen": 1, "slow": 0, "lying": 0}, "the faults did happen"
-    assert len(found["rows"]) == len(METHODS)
-    plain = [row for row in found["rows"] if row["method"] == "autoregressive"]
-    assert all((row["tokens_a_pass"], row["rows_a_pass"], row["decoding_speedup"]) == (1, 0, 1) for row in plain)
+    assert [row["method"] for row in found["rows"]] == list(METHODS)
+    plain = found["rows"][0]
+    assert (plain["tokens_a_pass"], plain["rows_a_pass"], plain["decoding_speedup"]) == (1, 0, 1)
     assert [row["ocr_dpi"] for row in found["noise"]] == [75]
+
+
+@needs_documents
+@pytest.mark.parametrize("fault", ["killed", "frozen", "lying"])
+def test_a_reader_that_fails_behind_a_gateway(model: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Of three pages the first and the third are struck."""
+    monkeypatch.setattr(reader_faults, "MAX_TOKENS", 40)
+    monkeypatch.setattr(reader_faults, "LOSSLESS", ("hints",))
+    monkeypatch.setattr(reader_faults, "FAULTS", {fault: FAULTS[fault]})
+    found = asyncio.run(measure_faults(model, 3))
+    [row] = found["rows"]
+    assert found["shown"] and HOLDS["faults"](found)
+    assert (row["fault"], row["method"], row["identical"]) == (fault, "hints", "3/3")
+    assert row["strikes"] == (2 if fault in STRIKES else 0) and (row["without_draft"] > 0 or fault == "lying")
+
+
+def test_faults_that_did_not_happen_show_nothing() -> None:
+    row = {"fault": "killed", "strikes": 2, "without_draft": 1, "identical": "3/3"}
+
+    def holds(**changed: Any) -> bool:
+        return HOLDS["faults"]({"shown": True, "rows": [row | changed]})
+
+    assert holds() and holds(fault="lying", strikes=0, without_draft=0) and HOLDS["faults"]({"shown": False})
+    assert not holds(identical="2/3") and not holds(strikes=0) and not holds(without_draft=0)
+
+
+@needs_documents
+def test_documents_from_end_to_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "MAX_TOKENS", 40)
+    found = asyncio.run(measure_live(model, 1, 1))
+    [row] = found["rows"]
+    assert found["shown"] and HOLDS["live"](found)
+    assert (row["kind"], row["pages"], row["identical"]) == ("lines", 1, "4/4")
+    assert row["reader_s_a_page"] > 0 and 0 <= row["hidden"] <= 1
 
 
 @needs_documents
@@ -54,14 +86,18 @@ def test_both_stages_and_each_alone(model: Path, monkeypatch: pytest.MonkeyPatch
     assert told["autoregressive"]["tokens_a_pass"] == told["autoregressive"]["end_to_end_speedup"] == 1
     waiting = told["hsd, tau 0.75, region+page"]
     assert waiting["read_in_time"] <= waiting["regions"] and waiting["region_s"] <= waiting["page_s"]
-    assert [row["kind"] for row in found["kinds"]] == ["lines", "prose"]
+    alone = [row for row in found["rows"] if row["way"].endswith(", region")]
+    assert len(alone) == 4 and all(row["lossy"] and "tokens_a_pass" not in row for row in alone)
+    assert all({"region_tokens_a_pass", "region_aal_eq14"} <= row.keys() for row in alone)
+    assert [row["way"] for row in found["kinds"]] == list(WAYS)
+    assert all(row.keys() == {"way", "lines", "prose"} for row in found["kinds"])
     rows = [row | {"identical": "1/2"} for row in found["rows"]]
     assert not HOLDS["stages"](found | {"rows": rows}) and HOLDS["stages"]({"shown": False})
 
 
 @needs_documents
 def test_a_document_shows_the_pages_as_they_are(model: Path) -> None:
-    pages = [page for of_kind in shown_pages(model, 8).values() for page in of_kind]
+    pages = flat(shown_pages(model, 8))
     assert len(pages) == 8 and len({page.kind for page in pages}) == 7
     document = open_document(document_of(pages), DocumentLimits())
     assert document.num_pages == 8
@@ -80,17 +116,14 @@ def test_what_is_called_broken_and_what_missed() -> None:
         {"method": "hints", "lossy": False, "identical": "2/2", "decoding_speedup": 2.0},
         {"method": "hsd, tau 0.75", "lossy": True, "identical": "1/2", "decoding_speedup": 0.5},
     ]
-    document = {"kind": "prose", "identical": "6/6", "end_to_end_speedup": 2.6, "hidden": 0.95}
-    found = {"shown": True, "identity": {"by_fault": {"hints, well": "2/2"}}, "rows": rows, "documents": [document]}
-    found |= {"noise": [{"ratio": 1.8}, {"ratio": 2.0}]}
+    found = {"shown": True, "rows": rows, "noise": [{"ratio": 1.8}, {"ratio": 2.0}]}
     assert is_kept(found) and not missed(found)
-    assert not is_kept(found | {"identity": {"by_fault": {"hints, killed": "1/2"}}})
-    assert not is_kept(found | {"documents": [document | {"identical": "5/6"}]})
     assert not is_kept(found | {"rows": [rows[0] | {"identical": "1/2"}]})
-    assert len(missed(found | {"rows": [rows[0] | {"decoding_speedup": 0.9}]})) == 1
-    slow = document | {"end_to_end_speedup": 0.9, "hidden": 0.5}
-    assert len(missed(found | {"documents": [slow]})) == 3
+    assert missed(found | {"rows": [rows[0] | {"decoding_speedup": 0.9}]}) == ["0.97 of decoding on every kind"]
     assert missed(found | {"noise": [{"ratio": 1.79}, {"ratio": 2.0}]}) == ["1.8 times the tokens a pass of hsd"]
+    slow = {"kind": "prose", "paying_speedup": 0.9, "hidden": 0.5}
+    assert len(whole._missed([slow])) == 3
+    assert not whole._missed([slow | {"paying_speedup": 2.6, "hidden": 0.95}])
 
 
 def test_a_part_that_fails_ends_no_other_and_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,12 +136,9 @@ def test_a_part_that_fails_ends_no_other_and_is_broken(monkeypatch: pytest.Monke
     assert document["reading"] == {"failed": "OSError: no place", "part_s": 0}
     assert program.verdict(document) == {"broken": ["reading"], "not_shown": {}, "missed": {}}
     told = {"identity": sound | {"identical": "2/3"}, "scans": {"shown": False, "why": "no folder"}}
-    told |= {
-        "recaption": {"rows": [], "not_shown": "an older one"},
-        "live": {"shown": True, "rows": [], "missed": ["x"]},
-    }
+    told |= {"live": {"shown": True, "rows": [], "missed": ["x"]}}
     assert program.verdict(told) == {
         "broken": ["identity"],
-        "not_shown": {"scans": "no folder", "recaption": "an older one"},
+        "not_shown": {"scans": "no folder"},
         "missed": {"live": ["x"]},
     }

@@ -90,6 +90,8 @@ CHECKS_CAME_WITH = {
     "the parts of the archive at scale apart from the film that is killed": 1,
     "three hosts, four queues": 2,
     "documents from end to end": 1,
+    "readers that fail as services, and the gateway that all parts about pages share": 2,
+    "captions again by the commands of the archive": 1,
     "rows of Ray Data on two raylets": 1,
     "the page of the HTTP front under a long stream": 1,
     "pruners where what is kept matters": 1,
