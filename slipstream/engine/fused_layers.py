@@ -162,8 +162,8 @@ class FusedLayers:
         self.rotary = decoder.rotary_emb
         self.layers = [_fuse(cast(Any, layer)) for layer in decoder.layers]
         norms = [norm for layer in self.layers for norm in layer.norms]
-        self.norms = [*norms, cast(Tensor, decoder.norm.weight)]
-        """Weights of all norms, in their order."""
+        self.norms = [*norms, cast(Tensor, decoder.norm.weight).detach()]
+        """Weights of all norms, in their order; no parameters, as compiled code is of one type of tensor."""
         self.shape = glue_shape(decoder)
         self._glue = make_glue(self.shape)
 
@@ -237,7 +237,7 @@ def _fuse(layer: Any) -> _Layer:
         join((mlp.gate_proj, mlp.up_proj)),
         _bare(attention.o_proj),
         _bare(mlp.down_proj),
-        (layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
+        (layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()),
     )
 
 
