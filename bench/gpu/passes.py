@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.common import say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
-from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, write_ahead
+from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, require_step, write_ahead
 from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import DecodeState
@@ -115,6 +115,7 @@ def _measure_size(model: RandomModel, engine: VideoLM, given: Namespace, size: i
 
 
 def _pass_s(clock: Clock, engine: VideoLM, state: DecodeState, num_rows: int) -> float:
+    require_step(engine, state, num_rows)
     return clock.time(partial(judge, engine, state, num_rows))["s"]
 
 
@@ -128,16 +129,19 @@ def _same_ids(model: RandomModel, given: Namespace) -> bool:
     static_tokens = MODES["static"] + max(given.video_tokens)
     engine = model.engine(kernel, strict_width=STRICT_WIDTH, static_tokens=static_tokens)
     state = model.filled_state(engine.runner, NUM_BEFORE + given.video_tokens[0] + NUM_TEXT, headroom=1024)
+    require_step(engine, state, 1)
     replayed = greedy_tokens(engine, state, 1, given.tokens)
     steps = engine.static
     assert steps is not None, "they were asked for"
     steps._steps.clear()
     steps._parts = replace(steps._parts, recorder=Recorder(torch.device("cpu")))  # which records nothing
+    require_step(engine, state, 1)
     return greedy_tokens(engine, state, 1, given.tokens) == replayed
 
 
 def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namespace) -> None:
     mode = "static" if "error" not in found["static"] else "eager"
+    report.equals(f"{name}: static steps", found["static"].get("error", "measured"), "measured")
     served, what = found[mode], f"{name}, {mode}"
     if "error" in served:
         return report.equals(f"{what}: measured", served, "without an error")

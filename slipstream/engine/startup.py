@@ -19,6 +19,7 @@ from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import check_checkpoint
+from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
@@ -254,28 +255,40 @@ def _tell_lost(
 
 
 def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False) -> None:
-    """Has the model take static steps if their logits are those of its other steps, up to rounding."""
+    """Has the model take static steps if they can be had and their logits are those of its other steps, up to
+    rounding."""
     model.open_static_steps(num_bytes)
     steps, model.static = model.static, None
     assert steps is not None, "they have just been opened"
-    state = _short_prefill(model)
-    differences = []
-    for num_tokens in _steps_of(model):
-        window, found = [0] * num_tokens, []
-        for model.static in (None, steps):
-            found += model.step([(state, window)])
-            state.rollback(state.num_prompt_tokens)
-        differences.append(float((found[0] - found[1]).abs().max() / found[0].abs().max()))
-    state.close()
-    if max(differences) > MAX_DIFFERENCE:
-        model.static = None
+    differences = _differences(model, steps)
+    facts = {"attention": steps.attention, "layers": steps.layers}
+    if not differences:
+        get_logger().warning("static_steps.none", **facts, missing=list(map(str, steps.missing)))
+    elif max(differences) > MAX_DIFFERENCE:
         get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
     else:
+        model.static = steps
         if fix_widths:
             steps.fix_widths()
         steps.prepare()
-        facts = {"attention": steps.attention, "layers": steps.layers, "fixed_widths": steps.fixed_widths}
+        facts |= {"fixed_widths": steps.fixed_widths, "missing": list(map(str, steps.missing))}
         get_logger().info("static_steps.on", **facts, difference=max(differences))
+
+
+def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:
+    """Of static steps that there are from the model's other ones, by logits beside the largest of them."""
+    state = _short_prefill(model)
+    differences = []
+    for num_tokens in _steps_of(model):
+        window = [0] * num_tokens
+        (right,) = model.step([(state, window)])
+        state.rollback(state.num_prompt_tokens)
+        found = steps.run([(state, window)])
+        state.rollback(state.num_prompt_tokens)
+        if found is not None:
+            differences.append(float((right - found[0].logits).abs().max() / right.abs().max()))
+    state.close()
+    return differences
 
 
 def warm_up(model: VideoLM) -> None:

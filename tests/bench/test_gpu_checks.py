@@ -20,6 +20,7 @@ from bench.gpu.checks import Report, failures, run_all
 from bench.gpu.random_model import GEOMETRIES, tiny
 from bench.output import finish
 from slipstream.engine import load_model
+from slipstream.engine.static.steps import StaticSteps
 from slipstream.families.checkpoints import folders_tokenizer_digest
 
 TINY = ("--tiny", "--device", "cpu")
@@ -192,6 +193,18 @@ def test_graph(run: Any) -> None:
     assert found["eager"]["a_token"]["operations"] > 50
     assert found["static"]["attention"] and set(found["static"]["sizes"]) == {"96", "192"}
     assert found["ids"] is True and all(judged(document).values())
+
+
+def test_a_graph_that_cannot_be_had_is_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes its place writes the same ids as itself."""
+    monkeypatch.setattr(StaticSteps, "_make", lambda *_: None)
+    document, status = run("gpu-graph", "--repeats", "1", "--models", "Qwen2.5-VL-7B", "--tokens", "4")
+    assert status == 1
+    failed = [row["check"] for row in document["checks"] if row["ok"] is False]
+    assert [name.partition(": ")[2] for name in failed] == [
+        "static steps",
+        "ids of graphs are those of the same steps unrecorded",
+    ]
 
 
 def test_calls_are_counted_by_name() -> None:

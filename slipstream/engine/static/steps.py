@@ -28,6 +28,9 @@ NUM_SESSIONS = (1, 2, 4)
 NUM_ROWS = (1, 2, 4, 8, 16, 32)
 CAPACITIES = (4096, 8192, 16384, 32768, 65536)
 _REPEATS = 5
+FIRST_PATIENCE, MOST_PATIENCE = 256, 65_536
+"""Passes of a shape that go without a step for which there was no room, until it is tried again: twice as many each
+time. To try takes runs that warm up, a wait and the allocator's empty cache."""
 
 
 class StaticSteps:
@@ -58,6 +61,7 @@ class StaticSteps:
         self.fixed_widths: dict[int, int] = {}
         """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
         self._steps: dict[StepShape, StaticStep | None] = {}
+        self._no_room: dict[StepShape, _Patience] = {}
         runner.pool = self.pool
         recorder, make_windows = Recorder(like.device), cast(MakeWindows, WholeWindows)
         self.attention = "whole"
@@ -103,6 +107,11 @@ class StaticSteps:
         finally:
             self.pool.give_back(extent)
 
+    @property
+    def missing(self) -> list[StepShape]:
+        """What could not be recorded so far, and is done without."""
+        return sorted([*(shape for shape, step in self._steps.items() if step is None), *self._no_room])
+
     def prepare(self) -> None:
         """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
         for capacity in self._needed_capacities():
@@ -144,7 +153,7 @@ class StaticSteps:
 
     def _find(self, entries: Sequence[Entry]) -> StaticStep | None:
         shape = self._shape_of(entries)
-        if shape is None:
+        if shape is None or (shape in self._no_room and self._no_room[shape].goes_on()):
             return None
         return self._steps[shape] if shape in self._steps else self._make(shape)
 
@@ -165,15 +174,34 @@ class StaticSteps:
         step = None
         try:
             step = StaticStep(parts or self._parts, shape)
-        except RuntimeError as error:
+        except Exception as error:  # a compiler raises dozens of types
             if is_device_lost(error):
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
             if "out of memory" in str(error):
-                return None  # it may go well another time
+                self._no_room.setdefault(shape, _Patience()).begin()
+                return None
+        self._no_room.pop(shape, None)
         self._steps[shape] = step
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
+
+
+class _Patience:
+    """How long a shape goes without a step because there was no room for it."""
+
+    def __init__(self) -> None:
+        self._passes_left = 0
+        self._next = FIRST_PATIENCE
+
+    def begin(self) -> None:
+        """There was none, once more."""
+        self._passes_left, self._next = self._next, min(2 * self._next, MOST_PATIENCE)
+
+    def goes_on(self) -> bool:
+        """Whether the pass that is asked for goes without."""
+        self._passes_left -= 1
+        return self._passes_left >= 0
 
 
 def _choose_layers(runner: Runner, num_axes: int, like: Tensor) -> tuple[str, RunLayers]:
