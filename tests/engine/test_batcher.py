@@ -12,6 +12,7 @@ import torch
 
 from slipstream.engine import DecodeState
 from slipstream.engine import batcher as batcher_module
+from slipstream.engine import thread as threads
 from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encode_blocks, step_each
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
@@ -134,6 +135,7 @@ def test_a_lost_device_ends_the_pass_for_all(
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(pair.ours, "step", step)
+    monkeypatch.setattr(threads, "device_answers", lambda: False)
     batcher, thread = make_batcher(pair)
     for session in sessions:
         batcher.submit(session.step(5))
