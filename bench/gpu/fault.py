@@ -57,7 +57,7 @@ class FaultyModel(VideoLM):
 
 
 def fail_on(device: torch.device) -> None:
-    """An index out of range, which a kernel finds out. On a CPU, where the device cannot fail, CUDA's error, behind which
+    """An index out of range, which a kernel finds out. On a CPU, which cannot fail so, CUDA's error, behind which
     nothing answers this process."""
     if device.type != "cuda":
         thread.device_answers = lambda: False
