@@ -11,6 +11,7 @@ import grpc
 from slipstream.config import between, option, parse_config
 from slipstream.engine.parallel.follower import run_follower
 from slipstream.engine.parallel.ranks import rank_here
+from slipstream.engine.prefix_cache import share_of_keys
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
@@ -98,7 +99,8 @@ async def setup(
     model, thread = await start_model(config, lifecycle.fail, strict_width=config.told_width)
     prefix_cache_mb = 0 if config.told_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
-    pool_bytes = kv_budget_bytes + prefix_cache_bytes
+    keys_share = share_of_keys(model.runner.kv_bytes_per_token, model.info.hidden_size)
+    pool_bytes = kv_budget_bytes + int(keys_share * prefix_cache_bytes)
     await config.open_static_steps(model, thread, pool_bytes, fix_widths=config.strict_width < 0)
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,
