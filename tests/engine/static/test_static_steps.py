@@ -300,6 +300,35 @@ def test_positions_of_several_axes(tmp_path_factory: pytest.TempPathFactory) -> 
     close(ours.step([(state, [5, 6, 7])])[0], theirs.step([(other, [5, 6, 7])])[0])
 
 
+def test_what_the_device_has_not_read_yet_is_not_overwritten(pair: Pair) -> None:
+    """Runs one after the other, without a wait between them."""
+    model = static_model(pair)
+    state = prefill(model)
+    model.step([(state, [5])])
+    assert model.static is not None
+    (step,) = model.static._steps.values()
+    assert step is not None
+    inputs, calls, read = step._inputs, list[str](), list[int]()
+
+    class Event:
+        """Of a device that copies when it is waited for."""
+
+        def query(self) -> bool:
+            return "record" not in calls or calls[-1] != "record"
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+            read.append(int(inputs._ids[0, 0]))
+
+        def record(self) -> None:
+            calls.append("record")
+
+    inputs._copied = Event()  # type: ignore[assignment]
+    for token in (6, 7, 8):
+        model.step([(state, [token])])
+    assert calls == ["record", "synchronize", "record", "synchronize", "record"] and read == [6, 7]
+
+
 class FakeStream:
     """As far as a recording knows CUDA's streams."""
 
