@@ -4,21 +4,29 @@ Dynamo runs for all of this; the code that a compiler would write is left out.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from slipstream.engine import load_model
+from slipstream.engine.attention import join_window
 from slipstream.engine.fused_layers import GlueShape
-from slipstream.engine.static import glue
-from slipstream.engine.static.glue import choose_glue, compiled_glue
+from slipstream.engine.static import glue, trials
+from slipstream.engine.static.glue import choose_glue, compiled, compiled_glue
+from slipstream.engine.static.pool import KVPool
+from slipstream.engine.static.step import Recorder
 from slipstream.engine.static.steps import StaticSteps
+from slipstream.engine.static.windows import JoinedWindows, StepShape, past_by_varlen
 from tests.engine.static.test_static_steps import POOL_BYTES, close, prefill
+from tests.engine.static.test_static_windows import varlen
 from tests.support.tiny_checkpoint import write_tiny_qwen
 
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 Example = list[Tensor | int]
 
 
@@ -72,3 +80,40 @@ def test_what_was_checked_serves_every_step(_: int, written: list[Example], tmp_
             )
             close(torch.cat(ours), torch.cat(right))
     assert len(written) == num_checked == 6
+
+
+@torch.inference_mode()
+def test_a_join_that_was_checked_serves_every_window(written: list[Example], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "known_joins", lambda device: {"compiled": lambda: compiled(join_window)})
+    monkeypatch.setattr(trials, "_join_s", lambda join, *_: float(join is join_window))  # what compiles nothing is slow
+    pool = KVPool(2, 3000, KV_HEADS, HEAD_DIM, torch.empty(0))
+    join = trials.choose_join(pool, HEADS, Recorder(torch.device("cpu")))
+    assert join is not join_window and len(written) == 2
+    extents = [extent for _ in range(4) if (extent := pool.take(500, pool)) is not None]
+    past = 100
+    for sessions in (1, 2, 4):
+        for rows in (2, 4, 8, 16, 32):
+            shape = StepShape(sessions, rows, 512)
+            places = trials._places(shape, extents[:sessions], [past] * sessions, torch.device("cpu"))
+            query = torch.randn(HEADS, shape.num_all_rows, HEAD_DIM)
+            key, value = torch.randn(2, KV_HEADS, shape.num_all_rows, HEAD_DIM)
+            outputs = []
+            for each in (join, join_window):
+                windows = JoinedWindows(pool, places, partial(past_by_varlen, varlen), each)
+                windows.begin()
+                outputs.append(windows(0, query, key, value, HEAD_DIM**-0.5))
+            torch.testing.assert_close(*outputs)
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize("fault", ["fails", "wrong", "slow"])
+def test_a_join_that_is_of_no_use_is_not_taken(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        if fault == "fails":
+            raise FailOnRecompileLimitHit("no compiler")
+        return lambda *given: join_window(*given) * (1.1 if fault == "wrong" else 1.0)
+
+    monkeypatch.setattr(trials, "known_joins", lambda device: {"other": make})
+    monkeypatch.setattr(trials, "_join_s", lambda join, *_: float((join is join_window) == (fault != "slow")))
+    pool = KVPool(2, 300, KV_HEADS, HEAD_DIM, torch.empty(0))
+    assert trials.choose_join(pool, HEADS, Recorder(torch.device("cpu"))) is join_window

@@ -47,7 +47,9 @@ def static_model(pair: Pair, **options: Any) -> VideoLM:
 def static(request: pytest.FixtureRequest, pair: Pair) -> VideoLM:
     """Takes static steps only: a step that fell back to an ordinary one would fail."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "known_windows", lambda pool: [w for w in known_windows(pool) if w[0] == request.param])
+        patch.setattr(
+            trials, "known_windows", lambda *given: [w for w in known_windows(*given) if w[0] == request.param]
+        )
         model = static_model(pair)
     assert model.static is not None and model.static.attention == request.param
     return model
@@ -271,7 +273,7 @@ def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeyp
         raise RuntimeError("no kernel")
 
     ways = [("wrong", Wrong), ("fails", fail), ("whole", WholeWindows)]
-    monkeypatch.setattr(trials, "known_windows", lambda pool: ways)
+    monkeypatch.setattr(trials, "known_windows", lambda *_: ways)
     model = static_model(pair)
     assert model.static is not None and model.static.attention == "whole"
 
@@ -392,7 +394,7 @@ def test_the_way_that_is_fastest_as_it_is_recorded_is_taken(pair: Pair, monkeypa
             compute()
             return lambda: replaying.append(True)
 
-    monkeypatch.setattr(trials, "known_windows", lambda pool: [("wordy", Wordy)])
+    monkeypatch.setattr(trials, "known_windows", lambda *_: [("wordy", Wordy)])
     monkeypatch.setattr(steps, "Recorder", Fast)
     model = static_model(pair)
     assert model.static is not None and model.static.attention == "wordy"
