@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from slipstream.logs import get_logger
 
@@ -32,13 +31,6 @@ def finish_work(device: torch.device) -> None:
     """Returns when `device` has done what this thread has given it. On a CPU that is at once."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
-
-
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device` of what lies on the CPU, without a wait: from memory that the device reads by itself."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def is_device_lost(error: BaseException) -> bool:

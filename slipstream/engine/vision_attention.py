@@ -23,7 +23,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from slipstream.engine.thread import upload
+from slipstream.uploads import upload
 
 IMPLEMENTATION = "slipstream_flash"
 """Upstream hands over bounds, not single windows, to what has "flash" in its name."""
