@@ -3,8 +3,9 @@
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import grpc
 
@@ -31,6 +32,8 @@ PREFIX_RATIO = 0.5
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(ModelServiceConfig):
     """Options of the target service."""
+
+    pool_flags: ClassVar[Sequence[str]] = ("--kv-budget-mb", "--prefix-cache-mb")
 
     guidance_layer: int = option(
         "layer L after which guidance is taken; 0 for 20, at most a quarter of the layers",

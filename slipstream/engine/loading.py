@@ -191,8 +191,9 @@ def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 
 
 _MORE_ROOM = (
-    "give target and draft a GPU each (--draft-device), spread it over more with --gpus, take a smaller checkpoint of"
-    " the family, or end what else uses it"
+    "give target and draft a GPU each (--draft-device), or a target that has taken its share of this one less for keys"
+    " and values (its --kv-budget-mb; slipstream up: --target-kv-budget-mb), spread it over more with --gpus, take a"
+    " smaller checkpoint of the family, or end what else uses it"
 )
 
 

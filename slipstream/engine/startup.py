@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ FRAMES_SHARE = 0.25
 @dataclass(frozen=True, kw_only=True)
 class ModelServiceConfig(WireOptions):
     """Options of a model service."""
+
+    pool_flags: ClassVar[Sequence[str]] = ("--kv-budget-mb",)
+    """What decides how large the pool of static steps is."""
 
     model: str = option("checkpoint: a directory, or a hub id")
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
@@ -123,13 +126,22 @@ class ModelServiceConfig(WireOptions):
         else:
             kv_bytes = int(share * max(0, available - told_bytes))
         cache_bytes = told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
+        least_bytes, prefill_bytes = model.kv_bytes(1), 0
         if not self.kv_budget_mb:
-            kv_bytes = min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes))
-        if kv_bytes < model.kv_bytes(1):
+            prefill_bytes = model.prefill_bytes(kv_bytes)
+            kv_bytes = min(kv_bytes, available - cache_bytes - prefill_bytes)
+        elif kv_bytes < least_bytes:
+            raise ModelNotUsable(
+                f"--kv-budget-mb {self.kv_budget_mb}: a caption takes {-(-least_bytes // MIB)} at least"
+            )
+        if kv_bytes < least_bytes:
+            missing = max(0, cache_bytes + prefill_bytes + least_bytes - available)
             raise ModelNotUsable(
                 f"{model.info.model_id}: the weights leave {available / 1e9:.1f} GB on {device}, too little for the"
-                " keys and values of a caption; give target and draft a GPU each (--draft-device), spread the target"
-                " over several with --gpus, take a smaller checkpoint, or set --kv-budget-mb"
+                f" keys and values of a caption beside {prefill_bytes / 1e9:.1f} GB that a prompt needs as it is run"
+                f" ({missing / 1e9:.1f} GB are missing); give target and draft a GPU each (--draft-device), spread the"
+                " target over several with --gpus, take a smaller checkpoint, or set --kv-budget-mb (slipstream up:"
+                " --target-kv-budget-mb, --draft-kv-budget-mb)"
             )
         return kv_bytes, cache_bytes
 
@@ -144,7 +156,11 @@ class ModelServiceConfig(WireOptions):
         """
         on_cuda = torch.device(model.info.device).type == "cuda"
         if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda and len(self.devices) == 1):
-            await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
+            try:
+                await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
+            except ModelNotUsable as error:
+                advice = f"set a lower {' or '.join(self.pool_flags)}, or start with --static-steps off"
+                raise ModelNotUsable(f"{error}; {advice}") from error
 
     @property
     def frames_budget_bytes(self) -> int:

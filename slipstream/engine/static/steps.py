@@ -53,10 +53,7 @@ class StaticSteps:
         try:
             self.pool = KVPool(runner.num_layers, num_rows, like.shape[0] // head_dim, head_dim, like)
         except torch.OutOfMemoryError as error:
-            raise ModelNotUsable(
-                f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
-                " --prefix-cache-mb, or start with --static-steps off"
-            ) from error
+            raise ModelNotUsable(_no_room(num_bytes, like.device)) from error
         self._width = width
         self.fixed_widths: dict[int, int] = {}
         """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
@@ -185,6 +182,17 @@ class StaticSteps:
         self._steps[shape] = step
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
+
+
+def _no_room(num_bytes: int, device: torch.device) -> str:
+    """For a pool; a part of it may have been taken and given back."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    missing = max(0, num_bytes - free)
+    return (
+        f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {device}, where {free / 1e9:.1f} GB are free"
+        f" ({missing / 1e9:.1f} GB are missing)"
+    )
 
 
 class _Patience:
