@@ -277,7 +277,7 @@ def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False
     steps, model.static = model.static, None
     assert steps is not None, "they have just been opened"
     differences = _differences(model, steps)
-    facts = {"attention": steps.attention, "layers": steps.layers}
+    facts: dict[str, Any] = {"attention": steps.attention, "layers": steps.layers}
     if not differences:
         get_logger().warning("static_steps.none", **facts, missing=list(map(str, steps.missing)))
     elif max(differences) > MAX_DIFFERENCE:

@@ -57,8 +57,7 @@ def windowed_attention(
     """
     bounds = tuple(cu_seq_lens_q.tolist())
     rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    _, num_heads, head_dim = rows[0].shape
-    kernel = _choose_kernel(query.device, query.dtype, num_heads, head_dim)
+    kernel = _choose_kernel(query.device, query.dtype, query.shape[1], query.shape[3])
     if kernel is None:
         return _by_length(*rows, bounds, scaling)[None], None
     longest = max(end - first for first, end in itertools.pairwise(bounds))

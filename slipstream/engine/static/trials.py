@@ -67,7 +67,7 @@ def known_joins(device: torch.device) -> Mapping[str, Callable[[], Join]]:
 
 def choose_join(pool: KVPool, num_heads: int, recorder: Recorder) -> Join:
     """What joins windows to their past: what a compiler makes of it, if that works, is right, and is faster."""
-    chosen = join_window
+    chosen: Join = join_window
     for name, make in known_joins(pool.keys[0].device).items():
         try:
             join = make()
@@ -113,8 +113,9 @@ def _sample(like: Tensor, num_heads: int, num_sessions: int) -> JoinSample:
 
 def _join_error(join: Join, sample: JoinSample) -> float:
     """Beside the largest number of the same in fp64."""
-    of_past, *rest, scale = sample
-    right = join_window((of_past[0].double(), of_past[1].double()), *(each.double() for each in rest), scale)
+    (of_past, past_lse), query, keys, values, mask, scale = sample
+    wide = query.double(), keys.double(), values.double(), mask.double()
+    right = join_window((of_past.double(), past_lse.double()), *wide, scale)
     return float((join(*sample).double() - right).abs().max() / right.abs().max())
 
 

@@ -82,7 +82,8 @@ class Windows(ABC):
         self.pool.values[layer].index_copy_(0, self.places.write_rows, value.transpose(0, 1))
         heads, _, head_dim = query.shape
         shape, kv_heads = self.places.shape, len(key)
-        output = self._attend(layer, *(fold(each, kv_heads, shape) for each in (query, key, value)), scale)
+        folded = (fold(query, kv_heads, shape), fold(key, kv_heads, shape), fold(value, kv_heads, shape))
+        output = self._attend(layer, *folded, scale)
         by_row = output.view(shape.num_sessions, kv_heads, -1, shape.num_rows, head_dim).permute(0, 3, 1, 2, 4)
         return by_row.reshape(-1, heads, head_dim)
 
