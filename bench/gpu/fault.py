@@ -19,6 +19,7 @@ from bench.common import held_out_clips, run_caption, run_to_end, say
 from bench.gpu.checks import Report, make_gpu_parser, parse_device
 from slipstream import CaptionOptions, connect_async
 from slipstream.config import between, option
+from slipstream.engine import thread
 from slipstream.engine.segments import PassRows, Window
 from slipstream.engine.thread import finish_work
 from slipstream.engine.video_lm import DecodeState, VideoLM
@@ -56,8 +57,10 @@ class FaultyModel(VideoLM):
 
 
 def fail_on(device: torch.device) -> None:
-    """An index out of range, which a kernel finds out. On a CPU, where the device cannot fail, CUDA's error."""
+    """An index out of range, which a kernel finds out. On a CPU, which cannot fail so, CUDA's error, behind which
+    nothing answers this process."""
     if device.type != "cuda":
+        thread.device_answers = lambda: False
         raise RuntimeError("CUDA error: device-side assert triggered (none: this is a CPU)")
     torch.zeros(1, device=device)[torch.tensor([1 << 20], device=device)].sum()
     finish_work(device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bench.common import say
-from bench.gpu.checks import Report, make_gpu_parser, parse_device
+from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, attempt, measure_bandwidth
 from slipstream.engine.attention import JoinedKernel, Kernel, PastAttention, by_flash, by_matmul, flash_of
 from slipstream.engine.kernels import get_kernel
@@ -236,14 +236,16 @@ def measure_way(way: Way, case: Case, clock: Clock, bandwidth: float) -> dict[st
     return {"error_of_maths": error, "fixed_bits": bits, "bits_of_one_row": shifted, **timed}
 
 
-def measure_ways(given: Namespace) -> tuple[float, dict[str, dict[str, Any]]]:
+def measure_ways(given: Namespace, report: Report) -> tuple[float, dict[str, dict[str, Any]]]:
     """Bytes a second, and by way and case what was found, or {"error": ...}."""
     bandwidth = measure_bandwidth(Clock(given.device, given.repeats), (1 << 20) if given.tiny else (4 << 30))
     pasts, head_dim = (TINY_PASTS, TINY_HEAD_DIM) if given.tiny else (PASTS, HEAD_DIM)
-    clock, found = Clock(given.device, given.repeats), {}
-    for name, make in make_ways(given.device, given.dtype).items():
-        say(f"gpu-kernels: {name}")
-        found[name] = attempt(partial(_measure_cases, make, pasts, head_dim, clock, given.dtype, bandwidth))
+    clock, found = Clock(given.device, given.repeats), dict[str, dict[str, Any]]()
+    with bounded() as bound:
+        for name, make in make_ways(given.device, given.dtype).items():
+            say(f"gpu-kernels: {name}")
+            found[name] = attempt(partial(_measure_cases, make, pasts, head_dim, clock, given.dtype, bandwidth))
+    report.in_time(bound)
     return bandwidth, found
 
 
@@ -290,7 +292,7 @@ def decide(ways: Mapping[str, Mapping[str, Any]]) -> str | None:
 def main(argv: Sequence[str]) -> None:
     given = parse_device(make_gpu_parser("gpu-kernels", "Ways to attend over a past.", repeats=20), argv)
     given.dtype, report = torch.bfloat16, Report(given)
-    bandwidth, found = measure_ways(given)
+    bandwidth, found = measure_ways(given, report)
     ways = {name: summary(rows) for name, rows in found.items()}
     chosen = decide(ways)
     report.equals("a way that is right was found", chosen is not None, True)

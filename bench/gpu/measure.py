@@ -22,7 +22,8 @@ from slipstream.engine.forward import DecodeState, Prefill
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.target_engine import default_guidance_layer
-from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoLM
+from slipstream.engine.thread import finish_work
+from slipstream.engine.video_lm import PromptPlan, VideoLM
 from slipstream.pruning import Guidance, Score, num_kept
 from slipstream.pruning.guided import make_guidance, scores_of, top_k
 
@@ -159,6 +160,7 @@ def measure_static(job: Job, num_tokens: int, expected: Sequence[int], logits: T
     """
     engine = job.model.engine(job.kernel, static_tokens=num_tokens + POOL_ROOM)
     state = job.model.filled_state(engine.runner, num_tokens)
+    require_step(engine, state, 1)
     (ours,) = engine.step([(state, chain(1))])
     state.rollback(num_tokens)
     written = greedy_tokens(engine, state, 1, len(expected))
@@ -270,7 +272,7 @@ def measure_memory(job: Job) -> dict[str, Any]:
 def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[str, Any]:
     """Seconds of the vision tower for as many grey frames as the services hand it at once, pixels made included."""
     engine = model.engine(SdpaKernel())
-    frames = np.full((FRAMES_PER_CHUNK, side, side, 3), 127, dtype=np.uint8)
+    frames = np.full((engine.frames_per_chunk(side * side), side, side, 3), 127, dtype=np.uint8)
     timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
     return {"frames": len(frames), **timing}
 
@@ -287,6 +289,18 @@ def write_ahead(engine: VideoLM, state: DecodeState) -> None:
     if engine.write_ahead([(state, 1)], MAX_AHEAD) is None:
         raise RuntimeError("no static step could be had; the log says why")
     state.rollback(state.num_prompt_tokens)
+
+
+def require_step(engine: VideoLM, state: DecodeState, num_rows: int) -> None:
+    """Raises `RuntimeError` where an engine with static steps has none for so many rows of the state: what is timed and
+    compared then would be an ordinary pass."""
+    if engine.static is None:
+        return
+    found = engine.static.run([(state, chain(num_rows))])
+    finish_work(torch.device(engine.info.device))
+    state.rollback(state.num_prompt_tokens)
+    if found is None:
+        raise RuntimeError(f"no static step of {num_rows} rows could be had; the log says why")
 
 
 def judge(engine: VideoLM, state: DecodeState, num_rows: int) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.common import say
-from bench.gpu.checks import Report, make_gpu_parser, parse_device
-from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, write_ahead
+from bench.gpu.checks import Report, bounded, make_gpu_parser, parse_device
+from bench.gpu.measure import WINDOWS, Clock, attempt, judge, measure_bandwidth, require_step, write_ahead
 from bench.gpu.random_model import GEOMETRIES, NUM_BEFORE, NUM_TEXT, RandomModel, greedy_tokens, tiny
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.forward import DecodeState
@@ -66,18 +66,19 @@ COUNTED_TOKENS = 8
 
 def measure_graphs(given: Namespace, report: Report) -> dict[str, Any]:
     bandwidth = measure_bandwidth(Clock(given.device, given.repeats), (1 << 20) if given.tiny else (4 << 30))
-    found = {}
-    for name in given.models:
-        say(f"gpu-graph: {name}")
-        model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
-        modes = {
-            mode: attempt(partial(_measure_steps, model, given, bandwidth, extra=extra))
-            for mode, extra in MODES.items()
-        }
-        found[name] = {**modes, "ids": attempt(partial(_same_ids, model, given))}
-        _judge_steps(report, name, found[name], given)
-        del model
-        _free(given.device)
+    found: dict[str, dict[str, Any]] = {}
+    with bounded() as bound:
+        for name in given.models:
+            say(f"gpu-graph: {name}")
+            of_model = found[name] = dict[str, Any]()
+            model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
+            for mode, extra in reversed(MODES.items()):
+                of_model[mode] = attempt(partial(_measure_steps, model, given, bandwidth, extra=extra))
+            of_model["ids"] = attempt(partial(_same_ids, model, given))
+            _judge_steps(report, name, of_model, given)
+            del model
+            _free(given.device)
+    report.in_time(bound)
     return {"bandwidth_bytes_per_s": bandwidth, "measured": found}
 
 
@@ -115,6 +116,7 @@ def _measure_size(model: RandomModel, engine: VideoLM, given: Namespace, size: i
 
 
 def _pass_s(clock: Clock, engine: VideoLM, state: DecodeState, num_rows: int) -> float:
+    require_step(engine, state, num_rows)
     return clock.time(partial(judge, engine, state, num_rows))["s"]
 
 
@@ -128,16 +130,19 @@ def _same_ids(model: RandomModel, given: Namespace) -> bool:
     static_tokens = MODES["static"] + max(given.video_tokens)
     engine = model.engine(kernel, strict_width=STRICT_WIDTH, static_tokens=static_tokens)
     state = model.filled_state(engine.runner, NUM_BEFORE + given.video_tokens[0] + NUM_TEXT, headroom=1024)
+    require_step(engine, state, 1)
     replayed = greedy_tokens(engine, state, 1, given.tokens)
     steps = engine.static
     assert steps is not None, "they were asked for"
     steps._steps.clear()
     steps._parts = replace(steps._parts, recorder=Recorder(torch.device("cpu")))  # which records nothing
+    require_step(engine, state, 1)
     return greedy_tokens(engine, state, 1, given.tokens) == replayed
 
 
 def _judge_steps(report: Report, name: str, found: dict[str, Any], given: Namespace) -> None:
     mode = "static" if "error" not in found["static"] else "eager"
+    report.equals(f"{name}: static steps", found["static"].get("error", "measured"), "measured")
     served, what = found[mode], f"{name}, {mode}"
     if "error" in served:
         return report.equals(f"{what}: measured", served, "without an error")
@@ -177,19 +182,21 @@ MOST_KERNELS = 15_000
 
 
 def measure_towers(given: Namespace, report: Report) -> dict[str, Any]:
-    found = {}
-    for tower, (name, sides, most_s) in TOWERS.items():
-        say(f"gpu-vision: {tower}")
-        model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
-        count, (height, width) = (TINY_FRAMES, TINY_SIDES) if given.tiny else (NUM_FRAMES, sides)
-        row = found[tower] = attempt(partial(_measure_tower, model, given, (count, height, width, 3)))
-        about = f"{tower}, {count} frames {width}x{height}"
-        report.at_most(f"{about}: seconds", row.get("s", row), most_s)
-        if tower == "Qwen ViT":
-            report.at_most(f"{about}: kernels", row.get("kernels", row), MOST_KERNELS)
-            report.at_most(f"{tower}: waits inside a chunk", row.get("waits_a_chunk", row), 0)
-        del model
-        _free(given.device)
+    found: dict[str, Any] = {}
+    with bounded() as bound:
+        for tower, (name, sides, most_s) in TOWERS.items():
+            say(f"gpu-vision: {tower}")
+            model = RandomModel.make(_geometry(name, given), given.device, given.dtype)
+            count, (height, width) = (TINY_FRAMES, TINY_SIDES) if given.tiny else (NUM_FRAMES, sides)
+            row = found[tower] = attempt(partial(_measure_tower, model, given, (count, height, width, 3)))
+            about = f"{tower}, {count} frames {width}x{height}"
+            report.at_most(f"{about}: seconds", row.get("s", row), most_s)
+            if tower == "Qwen ViT":
+                report.at_most(f"{about}: kernels", row.get("kernels", row), MOST_KERNELS)
+                report.at_most(f"{tower}: waits inside a chunk", row.get("waits_a_chunk", row), 0)
+            del model
+            _free(given.device)
+    report.in_time(bound)
     return {"towers": found}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.common import machine_facts, say
-from bench.gpu.checks import RANDOM, TINY, make_gpu_parser, parse_device
+from bench.gpu.checks import RANDOM, TINY, bounded, make_gpu_parser, parse_device
 from bench.gpu.measure import Clock, Job, attempt, measure_all, measure_bandwidth, measure_encoding
 from bench.gpu.random_model import GEOMETRIES, PAIRS, Geometry, RandomModel, count_parameters, tiny
 from bench.gpu.tables import markdown, pair_rows, replay_tables, write_tables
@@ -23,21 +23,24 @@ COPIED_BYTES, TINY_COPIED_BYTES = 4 << 30, 1 << 20
 
 
 def measure(plan: Namespace) -> dict[str, Any]:
+    copied = TINY_COPIED_BYTES if plan.tiny else COPIED_BYTES
+    bandwidth = measure_bandwidth(Clock(plan.device, plan.repeats), copied)
     models: list[dict[str, Any]] = []
-    for geometry in plan.geometries:
-        models.append(measure_model(plan, geometry))
-        keep(plan, {"unfinished": True, "models": models})
+    with bounded() as bound:
+        for geometry in plan.geometries:
+            measure_model(plan, geometry, models)
+            keep(plan, {"unfinished": True, "models": models})
     by_name = {model["name"]: model["sizes"] for model in models}
     pairs = [row for pair in PAIRS for row in pair_rows(pair, by_name)]
-    copied = TINY_COPIED_BYTES if plan.tiny else COPIED_BYTES
     document = {
         "labels": [RANDOM, *([TINY] if plan.tiny else [])],
         "device": str(plan.device),
         "device_name": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else "cpu",
         "dtype": str(plan.dtype).removeprefix("torch."),
         "tiny": plan.tiny,
+        "unfinished": bound.was_reached,
         "machine": machine_facts(),
-        "bandwidth_bytes_per_s": measure_bandwidth(Clock(plan.device, plan.repeats), copied),
+        "bandwidth_bytes_per_s": bandwidth,
         "models": models,
         "pairs": pairs,
     }
@@ -45,20 +48,22 @@ def measure(plan: Namespace) -> dict[str, Any]:
     return document
 
 
-def measure_model(plan: Namespace, geometry: Geometry) -> dict[str, Any]:
+def measure_model(plan: Namespace, geometry: Geometry, models: list[dict[str, Any]]) -> None:
+    """Its document goes to `models`, with its sizes as they come."""
     say(f"{geometry.name}: making weights")
     model = RandomModel.make(geometry, plan.device, plan.dtype)
+    sizes: list[dict[str, Any]] = []
+    facts = {"parameters": count_parameters(geometry), "weight_bytes": model.weight_bytes}
     encoding = attempt(partial(measure_encoding, model, Clock(plan.device, plan.repeats), 56 if plan.tiny else 448))
-    sizes = []
+    named = {"name": geometry.name, "source": geometry.source}
+    models.append({**named, **facts, "encoding": encoding, "sizes": sizes})
     for num_video_tokens in plan.video_tokens:
         say(f"{geometry.name}: {num_video_tokens} video tokens")
         sizes.append(measure_all(Job(model, Clock(plan.device, plan.repeats), num_video_tokens, plan.attention)))
-    size = {"parameters": count_parameters(geometry), "weight_bytes": model.weight_bytes}
     del model
     gc.collect()
     if plan.device.type == "cuda":
         torch.cuda.empty_cache()
-    return {"name": geometry.name, "source": geometry.source, **size, "encoding": encoding, "sizes": sizes}
 
 
 def keep(plan: Namespace, document: dict[str, Any]) -> None:

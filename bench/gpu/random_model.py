@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedConf
 
 from slipstream.engine.attention import IMPLEMENTATION, Kernel
 from slipstream.engine.forward import Decoder, DecodeState, Runner
-from slipstream.engine.thread import upload
 from slipstream.engine.video_lm import VideoLM
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
 from slipstream.engine.vision_attention import tower_inputs
@@ -22,6 +21,7 @@ from slipstream.families.adapter import FrameFacts, Pixels, PromptPlan, TextDeco
 from slipstream.families.preprocess import FramePreprocessor, PatchPreprocessor
 from slipstream.frame_size import ANY_SIZE
 from slipstream.service_info import ModelInfo
+from slipstream.uploads import upload
 
 MAX_CONTEXT = 131_072
 """Positions, for all of them: 25,000 video tokens must fit whatever the checkpoint was trained for."""

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from bench.common import PROC, Captioned, first_difference, run_caption, run_to_end, say
-from bench.gpu.checks import Report, make_gpu_parser, parse_device
+from bench.gpu.checks import OWN_LIMIT_S, Report, make_gpu_parser, parse_device
 from bench.gpu.folders import write_folder
 from bench.gpu.random_model import GEOMETRIES, tiny
 from slipstream import AsyncCaptioner, CaptionOptions, connect_async
+from slipstream.budget import MIB
 from slipstream.stack.local import FRESH, Stack, StackOptions
 from tests.support.clips import make_colour_clip
 
@@ -31,16 +32,24 @@ SIDES, TINY_SIDES = (588, 336), (84, 56)
 STRICT_WIDTH = 16
 SAMPLE_S, MOST_TRIES = 0.1, 5
 MOST_READY_S, MOST_HOST_BYTES, MOST_ENCODE_S, MOST_GUIDANCE_S = 120.0, 6e9, 1.0, 0.050
+KV_MB, CACHE_MB = 4096, 2048
+"""Of each model for keys and values, and for what it keeps of videos: told, so that the rest of the device's memory can
+be judged."""
+MOST_BESIDE_BYTES = 4e9
+"""That the device holds beside weights, and what is told to be kept."""
 
 
 @dataclass
 class Memory:
-    """Of the services: the most that was resident in one of them, and, sampled, the most that the device held."""
+    """Of the services: the most that was resident in one of them, and, sampled, the most that was its own, and what the
+    device held beyond what it held before."""
 
     host_bytes: dict[str, int] = field(default_factory=dict)
     """What is mapped from files, such as weights on their way to the device, counts while it is resident."""
     anonymous_bytes: dict[str, int] = field(default_factory=dict)
     device_bytes: int | None = None
+    before_bytes: int | None = None
+    """What the device held at the first look, when no service has begun."""
 
     def look(self, stack: Stack, device: torch.device) -> None:
         for name, process in stack.processes.items():
@@ -49,7 +58,9 @@ class Memory:
                     seen[name] = max(seen.get(name, 0), _status_bytes(process.pid, line))
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
-            self.device_bytes = max(self.device_bytes or 0, total - free)
+            if self.before_bytes is None:
+                self.before_bytes = total - free
+            self.device_bytes = max(self.device_bytes or 0, total - free - self.before_bytes)
 
 
 def _status_bytes(pid: int, name: str) -> int:
@@ -72,6 +83,7 @@ class Running:
 async def running(options: StackOptions, device: torch.device) -> AsyncIterator[Running]:
     """A stack whose memory is watched from its start."""
     stack, memory, began = Stack(options, report=say), Memory(), time.monotonic()
+    memory.look(stack, device)
 
     async def watch() -> None:
         while True:
@@ -99,6 +111,13 @@ class Work:
     """Tokens of a caption that a draft must have time to join."""
     device: torch.device
 
+    @property
+    def told_bytes(self) -> int:
+        """Of both models' weights, and of what they are told that they may keep."""
+        folders = Path(self.options.target_model), Path(self.options.draft_model or "")
+        weights = sum(shard.stat().st_size for folder in folders for shard in folder.glob("*.safetensors"))
+        return weights + 2 * (KV_MB + CACHE_MB) * MIB
+
     async def caption(self, stack: Running, clip: int, **asked: Any) -> Captioned:
         options = CaptionOptions.from_mapping({"gate": False, "max_window": STRICT_WIDTH - 1, **asked})
         return await run_caption(stack.captioner, self.clips[clip], options.over(self.template))
@@ -119,7 +138,10 @@ async def serve_pair(work: Work, report: Report) -> dict[str, Any]:
     encode_s = max(timings.target_encode_s, timings.draft_encode_s)
     waited_s = second.timings.draft_encode_s + second.timings.draft_guidance_s
     report.at_most("ready, s", stack.ready_s, MOST_READY_S)
-    report.at_most("most host memory of a service, bytes", max(stack.memory.host_bytes.values()), MOST_HOST_BYTES)
+    own = max(stack.memory.anonymous_bytes.values())
+    report.at_most("most host memory of a service's own, bytes", own, MOST_HOST_BYTES)
+    beside = None if stack.memory.device_bytes is None else stack.memory.device_bytes - work.told_bytes
+    report.at_most("device memory beside weights, keys and values, bytes", beside, MOST_BESIDE_BYTES)
     report.equals("tokens of a caption", drafted.caption.num_tokens, wanted)
     report.at_most("encoding, s", encode_s, MOST_ENCODE_S)
     report.at_most("guidance of a second prompt, s", waited_s if second.video.reused_tokens else None, MOST_GUIDANCE_S)
@@ -183,6 +205,7 @@ STACKS = {"pair": serve_pair, "strict": serve_strict, "own-draft": serve_own_dra
 
 
 async def measure(given: Namespace, report: Report, folder: Path) -> dict[str, Any]:
+    ends = asyncio.get_running_loop().time() + OWN_LIMIT_S
     places, written_s = {}, {}
     for seed, (role, name) in enumerate(NAMES.items()):
         began, place = time.monotonic(), (given.folders or folder) / name
@@ -198,13 +221,20 @@ async def measure(given: Namespace, report: Report, folder: Path) -> dict[str, A
         clip.write_bytes(make_colour_clip(number, frames, size=sides))
     threads = 1 if given.tiny else None
     options = StackOptions(places["target"], places["draft"], str(given.device), restart=False, threads=threads)
+    kept = {"target": ("--prefix-cache-mb", str(CACHE_MB)), "draft": ("--embedding-cache-mb", str(CACHE_MB))}
+    budget_mb = 0 if given.tiny else KV_MB
+    options = replace(options, extra_flags=kept, target_kv_budget_mb=budget_mb, draft_kv_budget_mb=budget_mb)
     template = CaptionOptions(PROMPT, num_frames=frames, max_new_tokens=tokens, guidance="scores")
     work = Work(options, clips, template, long, given.device)
     found: dict[str, Any] = {"geometries": NAMES, "written_s": written_s}
     for name in given.only:
         say(f"gpu-serve: {name}")
         try:
-            found[name] = await STACKS[name](work, report)
+            async with asyncio.timeout_at(ends):
+                found[name] = await STACKS[name](work, report)
+        except TimeoutError:
+            found[name] = {"error": f"the time was up after {OWN_LIMIT_S:g} s"}
+            report.equals(f"{name} was served", found[name], "in time")
         except Exception as error:  # the other stacks still tell something
             found[name] = {"error": f"{type(error).__name__}: {error}"}
             report.equals(f"{name} was served", found[name], "without an error")

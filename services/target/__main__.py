@@ -3,14 +3,16 @@
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import grpc
 
 from slipstream.config import between, option, parse_config
 from slipstream.engine.parallel.follower import run_follower
 from slipstream.engine.parallel.ranks import rank_here
+from slipstream.engine.prefix_cache import share_of_keys
 from slipstream.engine.startup import ModelServiceConfig, rank_order, start_model
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.video_lm import VideoLM
@@ -30,6 +32,8 @@ PREFIX_RATIO = 0.5
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig(ModelServiceConfig):
     """Options of the target service."""
+
+    pool_flags: ClassVar[Sequence[str]] = ("--kv-budget-mb", "--prefix-cache-mb")
 
     guidance_layer: int = option(
         "layer L after which guidance is taken; 0 for 20, at most a quarter of the layers",
@@ -98,7 +102,8 @@ async def setup(
     model, thread = await start_model(config, lifecycle.fail, strict_width=config.told_width)
     prefix_cache_mb = 0 if config.told_width else config.prefix_cache_mb
     kv_budget_bytes, prefix_cache_bytes = config.budgets(model, KV_SHARE, prefix_cache_mb, PREFIX_RATIO)
-    pool_bytes = kv_budget_bytes + prefix_cache_bytes
+    keys_share = share_of_keys(model.runner.kv_bytes_per_token, model.info.hidden_size)
+    pool_bytes = kv_budget_bytes + int(keys_share * prefix_cache_bytes)
     await config.open_static_steps(model, thread, pool_bytes, fix_widths=config.strict_width < 0)
     limits = TargetLimits(
         guidance_layer=config.guidance_layer,

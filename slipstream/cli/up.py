@@ -159,6 +159,24 @@ def up_command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads of each model.", rich_help_panel=MODELS_PANEL)
     ] = None,
+    target_kv_budget_mb: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="MiB for the target's keys and values, where draft and target share a GPU.",
+            show_default="a share of what is free",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = 0,
+    draft_kv_budget_mb: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="MiB for the draft's.",
+            show_default="a share of what is free",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = 0,
     pin: Annotated[
         bool, typer.Option("--pin/--no-pin", help="Give each model one core of its own.", rich_help_panel=MODELS_PANEL)
     ] = False,
@@ -176,6 +194,8 @@ def up_command(
         video_roots=tuple(video_root or ()),
         object_roots=tuple(object_root or ()),
         threads=threads,
+        target_kv_budget_mb=target_kv_budget_mb,
+        draft_kv_budget_mb=draft_kv_budget_mb,
         pin=pin,
         **queue,
     )

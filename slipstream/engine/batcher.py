@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -182,7 +183,9 @@ def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
 def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
     """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
     The next block's pixels are made on another thread meanwhile. Raises `SessionGone` when the session ends."""
-    blocks = [slice(first, first + FRAMES_PER_BLOCK) for first in range(0, num_frames, FRAMES_PER_BLOCK)]
+    frame_pixels = math.prod(work.received_frames.shape[1:3])
+    size = max(FRAMES_PER_BLOCK, model.frames_per_chunk(frame_pixels))
+    blocks = [slice(first, first + size) for first in range(0, num_frames, size)]
 
     def prepare(block: slice) -> Future[list[Pixels]]:
         return _preprocessing.submit(model.preprocess, work.received_frames[block], num_frames)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -37,18 +38,45 @@ class Product:
 
 
 def join(parts: Sequence[nn.Linear]) -> Product:
-    """One product of the layers, which from now on are views of its weights: no weight is there twice."""
+    """One product of the layers, which from now on are views of its weights: no weight is there twice. Of layers that
+    were joined before it copies nothing."""
     with torch.inference_mode(False), torch.no_grad():
         weight = _joined(parts, "weight")
         bias = None if parts[0].bias is None else _joined(parts, "bias")
     return Product(weight, bias)
 
 
+def join_weights(decoder: Decoder) -> None:
+    """Joins what `FusedLayers` will, so that whoever looks at what memory is free afterwards sees what stays free."""
+    for layer in decoder.layers:
+        for parts in _joined_parts(layer):
+            join(parts)
+
+
+def _joined_parts(layer: Any) -> tuple[Sequence[nn.Linear], Sequence[nn.Linear]]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)
+
+
 def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
-    whole = torch.cat([getattr(part, name) for part in parts])
-    for part, own in zip(parts, whole.split([part.weight.shape[0] for part in parts]), strict=True):
+    weights = [cast(Tensor, getattr(part, name)) for part in parts]
+    if (there := _lying_together(weights)) is not None:
+        return there
+    whole = torch.cat(weights)
+    for part, own in zip(parts, whole.split([len(weight) for weight in weights]), strict=True):
         setattr(part, name, nn.Parameter(own, requires_grad=False))
     return whole
+
+
+def _lying_together(weights: Sequence[Tensor]) -> Tensor | None:
+    """As one what lies behind one another in one storage; None where that is not so."""
+    first = weights[0]
+    starts = accumulate((weight.numel() for weight in weights), initial=first.storage_offset())
+    for weight, start in zip(weights, starts, strict=False):
+        is_there = weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (is_there and weight.is_contiguous() and weight.storage_offset() == start):
+            return None
+    return first.detach().as_strided((sum(map(len, weights)), *first.shape[1:]), first.stride())
 
 
 def _bare(part: Any) -> nn.Module | Product:
@@ -162,8 +190,8 @@ class FusedLayers:
         self.rotary = decoder.rotary_emb
         self.layers = [_fuse(cast(Any, layer)) for layer in decoder.layers]
         norms = [norm for layer in self.layers for norm in layer.norms]
-        self.norms = [*norms, cast(Tensor, decoder.norm.weight)]
-        """Weights of all norms, in their order."""
+        self.norms = [*norms, cast(Tensor, decoder.norm.weight).detach()]
+        """Weights of all norms, in their order; no parameters, as compiled code is of one type of tensor."""
         self.shape = glue_shape(decoder)
         self._glue = make_glue(self.shape)
 
@@ -229,15 +257,16 @@ def on_axes(position_ids: Tensor, num_axes: int) -> Tensor:
 
 def _fuse(layer: Any) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    qkv, gate_up = map(join, _joined_parts(layer))
     return _Layer(
         attention.layer_idx,
         float(attention.scaling),
         attention.q_proj.weight.shape[0] // attention.head_dim,
-        join((attention.q_proj, attention.k_proj, attention.v_proj)),
-        join((mlp.gate_proj, mlp.up_proj)),
+        qkv,
+        gate_up,
         _bare(attention.o_proj),
         _bare(mlp.down_proj),
-        (layer.input_layernorm.weight, layer.post_attention_layernorm.weight),
+        (layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()),
     )
 
 

@@ -15,7 +15,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from slipstream.engine.thread import upload
+from slipstream.uploads import upload
 
 _GRANULE_TOKENS = 64
 _GROWTH_FACTOR = 1.5

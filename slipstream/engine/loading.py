@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -22,7 +22,7 @@ from slipstream.documents.surfaces import CONFIG_KEY, SURFACES
 from slipstream.engine.attention import IMPLEMENTATION
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder, Runner
-from slipstream.engine.fused_layers import fastest_runner
+from slipstream.engine.fused_layers import can_fuse, fastest_runner, join_weights
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
 from slipstream.engine.parallel.shards import localise, placement
@@ -106,6 +106,8 @@ def load_model(
         except Exception as error:  # upstream raises dozens of types for a damaged checkpoint
             raise ModelNotUsable(f"{ref}: cannot be loaded: {error}") from error
     _check_attention(checkpoint, adapter.decoder)
+    if torch_device.type == "cuda":
+        _settle_weights(adapter)
     info = _describe(checkpoint, model, adapter, tokenizer, revision.result())
     if make_runner is None:
         make_runner = Runner if group is not None else partial(fastest_runner, num_axes=adapter.num_axes)
@@ -136,6 +138,8 @@ def _device(name: str) -> torch.device:
     that this thread works on, for kernels of packages that ask no tensor where it is."""
     try:
         device = torch.device(name)
+        if device.type == "cuda":
+            _expand_segments()
         torch.empty(1, device=device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -143,6 +147,16 @@ def _device(name: str) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise ModelNotUsable(f"device {name!r} is not usable here; {_devices_here()}: {reason}") from error
     return device
+
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def _expand_segments() -> None:
+    """Unless its user has told torch's allocator what to do, has it take and give back memory page by page: gaps in
+    what it has taken, as of weights that were joined, else stay with it. Before it is used for the first time."""
+    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def _devices_here() -> str:
@@ -178,8 +192,9 @@ def _check_room(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
 
 
 _MORE_ROOM = (
-    "give target and draft a GPU each (--draft-device), spread it over more with --gpus, take a smaller checkpoint of"
-    " the family, or end what else uses it"
+    "give target and draft a GPU each (--draft-device), or a target that has taken its share of this one less for keys"
+    " and values (its --kv-budget-mb; slipstream up: --target-kv-budget-mb), spread it over more with --gpus, take a"
+    " smaller checkpoint of the family, or end what else uses it"
 )
 
 
@@ -207,6 +222,15 @@ def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
     if size > 1:
         localise(model, size)
     return cast(PreTrainedModel, model.eval())
+
+
+def _settle_weights(adapter: Adapter) -> None:
+    """Joins the weights that static steps take joined, before anybody shares out what is free. A model without room for
+    that goes on as it is."""
+    if can_fuse(adapter.decoder, adapter.num_axes):
+        with suppress(torch.OutOfMemoryError):
+            join_weights(adapter.decoder)
+    torch.cuda.empty_cache()
 
 
 def _check_attention(checkpoint: Checkpoint, decoder: Decoder) -> None:

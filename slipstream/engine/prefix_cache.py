@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -112,6 +113,12 @@ class VideoPrefix:
     def num_bytes(self) -> int:
         """Bytes that are held for its sake."""
         return sum(states.nbytes for states in self.video_states) + (self.cache.num_bytes if self.is_parked else 0)
+
+
+def share_of_keys(kv_bytes_per_token: int, hidden_size: int) -> float:
+    """Of the bytes of a kept prefix, how many are its keys and values, which lie where all of them do: the others are
+    states, in memory of their own."""
+    return kv_bytes_per_token / (kv_bytes_per_token + 2 * hidden_size * torch.bfloat16.itemsize)
 
 
 class PrefixCache:

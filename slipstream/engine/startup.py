@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
 from slipstream.engine.parallel.shards import check_checkpoint
 from slipstream.engine.parallel.steps import MirroredSteps
+from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import ModelThread
 from slipstream.engine.video_lm import DecodeState, VideoLM
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable, SlipstreamError
@@ -35,6 +36,9 @@ FRAMES_SHARE = 0.25
 @dataclass(frozen=True, kw_only=True)
 class ModelServiceConfig(WireOptions):
     """Options of a model service."""
+
+    pool_flags: ClassVar[Sequence[str]] = ("--kv-budget-mb",)
+    """What decides how large the pool of static steps is."""
 
     model: str = option("checkpoint: a directory, or a hub id")
     listen: str = option("address to serve on: HOST:PORT, port 0 for any, or unix:/path")
@@ -123,13 +127,22 @@ class ModelServiceConfig(WireOptions):
         else:
             kv_bytes = int(share * max(0, available - told_bytes))
         cache_bytes = told_bytes if cache_mb >= 0 else int(cache_ratio * kv_bytes)
+        least_bytes, prefill_bytes = model.kv_bytes(1), 0
         if not self.kv_budget_mb:
-            kv_bytes = min(kv_bytes, available - cache_bytes - model.prefill_bytes(kv_bytes))
-        if kv_bytes < model.kv_bytes(1):
+            prefill_bytes = model.prefill_bytes(kv_bytes)
+            kv_bytes = min(kv_bytes, available - cache_bytes - prefill_bytes)
+        elif kv_bytes < least_bytes:
+            raise ModelNotUsable(
+                f"--kv-budget-mb {self.kv_budget_mb}: a caption takes {-(-least_bytes // MIB)} at least"
+            )
+        if kv_bytes < least_bytes:
+            missing = max(0, cache_bytes + prefill_bytes + least_bytes - available)
             raise ModelNotUsable(
                 f"{model.info.model_id}: the weights leave {available / 1e9:.1f} GB on {device}, too little for the"
-                " keys and values of a caption; give target and draft a GPU each (--draft-device), spread the target"
-                " over several with --gpus, take a smaller checkpoint, or set --kv-budget-mb"
+                f" keys and values of a caption beside {prefill_bytes / 1e9:.1f} GB that a prompt needs as it is run"
+                f" ({missing / 1e9:.1f} GB are missing); give target and draft a GPU each (--draft-device), spread the"
+                " target over several with --gpus, take a smaller checkpoint, or set --kv-budget-mb (slipstream up:"
+                " --target-kv-budget-mb, --draft-kv-budget-mb)"
             )
         return kv_bytes, cache_bytes
 
@@ -144,7 +157,11 @@ class ModelServiceConfig(WireOptions):
         """
         on_cuda = torch.device(model.info.device).type == "cuda"
         if self.static_steps == "on" or (self.static_steps == AUTO and on_cuda):
-            await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
+            try:
+                await thread.run(lambda: try_static_steps(model, num_bytes, fix_widths=fix_widths and on_cuda))
+            except ModelNotUsable as error:
+                advice = f"set a lower {' or '.join(self.pool_flags)}, or start with --static-steps off"
+                raise ModelNotUsable(f"{error}; {advice}") from error
 
     @property
     def frames_budget_bytes(self) -> int:
@@ -254,28 +271,40 @@ def _tell_lost(
 
 
 def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False) -> None:
-    """Has the model take static steps if their logits are those of its other steps, up to rounding."""
+    """Has the model take static steps if they can be had and their logits are those of its other steps, up to
+    rounding."""
     model.open_static_steps(num_bytes)
     steps, model.static = model.static, None
     assert steps is not None, "they have just been opened"
-    state = _short_prefill(model)
-    differences = []
-    for num_tokens in _steps_of(model):
-        window, found = [0] * num_tokens, []
-        for model.static in (None, steps):
-            found += model.step([(state, window)])
-            state.rollback(state.num_prompt_tokens)
-        differences.append(float((found[0] - found[1]).abs().max() / found[0].abs().max()))
-    state.close()
-    if max(differences) > MAX_DIFFERENCE:
-        model.static = None
+    differences = _differences(model, steps)
+    facts: dict[str, Any] = {"attention": steps.attention, "layers": steps.layers}
+    if not differences:
+        get_logger().warning("static_steps.none", **facts, missing=list(map(str, steps.missing)))
+    elif max(differences) > MAX_DIFFERENCE:
         get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
     else:
+        model.static = steps
         if fix_widths:
             steps.fix_widths()
         steps.prepare()
-        facts = {"attention": steps.attention, "layers": steps.layers, "fixed_widths": steps.fixed_widths}
+        facts |= {"fixed_widths": steps.fixed_widths, "missing": list(map(str, steps.missing))}
         get_logger().info("static_steps.on", **facts, difference=max(differences))
+
+
+def _differences(model: VideoLM, steps: StaticSteps) -> list[float]:
+    """Of static steps that there are from the model's other ones, by logits beside the largest of them."""
+    state = _short_prefill(model)
+    differences = []
+    for num_tokens in _steps_of(model):
+        window = [0] * num_tokens
+        (right,) = model.step([(state, window)])
+        state.rollback(state.num_prompt_tokens)
+        found = steps.run([(state, window)])
+        state.rollback(state.num_prompt_tokens)
+        if found is not None:
+            differences.append(float((right - found[0].logits).abs().max() / right.abs().max()))
+    state.close()
+    return differences
 
 
 def warm_up(model: VideoLM) -> None:

@@ -6,9 +6,11 @@ The passes over windows are in `judging.py`, the prefill's blocks in `target_pre
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+from torch import Tensor
 
 from slipstream.budget import Admission, Memory, Reservation
 from slipstream.engine.batcher import SessionWork, frames_bytes, plan_session
@@ -210,16 +212,20 @@ class TargetEngine:
             return await self._attention(session, kind, score)
         if kind == GuidanceKind.HIDDEN_STATES:
             return await asyncio.to_thread(guidance.to, "cpu")  # hundreds of MB, which the event loop must not wait for
-        return Guidance(scores=await self.thread.run(lambda: scores_of(guidance, score)))
+        return await self._scores(lambda: scores_of(guidance, score))
 
     async def _attention(self, session: TargetSession, kind: str, score: Score) -> Guidance:
         attention, last = session.attention, self.guidance_layer - 1
         if attention is None or kind != GuidanceKind.SCORES:
             raise InvalidRequest(f"{score} comes as scores, and from sessions that were opened with attention")
         if score is Score.ATTENTION_VARIATION:
-            return Guidance(scores=await self.thread.run(lambda: attention.mean([last]) - attention.mean([0])))
+            return await self._scores(lambda: attention.mean([last]) - attention.mean([0]))
         await _of_open_session(session, session.prefilled)
-        return Guidance(scores=await self.thread.run(attention.mean))
+        return await self._scores(attention.mean)
+
+    async def _scores(self, make: Callable[[], Tensor]) -> Guidance:
+        """Made, and brought to the host, on the model's thread: the event loop waits for no device."""
+        return Guidance(scores=await self.thread.run(lambda: make().cpu()))
 
     def _reserve(self, kv_bytes: int, num_frames_bytes: int) -> tuple[Reservation, SessionWork]:
         """A session's place, and its work with room for its frames; or neither, and the error."""

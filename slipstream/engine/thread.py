@@ -5,6 +5,7 @@ is next, so neither a long prefill nor endless decoding keeps the other waiting.
 """
 
 import asyncio
+import contextlib
 import enum
 import heapq
 import itertools
@@ -17,7 +18,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 from slipstream.logs import get_logger
 
@@ -33,23 +33,28 @@ def finish_work(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on `device` of what lies on the CPU, without a wait: from memory that the device reads by itself."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
 def is_device_lost(error: BaseException) -> bool:
     """Whether every later call to the device fails, too: after a failed assert, an illegal address or a memory error
     CUDA gives this process no other answer. A want of memory, of which there are two kinds, is nothing like that, nor
-    is what the recording of a graph does not allow."""
+    is what the recording of a graph does not allow. Of other errors of CUDA no list is kept: a kernel that was not
+    built for this GPU, or a wrong argument, leaves the device as it was, so it is asked."""
     if "out of memory" in str(error) or "captur" in str(error):
         return False
     accelerator_error = getattr(torch, "AcceleratorError", None)  # torch 2.8
-    if accelerator_error is not None and isinstance(error, accelerator_error):
-        return True
-    return isinstance(error, RuntimeError) and str(error).startswith("CUDA error:")
+    is_cudas = accelerator_error is not None and isinstance(error, accelerator_error)
+    is_cudas = is_cudas or (isinstance(error, RuntimeError) and str(error).startswith("CUDA error:"))
+    return is_cudas and not device_answers()
+
+
+def device_answers() -> bool:
+    """Whether this thread's GPU still does something, however small."""
+    try:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.zeros(1, device="cuda").add_(1)
+        torch.cuda.synchronize()
+    except Exception as error:  # torch without CUDA raises an AssertionError
+        return "captur" in str(error)
+    return True
 
 
 # -- fair queue -------------------------------------------------------------------------------------------------------

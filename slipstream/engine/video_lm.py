@@ -29,7 +29,9 @@ from slipstream.speculation.protocol import TokenTree
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
 FRAMES_PER_CHUNK = 8
-"""Most frames that the vision tower takes at once."""
+"""Frames that the vision tower takes at once; on CUDA up to `MAX_CHUNKS` times as many, as long as they have no more
+pixels than `CHUNK_PIXELS`: a GPU spends more time on being told of a kernel than on a kernel of few frames."""
+MAX_CHUNKS, CHUNK_PIXELS = 4, 32 * 448 * 448
 MAX_SECONDS_PER_FRAME = 86_400
 MAX_VIDEO_S = 100 * 86_400
 """No film is longer, and its times are short words."""
@@ -147,9 +149,17 @@ class VideoLM:
         """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
-        firsts = range(0, len(frames), FRAMES_PER_CHUNK)
+        size = self.frames_per_chunk(frames.shape[1] * frames.shape[2])
         with torch.inference_mode():
-            return [self._adapter.preprocess(frames[first : first + FRAMES_PER_CHUNK], num_frames) for first in firsts]
+            chunks = (frames[first : first + size] for first in range(0, len(frames), size))
+            return [self._adapter.preprocess(chunk, num_frames) for chunk in chunks]
+
+    def frames_per_chunk(self, num_pixels: int) -> int:
+        """Frames of so many pixels that the vision tower takes at once; no less than `FRAMES_PER_CHUNK`, and a multiple
+        of it."""
+        if torch.device(self.info.device).type != "cuda":
+            return FRAMES_PER_CHUNK
+        return FRAMES_PER_CHUNK * min(max(1, CHUNK_PIXELS // (FRAMES_PER_CHUNK * num_pixels)), MAX_CHUNKS)
 
     def encode(self, chunks: Sequence[Pixels]) -> Tensor:
         """The other half: the vision tower."""

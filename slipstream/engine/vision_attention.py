@@ -4,11 +4,15 @@ Upstream calls SDPA once for each of them, two thousand times for eight frames o
 length are rows of one batch here, so a layer takes as many calls as there are lengths: one for whole frames, up to four
 for windows, which are smaller at the frame's edges.
 
+On CUDA in 16 bits flash attention for sequences of different lengths takes all windows in one call, where torch's or
+the package's works; see `known_kernels`.
+
 Upstream also reads from the device where windows begin, three times a layer. That follows from the grid, which the host
 knows, so it is made there before the tower runs (`tower_inputs`), and nothing of the tower waits for the device.
 """
 
 import itertools
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +27,9 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
-from slipstream.engine.thread import upload
+from slipstream.engine.thread import is_device_lost
+from slipstream.logs import get_logger
+from slipstream.uploads import upload
 
 IMPLEMENTATION = "slipstream_flash"
 """Upstream hands over bounds, not single windows, to what has "flash" in its name."""
@@ -49,13 +55,89 @@ def windowed_attention(
     Returns:
         [1, rows, heads, head_dim], and no attention weights.
     """
-    packed = torch.stack((query[0], key[0], value[0]))
+    bounds = tuple(cu_seq_lens_q.tolist())
+    rows = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    kernel = _choose_kernel(query.device, query.dtype, query.shape[1], query.shape[3])
+    if kernel is None:
+        return _by_length(*rows, bounds, scaling)[None], None
+    longest = max(end - first for first, end in itertools.pairwise(bounds))
+    return kernel(*rows, _on_device(bounds, query.device), longest, scaling)[None], None
+
+
+def _by_length(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[int, ...], scale: float) -> Tensor:
+    """Attention of rows [rows, heads, d] by a call for each length: the floor that works everywhere."""
+    packed = torch.stack([each.transpose(0, 1) for each in (query, key, value)])
     output = torch.empty_like(packed[0])
-    for length, index in _windows(tuple(cu_seq_lens_q.tolist()), packed.device).items():
+    for length, index in _windows(bounds, packed.device).items():
         batch = packed[:, :, index].unflatten(2, (-1, length)).transpose(1, 2)
-        attended = scaled_dot_product_attention(batch[0], batch[1], batch[2], scale=scaling)
+        attended = scaled_dot_product_attention(batch[0], batch[1], batch[2], scale=scale)
         output[:, index] = attended.transpose(0, 1).flatten(1, 2)
-    return output.transpose(0, 1)[None], None
+    return output.transpose(0, 1)
+
+
+PackedKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
+"""Queries, keys and values [rows, heads, d], where windows begin and the last one ends (int32, on the device), rows of
+the longest and the scale -> [rows, heads, d]."""
+MAX_ERROR = 2e-2
+"""Of a kernel in 16 bits, beside the largest number."""
+_SAMPLE = (0, 16, 80, 144, 150)
+"""Bounds of windows that kernels are tried on."""
+
+
+def packages_kernel(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+    """Flash attention of the flash-attn package."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found,unused-ignore]
+
+    output: Tensor = flash_attn_varlen_func(query, key, value, bounds, bounds, longest, longest, softmax_scale=scale)
+    return output
+
+
+def torchs_kernel(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+    """Torch's own: what `torch.nn.attention.varlen` calls."""
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, bounds, bounds, longest, longest, 0.0, False, False, scale=scale
+    )[0]
+    return output
+
+
+def known_kernels(device: torch.device, dtype: torch.dtype) -> Mapping[str, PackedKernel]:
+    """That may work there, by name, the first choice first."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return {}
+    return {"flash-attn": packages_kernel, "varlen": torchs_kernel}
+
+
+@lru_cache(maxsize=8)
+def _choose_kernel(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> PackedKernel | None:
+    """The first that works and is right, tried when a tower runs for the first time, which is at a start."""
+    for name, kernel in known_kernels(device, dtype).items():
+        try:
+            error = _error(kernel, device, dtype, num_heads, head_dim)
+        except Exception as failure:  # packages, and other versions of torch, raise what they like
+            if is_device_lost(failure):
+                raise
+            get_logger().info("vision_attention.unusable", name=name, error=str(failure).partition("\n")[0])
+            continue
+        get_logger().info("vision_attention.tried", name=name, error=error)
+        if error <= MAX_ERROR:
+            return kernel
+    return None
+
+
+def _error(kernel: PackedKernel, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> float:
+    """Of windows of random rows, beside the largest number."""
+    generator = torch.Generator(device).manual_seed(0)
+    size, scale = (3, _SAMPLE[-1], num_heads, head_dim), head_dim**-0.5
+    query, key, value = torch.randn(size, dtype=dtype, device=device, generator=generator)
+    longest = max(end - first for first, end in itertools.pairwise(_SAMPLE))
+    found = kernel(query, key, value, _on_device(_SAMPLE, device), longest, scale).float()
+    right = _by_length(query.float(), key.float(), value.float(), _SAMPLE, scale)
+    return float((found - right).abs().max() / right.abs().max())
+
+
+@lru_cache(maxsize=64)
+def _on_device(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+    return upload(torch.tensor(bounds, dtype=torch.int32), device)
 
 
 @lru_cache(maxsize=64)

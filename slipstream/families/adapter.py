@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from slipstream.engine.forward import Decoder
-from slipstream.engine.thread import upload
 from slipstream.families.preprocess import FramePreprocessor
 from slipstream.families.prompts import inner_tokenizer
 from slipstream.frame_size import FrameSize
 from slipstream.speculation.methods import Positions
+from slipstream.uploads import upload
 
 # -- adapter ----------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGenera
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
-from slipstream.engine.thread import upload
 from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
 from slipstream.engine.vision_attention import tower_inputs
@@ -19,6 +18,7 @@ from slipstream.families.adapter import FrameFacts, Pixels, embedded
 from slipstream.families.preprocess import PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
+from slipstream.uploads import upload
 
 USUAL_SIZE = (448, 448)
 """Height and width assumed where nobody has said how large the frames are."""

@@ -16,6 +16,8 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
+from slipstream.uploads import upload
+
 # -- noise ------------------------------------------------------------------------------------------------------------
 
 _MASK64 = 2**64 - 1
@@ -49,7 +51,7 @@ def position_key(seed: int, stream: Stream, position: int) -> int:
 
 def key_tensor(keys: Iterable[int], device: torch.device) -> Tensor:
     """Keys as int64 [n]: the same bits, read as signed."""
-    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+    return upload(torch.tensor([_signed(key) for key in keys], dtype=torch.int64), device)
 
 
 def uniform(key: int) -> float:

@@ -41,6 +41,7 @@ from slipstream.sampling.noise import Races, Stream, position_key, uniform
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.speculation.hints.tolerance import Rating
 from slipstream.speculation.protocol import accept_greedy
+from slipstream.uploads import upload
 
 # -- warp -------------------------------------------------------------------------------------------------------------
 
@@ -76,8 +77,8 @@ class Warp:
         first_rows = {token: 0 for token in seen}
         for index, token in enumerate(window[: len(logits) - 1]):
             first_rows.setdefault(token, index + 1)
-        columns = torch.tensor(list(first_rows), dtype=torch.int64, device=logits.device)
-        since = torch.tensor(list(first_rows.values()), dtype=torch.int64, device=logits.device)
+        told = torch.tensor([list(first_rows), list(first_rows.values())], dtype=torch.int64)
+        columns, since = upload(told, logits.device)
         scores = logits[:, columns]
         rows = torch.arange(len(logits), device=logits.device)[:, None]
         penalties = torch.where(scores < 0, scores * penalty, scores / penalty)
@@ -209,7 +210,7 @@ class TargetSampler:
         Raises like `judge`."""
         (own_token,) = self._warp.likeliest(logits, committed)
         log_ps = self._warp.penalised(logits, committed)[0].to(torch.float64).log_softmax(dim=-1)
-        own, *others = log_ps[torch.tensor([own_token, *candidates], device=log_ps.device)].tolist()
+        own, *others = log_ps[upload(torch.tensor([own_token, *candidates]), log_ps.device)].tolist()
         return Rating(own_token, own, others)
 
     def _decide(
@@ -230,7 +231,7 @@ class TargetSampler:
         self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
     ) -> Iterator[int]:
         """Accept tests of paper 000, section 2.2. A token that is not accepted is never yielded in its own place."""
-        drawn = torch.tensor(window[: len(target)], dtype=torch.int64, device=target.device)
+        drawn = upload(torch.tensor(window[: len(target)], dtype=torch.int64), target.device)
         drawn_p = target[: len(drawn)].gather(1, drawn[:, None]).flatten().tolist()  # one wait for a GPU
         for row, row_probabilities in enumerate(target):
             proposal = proposals[row] if row < min(len(window), len(proposals)) else None
@@ -320,7 +321,8 @@ class DraftSampler:
             return token_ids.tolist(), sure
         draft = self._warp.probabilities(rows, output)[0]
         ranked = self._races.ranked(draft, len(output), min(count, int((draft > 0).sum())))
-        held = draft.topk(len(ranked)).values if self.params.sends_proposals else draft[ranked]
+        chosen = upload(torch.tensor(ranked, dtype=torch.int64), draft.device)
+        held = draft.topk(len(ranked)).values if self.params.sends_proposals else draft[chosen]
         return ranked, held.tolist()
 
 
@@ -329,7 +331,7 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
 
     Where rounding leaves nothing, p and q are equal, and p itself is returned.
     """
-    rest = (target - draft.to(target.device)).clamp_(min=0.0)
+    rest = (target - upload(draft, target.device)).clamp_(min=0.0)
     return rest if bool((rest > 0).any()) else target
 
 

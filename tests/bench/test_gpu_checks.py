@@ -15,11 +15,13 @@ from safetensors import safe_open
 from transformers import AutoModelForImageTextToText
 
 from bench.__main__ import PROGRAMS, main
-from bench.gpu import checks, folders, kernels, passes, tp
+from bench.gpu import checks, folders, kernels, passes, serve, tp
 from bench.gpu.checks import Report, failures, run_all
+from bench.gpu.measure import attempt
 from bench.gpu.random_model import GEOMETRIES, tiny
 from bench.output import finish
 from slipstream.engine import load_model
+from slipstream.engine.static.steps import StaticSteps
 from slipstream.families.checkpoints import folders_tokenizer_digest
 
 TINY = ("--tiny", "--device", "cpu")
@@ -71,6 +73,31 @@ def test_a_full_run_judges_all_and_takes_nothing_missing_for_good() -> None:
     report.equals("text", "a", "b")
     assert [row["ok"] for row in report.rows] == [True, False, False, False, False]
     assert report.rows[3]["value"] == "no memory" and not report.ok
+
+
+def test_what_was_measured_before_the_time_was_up_is_kept() -> None:
+    found, report = list[int](), Report(Namespace(device=CPU, tiny=True))
+    with checks.bounded(0.05) as bound:
+        while True:
+            checks_left = attempt(lambda: found.append(len(found)))
+            assert checks_left is None, "it is no error of what is measured"
+    assert bound.was_reached and found
+    report.in_time(bound)
+    assert not report.ok
+    with checks.bounded(60) as bound:
+        pass
+    report = Report(Namespace(device=CPU, tiny=True))
+    report.in_time(bound)
+    assert not bound.was_reached and report.rows == []
+
+
+@pytest.mark.parametrize("name", ["gpu-graph", "gpu-kernels", "gpu-vision", "gpu-serve"])
+def test_a_command_ends_by_itself_when_its_time_is_up(run: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "OWN_LIMIT_S", 0.0)
+    monkeypatch.setattr(checks, "OWN_LIMIT_S", 0.05)
+    document, status = run(name)
+    assert status == 1 and any("time" in str(row) or row["check"] == "measured" for row in document["checks"])
+    assert failures(document)
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("gpu-")])
@@ -129,7 +156,7 @@ def test_all_commands_run_in_order_whatever_they_leave(tmp_path: Path, monkeypat
     assert [row["command"] for row in rows] == list(checks.COMMANDS) == [argv[3] for argv in asked]
     assert not rows[0]["ok"] and all(row["ok"] for row in rows[1:])
     tables = str(tmp_path / "tables")
-    assert tables in asked[0] and tables in asked[-1]
+    assert [argv[3] for argv in asked if tables in argv] == ["gpu", "replay"] and asked[0][3] == "gpu-serve"
     assert all(name in PROGRAMS for name in checks.COMMANDS)
 
 
@@ -176,12 +203,14 @@ def test_serve(run: Any, stack: str, tmp_path: Path) -> None:
     assert status == 0 and all(judged(document).values())
     if stack == "pair":
         assert document["pair"]["second_prompt"]["reused_tokens"] > 0
+        assert any(row["check"].startswith("device memory beside weights") for row in document["checks"])
         assert {"ready, s", "encoding, s", "guidance of a second prompt, s"} < {
             row["check"] for row in document["checks"] if row["value"] is not None and row["value"] >= 0
         }
     else:
         assert judged(document)
-    assert min(document[stack]["memory"]["host_bytes"].values()) > 1e6
+    memory = document[stack]["memory"]
+    assert all(0 < memory["anonymous_bytes"][name] <= peak for name, peak in memory["host_bytes"].items())
 
 
 def test_graph(run: Any) -> None:
@@ -192,6 +221,18 @@ def test_graph(run: Any) -> None:
     assert found["eager"]["a_token"]["operations"] > 50
     assert found["static"]["attention"] and set(found["static"]["sizes"]) == {"96", "192"}
     assert found["ids"] is True and all(judged(document).values())
+
+
+def test_a_graph_that_cannot_be_had_is_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes its place writes the same ids as itself."""
+    monkeypatch.setattr(StaticSteps, "_make", lambda *_: None)
+    document, status = run("gpu-graph", "--repeats", "1", "--models", "Qwen2.5-VL-7B", "--tokens", "4")
+    assert status == 1
+    failed = [row["check"] for row in document["checks"] if row["ok"] is False]
+    assert [name.partition(": ")[2] for name in failed] == [
+        "static steps",
+        "ids of graphs are those of the same steps unrecorded",
+    ]
 
 
 def test_calls_are_counted_by_name() -> None:

@@ -183,3 +183,11 @@ def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.
     assert folder.path.parent == Path("/tmp")
     folder.close()
     assert not folder.path.exists()
+
+
+def test_keys_and_values_of_each_model_may_be_bounded() -> None:
+    options = StackOptions(target_kv_budget_mb=700, draft_kv_budget_mb=90)
+    words = {name: service_argv(options, name, ADDRESSES) for name in ("target", "draft")}
+    told = {name: given[given.index("--kv-budget-mb") + 1] for name, given in words.items()}
+    assert told == {"target": "700", "draft": "90"}
+    assert "--kv-budget-mb" not in service_argv(StackOptions(), "target", ADDRESSES)

@@ -12,6 +12,7 @@ import torch
 
 from slipstream.engine import DecodeState
 from slipstream.engine import batcher as batcher_module
+from slipstream.engine import thread as threads
 from slipstream.engine.batcher import FRAMES_PER_BLOCK, Step, StepBatcher, encode_blocks, step_each
 from slipstream.engine.thread import Lane
 from slipstream.errors import LimitExceeded, SessionGone
@@ -134,6 +135,7 @@ def test_a_lost_device_ends_the_pass_for_all(
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(pair.ours, "step", step)
+    monkeypatch.setattr(threads, "device_answers", lambda: False)
     batcher, thread = make_batcher(pair)
     for session in sessions:
         batcher.submit(session.step(5))
@@ -245,7 +247,9 @@ def test_an_abandoned_video_keeps_no_frames(monkeypatch: pytest.MonkeyPatch) -> 
         return asked[-1]
 
     monkeypatch.setattr(batcher_module, "_preprocessing", SimpleNamespace(submit=submit))
-    model: Any = SimpleNamespace(preprocess=None, encode=lambda num_frames: num_frames)
+    model: Any = SimpleNamespace(
+        preprocess=None, encode=lambda num_frames: num_frames, frames_per_chunk=lambda num_pixels: 8
+    )
     work: Any = SimpleNamespace(received_frames=random_frames(40, 0, (8, 8)))
     blocks = encode_blocks(model, work, 40)
     assert next(blocks)[0] == FRAMES_PER_BLOCK

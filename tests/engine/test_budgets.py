@@ -1,14 +1,20 @@
 """What a model service takes of the memory that is left: keys and values, a cache, and room for the largest prefill."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream.budget import MIB
 from slipstream.engine import startup
 from slipstream.engine.startup import ModelServiceConfig
+from slipstream.engine.static import steps
+from slipstream.engine.thread import ModelThread
 from slipstream.errors import ModelNotUsable
+from slipstream.services.draft.__main__ import DraftConfig
+from slipstream.services.target.__main__ import TargetConfig
 from tests.engine.conftest import Pair
 
 AVAILABLE = 60 * 1024 * MIB
@@ -56,8 +62,44 @@ def test_where_there_is_no_room_for_a_caption_the_start_says_what_helps() -> Non
     """Such as at the second of two models on one GPU."""
     for options in ({}, {"kv_budget_mb": 1}):
         assert config(**options).budgets(model(0.6), 0.5, -1, 0.5)[0] >= MIB
-    with pytest.raises(ModelNotUsable, match=r"^m: the weights leave 64\.4 GB on cpu, too little .*--draft-device"):
+    with pytest.raises(
+        ModelNotUsable, match=r"^m: the weights leave 64\.4 GB on cpu, too little .*--draft-device"
+    ) as error:
         config().budgets(model(10.0), 0.5, -1, 0.5)
+    # A third of 64.4 GB for keys and values takes ten times as much to fill, a sixth goes to the cache.
+    assert "beside 214.7 GB that a prompt needs as it is run (161.1 GB are missing)" in str(error.value)
+    assert "--target-kv-budget-mb" in str(error.value)
+
+
+def test_a_budget_in_which_no_caption_fits_says_what_one_takes() -> None:
+    small = model(0.6)
+    small.kv_bytes = lambda num_tokens: num_tokens * 4 * MIB - 1
+    with pytest.raises(ModelNotUsable, match=r"^--kv-budget-mb 3: a caption takes 4 at least$"):
+        config(kv_budget_mb=3).budgets(small, 0.5, -1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"), [(TargetConfig, "--kv-budget-mb or --prefix-cache-mb"), (DraftConfig, "--kv-budget-mb")]
+)
+async def test_a_pool_without_room_says_how_much_is_missing(
+    kind: type[ModelServiceConfig], advice: str, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(steps, "KVPool", fail)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3_000_000_000, 80_000_000_000))
+    thread, asked = ModelThread(1), kind(model="any", listen="127.0.0.1:0", static_steps="on")
+    try:
+        with pytest.raises(ModelNotUsable) as error:
+            await asked.open_static_steps(pair.ours, thread, 4_500_000_000)
+    finally:
+        await asyncio.to_thread(thread.close)
+    assert str(error.value) == (
+        "4.5 GB for keys and values do not fit on cpu, where 3.0 GB are free (1.5 GB are missing);"
+        f" set a lower {advice}, or start with --static-steps off"
+    )
 
 
 def test_what_somebody_said_is_taken() -> None:

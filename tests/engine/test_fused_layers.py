@@ -19,6 +19,7 @@ from slipstream.engine.fused_layers import (
     MakeGlue,
     can_fuse,
     exact_glue,
+    join_weights,
     on_axes,
 )
 from slipstream.engine.parallel.shards import SummedLinear
@@ -94,6 +95,23 @@ def test_no_weight_is_there_twice(model: VideoLM) -> None:
             lie_at(product.weight, [part.weight for part in parts])
             if product.bias is not None:
                 lie_at(product.bias, [part.bias for part in parts])
+
+
+def test_weights_that_were_joined_before_stay_where_they_are(model: VideoLM) -> None:
+    """As the start does before it looks at what memory is free."""
+    runner: Any = model.runner
+    runner.decoder.layers[0].self_attn.q_proj.weight = nn.Parameter(  # apart from its neighbours again
+        runner.decoder.layers[0].self_attn.q_proj.weight.clone(), requires_grad=False
+    )
+    join_weights(runner.decoder)
+    before, addresses = storage_bytes(model), [each.data_ptr() for each in runner.decoder.parameters()]
+    fused = FusedLayers(runner.decoder)
+    assert storage_bytes(model) == before
+    assert [each.data_ptr() for each in runner.decoder.parameters()] == addresses
+    for layer, ours in zip(runner.decoder.layers, fused.layers, strict=True):
+        attention = layer.self_attn
+        lie_at(ours.qkv.weight, [part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)])
+        assert torch.equal(ours.qkv.weight[: len(attention.q_proj.weight)], attention.q_proj.weight)
 
 
 def lie_at(whole: Tensor, parts: list[Any]) -> None:

@@ -293,3 +293,43 @@ def test_room_that_another_model_took_meanwhile(pair: Pair, monkeypatch: pytest.
     monkeypatch.setattr(loading, "_load_weights", fail)
     with pytest.raises(ModelNotUsable, match=r"no room any more .*--draft-device.*: CUDA out of memory.* GiB\.$"):
         load_model(str(pair.path))
+
+
+def test_on_cuda_weights_are_joined_before_anybody_counts_what_is_free(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty_cache"))
+    model = load_model(str(pair.path))
+    attention = cast(Any, model.runner.decoder.layers[0]).self_attn
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    for part in parts:
+        part.weight = torch.nn.Parameter(part.weight.clone(), requires_grad=False)
+    loading._settle_weights(model._adapter)
+    assert len({part.weight.untyped_storage().data_ptr() for part in parts}) == 1 and asked == ["empty_cache"]
+
+    def fail(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loading, "join_weights", fail)
+    loading._settle_weights(model._adapter)
+    assert asked == ["empty_cache"] * 2
+
+
+@pytest.mark.parametrize("given", ["", *loading.ALLOCATOR_VARIABLES])
+def test_the_allocator_expands_segments_unless_its_user_says_otherwise(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    for name in loading.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(given, "max_split_size_mb:64")
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.setattr(torch, "empty", lambda *_, device: told.append(str(device)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    loading._device("cuda:0")
+    assert told == [*([] if given else ["expandable_segments:True"]), "cuda:0"]
+    told.clear()
+    loading._device("cpu")
+    assert told == ["cpu"]

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from slipstream.budget import MIB
 from slipstream.engine.kv_cache import KVCache
-from slipstream.engine.prefix_cache import ByteLru, PrefixCache, PrefixKey, VideoPrefix, frames_digest
+from slipstream.engine.prefix_cache import (
+    ByteLru,
+    PrefixCache,
+    PrefixKey,
+    VideoPrefix,
+    frames_digest,
+    share_of_keys,
+)
 from tests.engine.conftest import Pair, random_frames
 
 PROMPTS = ("Describe the video.", "What happens here?")
@@ -45,6 +52,16 @@ def test_kv_bytes_are_those_of_the_cache(pair: Pair) -> None:
     plan = pair.ours.plan_prompt("?", 3)
     state, _ = pair.ours.start_prefill(plan, pair.ours.encode_frames(random_frames(3, 0)), headroom=40).finish()
     assert state.kv_bytes == pair.ours.kv_bytes(plan.num_tokens + 40)
+
+
+def test_keys_and_values_take_their_share_of_a_prefix(pair: Pair) -> None:
+    """Only that share is room in the pool of static steps."""
+    _, state, _ = pair.prefill(PROMPTS[0], random_frames(5, 1))
+    per_token = pair.ours.runner.kv_bytes_per_token
+    states = [torch.zeros(state.num_tokens, pair.ours.info.hidden_size, dtype=torch.bfloat16) for _ in range(2)]
+    num_bytes = sum(each.nbytes for each in states) + state.num_tokens * per_token
+    share = share_of_keys(per_token, pair.ours.info.hidden_size)
+    assert share * num_bytes == pytest.approx(state.num_tokens * per_token) and 0.5 < share < 1
 
 
 def test_the_digest_is_of_pixels_and_geometry() -> None:

@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from slipstream.engine.thread import Lane, ModelThread
+from slipstream.engine import thread as threads
+from slipstream.engine.thread import Lane, ModelThread, is_device_lost
 from tests.support.held_memory import no_collection
 
 
@@ -178,7 +179,10 @@ def fails_late(error: Exception) -> Iterator[int]:
         (ZeroDivisionError(), False),
     ],
 )
-async def test_an_error_that_leaves_no_device_is_told(thread: ModelThread, error: Exception, is_lost: bool) -> None:
+async def test_an_error_that_leaves_no_device_is_told(
+    thread: ModelThread, error: Exception, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "device_answers", lambda: False)
     told: list[BaseException] = []
     thread.on_device_lost = told.append
     with pytest.raises(type(error)):
@@ -188,6 +192,54 @@ async def test_an_error_that_leaves_no_device_is_told(thread: ModelThread, error
     thread.submit(lambda: fails(error), Lane.DECODE)
     assert await thread.run(lambda: 7) == 7
     assert told == [error] * 3 * is_lost
+
+
+class Device:
+    """What CUDA is asked after an error: one small operation, and a wait for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, launch: Exception | None, wait: Exception | None) -> None:
+        self.asked: list[str] = []
+
+        def zeros(*size: int, device: str) -> torch.Tensor:
+            self._ask("launch", launch)
+            return torch.tensor([0])
+
+        monkeypatch.setattr(threads.torch, "zeros", zeros)
+        monkeypatch.setattr(threads.torch.cuda, "synchronize", lambda: self._ask("wait", wait))
+
+    def _ask(self, what: str, error: Exception | None) -> None:
+        self.asked.append(what)
+        if error is not None:
+            raise error
+
+
+NOT_FOR_GOOD = (
+    torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device"),
+    torch.AcceleratorError("CUDA error: invalid argument"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+)
+
+
+@pytest.mark.parametrize("error", NOT_FOR_GOOD, ids=str)
+@pytest.mark.parametrize("launch", [None, torch.OutOfMemoryError("CUDA out of memory")], ids=str)
+def test_a_device_that_answers_is_not_lost(
+    error: Exception, launch: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch, launch, None)
+    assert not is_device_lost(error) and device.asked == ["launch", "wait"]
+
+
+@pytest.mark.parametrize("answers", [(LOST, None), (None, LOST), (AssertionError("not compiled with CUDA"), None)])
+def test_a_device_that_does_not_answer_is_lost(
+    answers: tuple[Exception | None, Exception | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Device(monkeypatch, *answers)
+    assert all(map(is_device_lost, (LOST, *NOT_FOR_GOOD)))
+
+
+def test_what_is_no_error_of_the_device_asks_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, LOST, LOST)
+    assert not is_device_lost(ValueError("CUDA error: in a text")) and not device.asked
 
 
 @pytest.mark.parametrize(("given", "prefill"), [(0, 1), (3, 3)])

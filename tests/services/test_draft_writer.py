@@ -12,6 +12,7 @@ import pytest
 
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine import line_writer as writer_module
+from slipstream.engine import thread as threads
 from slipstream.engine.draft_engine import HEADROOM_TOKENS, DraftEngine, DraftLimits
 from slipstream.engine.draft_session import DraftSession
 from slipstream.engine.static.step import MAX_AHEAD
@@ -245,6 +246,7 @@ async def test_a_device_that_is_lost_while_a_line_is_written_is_told(
         session = await started(engine, some_frames(4, 1))
         monkeypatch.setattr(model, "write_ahead", fail)
         monkeypatch.setattr(model, "step", fail)
+        monkeypatch.setattr(threads, "device_answers", lambda: False)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             await line(engine, session, NUM_TOKENS)
     assert told and {*told} == {lost}

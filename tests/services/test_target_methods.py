@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -157,6 +158,22 @@ async def test_guidance_of_attention(model: VideoLM, reused: bool) -> None:
         assert torch.equal(whole.scores, attention.mean())
         assert torch.equal(growth.scores, attention.mean([1]) - attention.mean([0]))
         assert len(whole.scores) == len(similarity.scores) == session.plan.num_video_tokens
+
+
+async def test_scores_come_to_the_host_on_the_models_thread(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy from a GPU waits for all that was launched before it, and with the event loop every caption would."""
+    async with running(model) as engine:
+        await started(engine, "attentive", with_attention=True)
+        copied, cpu = list[str](), torch.Tensor.cpu
+
+        def noting(each: torch.Tensor) -> torch.Tensor:
+            copied.append(threading.current_thread().name)
+            return cpu(each)
+
+        monkeypatch.setattr(torch.Tensor, "cpu", noting)
+        for score in (Score.ATTENTION, Score.ATTENTION_VARIATION, Score.SIMILARITY):
+            await engine.guidance("attentive", "scores", score)
+        assert copied == ["model"] * 3
 
 
 async def test_attention_that_nobody_recorded(model: VideoLM) -> None:

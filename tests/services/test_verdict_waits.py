@@ -15,6 +15,8 @@ from slipstream.engine import VideoLM, load_model, video_lm
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
 from slipstream.engine.thread import ModelThread
+from slipstream.sampling import noise
+from slipstream.sampling import sampler as sampler_module
 from slipstream.sampling.params import Proposal, SamplingParams
 from slipstream.sampling.sampler import TargetSampler
 from slipstream.session_messages import JudgeRequest, TargetStart
@@ -168,3 +170,46 @@ async def test_a_sampled_verdict_waits_no_more_for_a_longer_window(monkeypatch: 
         assert waits.count("__float__") == length, "of what the draft sent, which lies on the CPU"
         counts.append(len(waits) - length)
     assert counts[0] == counts[1] <= 3
+
+
+PENALISED = SamplingParams(repetition_penalty=1.1)
+SAMPLING = {
+    "penalty": (PENALISED, 1),
+    "coupled": (SamplingParams(temperature=0.9, seed=3), 1),
+    "coupled, penalty": (SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.1), 2),
+    "rejection": (SamplingParams(temperature=0.9, seed=3, rule="rejection"), 3),
+}
+
+
+@pytest.mark.parametrize("rule", SAMPLING)
+def test_what_a_verdict_brings_to_the_device_is_not_waited_for(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is made of the host's numbers on a GPU is a copy from memory that the GPU cannot read by itself,
+    and a wait. `SAMPLING` has how many copies there may be."""
+    params, most = SAMPLING[rule]
+    brought: list[torch.Size] = []
+
+    def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        brought.append(tensor.shape)
+        return tensor
+
+    make, move = torch.tensor, torch.Tensor.to
+
+    def tensor(*given: Any, **asked: Any) -> torch.Tensor:
+        assert "device" not in asked, "made on the device"
+        return make(*given, **asked)
+
+    def to(each: torch.Tensor, *given: Any, **asked: Any) -> torch.Tensor:
+        assert "device" not in asked and not isinstance(given[0], torch.device | str), "moved to the device"
+        return move(each, *given, **asked)
+
+    width = 2**17  # whose noise is not made for several positions at once
+    window, proposals = (9, 10, 11), [Proposal((9, 10, 11), (0.999, 0.0005, 0.0005))] * 3
+    logits = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
+    sampler = TargetSampler(params, (5, 6), width)
+    expected = sampler.judge(logits, (7,), window, proposals)
+    for module in (sampler_module, noise):
+        monkeypatch.setattr(module, "upload", upload)
+    monkeypatch.setattr(torch, "tensor", tensor)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    assert sampler.judge(logits, (7,), window, proposals) == expected
+    assert 0 < len(brought) <= most

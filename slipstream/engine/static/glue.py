@@ -1,7 +1,9 @@
 """What lies between the products of fused layers, by device: on CUDA kernels of a compiler, where there is one."""
 
+import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,11 +29,20 @@ def compiled_glue(shape: GlueShape) -> Glue:
     """Each function is one kernel that inductor writes, which takes a C compiler, and Triton on CUDA. The norm that
     stands alone, before the first layer, is not worth it."""
     plain = exact_glue(shape)
-
-    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(function, fullgraph=True, options={"compile_threads": 1})  # no processes beside this one
-
     return Glue(plain.norm, compiled(plain.add_norm), compiled(plain.rotate), compiled(plain.gate))
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled for whoever asks, apart from what is compiled of the same function for others. Torch keeps what it has
+    compiled by the code object, at most eight of them, and takes a size in which two differ for one that varies; and
+    the code of a closure is the same for all models of a process. So this one has code and name of its own."""
+    written = cast(FunctionType, function)
+    code = written.__code__.replace(co_name=f"{written.__name__}_{next(_NUMBERS)}")
+    own = FunctionType(code, written.__globals__, code.co_name, written.__defaults__, written.__closure__)
+    return torch.compile(own, fullgraph=True, options={"compile_threads": 1})  # no processes beside this one
+
+
+_NUMBERS = itertools.count()
 
 
 def known_glue(device: torch.device) -> Mapping[str, MakeGlue]:
@@ -76,8 +87,10 @@ def _largest_error(glue: Glue, shape: GlueShape, like: Tensor) -> float:
         return made
 
     with torch.inference_mode():
+        with torch.inference_mode(like.is_inference()):  # compiled code tells weights made there from others
+            weight = random(shape.hidden_size)
         for rows in (MANY_ROWS, 1):
-            hidden, update, weight = (random(*size, shape.hidden_size) for size in ((rows,), (rows,), ()))
+            hidden, update = random(rows, shape.hidden_size), random(rows, shape.hidden_size)
             packed, inner = random(rows, shape.num_heads * shape.head_dim), random(rows, 2 * shape.inner_size)
             angles = random(rows, shape.head_dim), random(rows, shape.head_dim)
             for ours, right, inputs in (

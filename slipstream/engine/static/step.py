@@ -114,7 +114,7 @@ class StaticStep:
         return self._logits.device
 
     def run(self, entries: Sequence[Entry]) -> list[PassRows]:
-        """What follows each entry's tokens. The caller waits for the device before there is another run."""
+        """What follows each entry's tokens, without a wait for it."""
         with torch.inference_mode():
             self._inputs.fill(entries)
             self._replay()
@@ -158,6 +158,8 @@ class _Inputs:
         spans = [slice(start, end) for start, end in pairwise(ends)]
         self._host = torch.zeros(spans[-1].stop, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = self._host.to(device, copy=True)
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        """Behind the last copy: until then the host's numbers are still to be read."""
         numbers: list[NDArray[np.int64]] = [
             self._host.numpy()[span].reshape(size) for span, size in zip(spans, sizes, strict=True)
         ]
@@ -174,6 +176,8 @@ class _Inputs:
 
     def fill(self, entries: Sequence[Entry]) -> None:
         """What a run starts from; sessions and rows beyond those of the entries do harm to nobody."""
+        if self._copied is not None and not self._copied.query():
+            self._copied.synchronize()
         nobody = Entry(self._scratch, 1, (0,), (0,))
         self._count[:] = 0
         for session in range(self._shape.num_sessions):
@@ -194,6 +198,8 @@ class _Inputs:
                 self._visible[session, :num_new] = 0
                 self._visible[session][entry.tree.visible()] = 1
         self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
     def feed(self, largest: Tensor) -> None:
         """The next step takes in these tokens, one place further on."""

@@ -21,7 +21,7 @@ from slipstream.engine.static.trials import choose_windows
 from slipstream.engine.static.widths import WIDTHS, WidthTimes, choose_width
 from slipstream.engine.static.windows import MakeWindows, StepShape, WholeWindows
 from slipstream.engine.thread import finish_work, is_device_lost
-from slipstream.errors import ModelNotUsable
+from slipstream.errors import DeviceLost, ModelNotUsable
 from slipstream.logs import get_logger
 from slipstream.speculation.protocol import TokenTree
 
@@ -31,6 +31,9 @@ CAPACITIES = (4096, 8192, 16384, 32768, 65536)
 _REPEATS = 5
 _RECORDED, _NO_ROOM, _FAILED = range(3)
 """What became of a step; the worst of all ranks counts."""
+FIRST_PATIENCE, MOST_PATIENCE = 256, 65_536
+"""Passes of a shape that go without a step for which there was no room, until it is tried again: twice as many each
+time. To try takes runs that warm up, a wait and the allocator's empty cache."""
 
 
 class StaticSteps:
@@ -58,6 +61,7 @@ class StaticSteps:
         self.fixed_widths: dict[int, int] = {}
         """By capacity, the rows of the steps of one chain alone, see `fix_widths`; 0: as many as it needs."""
         self._steps: dict[StepShape, StaticStep | None] = {}
+        self._no_room: dict[StepShape, _Patience] = {}
         runner.pool = self.pool
         recorder, make_windows = Recorder(like.device), cast(MakeWindows, WholeWindows)
         self.attention = "whole"
@@ -105,6 +109,11 @@ class StaticSteps:
                 return WidthTimes(_step_s(one, extent, 1), fixed_s)
         finally:
             self.pool.give_back(extent)
+
+    @property
+    def missing(self) -> list[StepShape]:
+        """What could not be recorded so far, and is done without."""
+        return sorted([*(shape for shape, step in self._steps.items() if step is None), *self._no_room])
 
     def prepare(self) -> None:
         """Records the steps of one session, so that no caption waits for that: those that a pool of this size needs."""
@@ -183,7 +192,9 @@ class StaticSteps:
 
     def _find(self, entries: Sequence[Entry]) -> StaticStep | None:
         shape = self._shape_of(entries)
-        return None if shape is None else self.step(shape)
+        if shape is None or (shape in self._no_room and self._no_room[shape].goes_on()):
+            return None
+        return self.step(shape)
 
     def step(self, shape: StepShape) -> StaticStep | None:
         """Recorded, if it was not. None where it cannot be."""
@@ -206,14 +217,16 @@ class StaticSteps:
         step, outcome = None, _RECORDED
         try:
             step = StaticStep(parts or self._parts, shape)
-        except RuntimeError as error:
-            if is_device_lost(error):
+        except Exception as error:  # a compiler raises dozens of types
+            if isinstance(error, DeviceLost) or is_device_lost(error):
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
             outcome = _NO_ROOM if "out of memory" in str(error) else _FAILED
         outcome = self._accord.agree(outcome, max)
         if outcome == _NO_ROOM:
-            return None  # it may go well another time
+            self._no_room.setdefault(shape, _Patience()).begin()
+            return None
+        self._no_room.pop(shape, None)
         self._steps[shape] = step = step if outcome == _RECORDED else None
         get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
         return step
@@ -227,14 +240,39 @@ def _make_pool(accord: Accord, runner: Runner, num_bytes: int) -> KVPool:
     try:
         pool = accord.pool_type(runner.num_layers, num_rows, like.shape[0] // head_dim, head_dim, like)
     except torch.OutOfMemoryError:
-        complaint = (
-            f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {like.device}; set --kv-budget-mb and"
-            " --prefix-cache-mb, or start with --static-steps off"
-        )
+        complaint = _no_room(num_bytes, like.device)
     complaint = accord.agree(complaint, first_complaint)
     if pool is None or complaint:
         raise ModelNotUsable(complaint)
     return pool
+
+
+def _no_room(num_bytes: int, device: torch.device) -> str:
+    """For a pool; a part of it may have been taken and given back."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info(device)[0]
+    missing = max(0, num_bytes - free)
+    return (
+        f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {device}, where {free / 1e9:.1f} GB are free"
+        f" ({missing / 1e9:.1f} GB are missing)"
+    )
+
+
+class _Patience:
+    """How long a shape goes without a step because there was no room for it."""
+
+    def __init__(self) -> None:
+        self._passes_left = 0
+        self._next = FIRST_PATIENCE
+
+    def begin(self) -> None:
+        """There was none, once more."""
+        self._passes_left, self._next = self._next, min(2 * self._next, MOST_PATIENCE)
+
+    def goes_on(self) -> bool:
+        """Whether the pass that is asked for goes without."""
+        self._passes_left -= 1
+        return self._passes_left >= 0
 
 
 def _choose_layers(runner: Runner, num_axes: int, like: Tensor, accord: Accord) -> tuple[str, RunLayers]:

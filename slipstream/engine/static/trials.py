@@ -8,11 +8,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from slipstream.engine.attention import join_window
 from slipstream.engine.kv_cache import LayerBuffers
 from slipstream.engine.static.accord import Accord
+from slipstream.engine.static.glue import compiled
 from slipstream.engine.static.pool import Extent, KVPool
 from slipstream.engine.static.step import Recorder
-from slipstream.engine.static.windows import MakeWindows, Places, StepShape, WholeWindows, known_windows
+from slipstream.engine.static.windows import (
+    Join,
+    MakeWindows,
+    Places,
+    StepShape,
+    WholeWindows,
+    fold,
+    known_windows,
+)
 from slipstream.engine.thread import finish_work, is_device_lost
 from slipstream.logs import get_logger
 
@@ -30,7 +40,7 @@ def choose_windows(pool: KVPool, num_heads: int, recorder: Recorder, accord: Acc
     """By its name. Recorded as a step's layers are: what the host takes to launch a way's kernels counts for nothing
     in a step, and would decide here. `num_heads` are those of queries at this rank."""
     timed: dict[str, float] = {}
-    ways = dict(known_windows(pool))
+    ways = dict(known_windows(pool, choose_join(pool, num_heads, recorder, accord)))
     for name, make in ways.items():
         try:
             seconds, error = _try(pool, make, num_heads, recorder)
@@ -50,6 +60,91 @@ def fastest(timed: Sequence[Mapping[str, float]]) -> str:
     """Of the ways that are right at all ranks, of whose seconds each rank tells."""
     usable = [name for name in timed[0] if all(name in of_rank for of_rank in timed)]
     return min(usable, key=lambda name: max(of_rank[name] for of_rank in timed), default="whole")
+
+
+# -- joining ----------------------------------------------------------------------------------------------------------
+
+MANY_SESSIONS, MANY_ROWS = 3, 5
+"""Of samples that stand for any number of them."""
+
+
+def known_joins(device: torch.device) -> Mapping[str, Callable[[], Join]]:
+    """Beside upstream's operations, of which a window takes a dozen a layer."""
+    return {"compiled": lambda: compiled(join_window)} if device.type == "cuda" else {}
+
+
+def choose_join(pool: KVPool, num_heads: int, recorder: Recorder, accord: Accord) -> Join:
+    """What joins windows to their past: what a compiler makes of it, if that works, is right, and is faster, at all
+    ranks."""
+    faster: dict[str, Join] = {}
+    for name, make in known_joins(pool.keys[0].device).items():
+        try:
+            join = make()
+            samples = [_sample(pool.keys[0], num_heads, sessions) for sessions in (1, MANY_SESSIONS)]
+            with torch.inference_mode():
+                error = max(_join_error(join, sample) for sample in samples)
+                seconds = [_join_s(each, samples[0], len(pool.keys), recorder) for each in (join_window, join)]
+        except Exception as failure:  # a compiler raises dozens of types
+            if is_device_lost(failure):
+                raise
+            get_logger().info("static_join.unusable", name=name, error=str(failure).partition("\n")[0])
+            continue
+        get_logger().info("static_join.tried", name=name, seconds=seconds[1], plain_s=seconds[0], error=error)
+        if error <= MAX_ERROR and seconds[1] < seconds[0]:
+            faster[name] = join
+    return faster.get(accord.agree(list(faster), of_all), join_window)
+
+
+def of_all(said: Sequence[Sequence[str]]) -> str:
+    """For `Accord.agree`: what every rank names; empty when there is nothing."""
+    return next((name for name in said[0] if all(name in of_rank for of_rank in said)), "")
+
+
+JoinSample = tuple[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, float]
+"""What a `Join` takes."""
+
+
+def _sample(like: Tensor, num_heads: int, num_sessions: int) -> JoinSample:
+    """Of so many sessions; compiled code takes it for one of any number of them above one, and of any rows."""
+    shape, (kv_heads, head_dim) = StepShape(num_sessions, MANY_ROWS, 0), like.shape[1:]
+    generator = torch.Generator(like.device).manual_seed(0)
+
+    def random(*size: int, dtype: torch.dtype = like.dtype) -> Tensor:
+        return torch.randn(size, dtype=dtype, device=like.device, generator=generator)
+
+    with torch.inference_mode():
+        heads = num_heads, kv_heads, kv_heads
+        query, keys, values = (fold(random(each, shape.num_all_rows, head_dim), kv_heads, shape) for each in heads)
+        lse = random(kv_heads * query.shape[2], num_sessions, dtype=torch.float32).T  # as `past_by_varlen` has it
+        of_past = random(*query.shape), lse.reshape(query.shape[:-1])
+        mask = random(num_sessions, 1, query.shape[2], MANY_ROWS, dtype=torch.float32)
+        for each in (*of_past, query, keys, values, mask):
+            for dim in (0, *range(2, 4 if each is mask else 3)):
+                if each.shape[dim] > 1:
+                    torch._dynamo.maybe_mark_dynamic(each, dim)
+    return of_past, query, keys, values, mask, head_dim**-0.5
+
+
+def _join_error(join: Join, sample: JoinSample) -> float:
+    """Beside the largest number of the same in fp64."""
+    (of_past, past_lse), query, keys, values, mask, scale = sample
+    wide = query.double(), keys.double(), values.double(), mask.double()
+    right = join_window((of_past.double(), past_lse.double()), *wide, scale)
+    return float((join(*sample).double() - right).abs().max() / right.abs().max())
+
+
+def _join_s(join: Join, sample: JoinSample, num_layers: int, recorder: Recorder) -> float:
+    """Seconds of all layers, recorded."""
+    output = torch.empty_like(sample[1])
+
+    def run() -> None:
+        for _ in range(num_layers):
+            output.copy_(join(*sample))
+
+    return _seconds(recorder.record(run), output.device)
+
+
+# -- attending --------------------------------------------------------------------------------------------------------
 
 
 def _try(pool: KVPool, make: MakeWindows, num_heads: int, recorder: Recorder) -> tuple[float, float]:

@@ -71,24 +71,20 @@ class Windows(ABC):
     def __init__(self, pool: KVPool, places: Places) -> None:
         self.pool = pool
         self.places = places
+        self._grouped: Tensor | None = None
 
-    @abstractmethod
     def begin(self) -> None:
         """What all layers share is made of the places as they are now."""
+        self._grouped = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         self.pool.keys[layer].index_copy_(0, self.places.write_rows, key.transpose(0, 1))
         self.pool.values[layer].index_copy_(0, self.places.write_rows, value.transpose(0, 1))
         heads, _, head_dim = query.shape
-        sessions, rows = self.places.shape.num_sessions, self.places.shape.num_rows
-        kv_heads = key.shape[0]
-
-        def folded(tensor: Tensor) -> Tensor:
-            """[any heads, all rows, d] -> [sessions, kv_heads, group * rows, d]."""
-            return tensor.view(kv_heads, -1, sessions, rows, head_dim).permute(2, 0, 1, 3, 4).flatten(2, 3)
-
-        output = self._attend(layer, folded(query), folded(key), folded(value), scale)
-        by_row = output.view(sessions, kv_heads, -1, rows, head_dim).permute(0, 3, 1, 2, 4)
+        shape, kv_heads = self.places.shape, len(key)
+        folded = (fold(query, kv_heads, shape), fold(key, kv_heads, shape), fold(value, kv_heads, shape))
+        output = self._attend(layer, *folded, scale)
+        by_row = output.view(shape.num_sessions, kv_heads, -1, shape.num_rows, head_dim).permute(0, 3, 1, 2, 4)
         return by_row.reshape(-1, heads, head_dim)
 
     @abstractmethod
@@ -96,8 +92,16 @@ class Windows(ABC):
         """[sessions, kv_heads, group * rows, d] over the past and the window's own [sessions, kv_heads, rows, d]."""
 
     def _per_group(self, mask: Tensor, num_folded: int) -> Tensor:
-        """[sessions, rows, n] -> [sessions, 1, group * rows, n]."""
-        return mask.repeat(1, num_folded // self.places.shape.num_rows, 1)[:, None]
+        """[sessions, rows, n] -> [sessions, 1, group * rows, n], once for all layers."""
+        if self._grouped is None:
+            self._grouped = mask.repeat(1, num_folded // self.places.shape.num_rows, 1)[:, None]
+        return self._grouped
+
+
+def fold(tensor: Tensor, kv_heads: int, shape: StepShape) -> Tensor:
+    """[any heads, all rows, d] -> [sessions, kv_heads, group * rows, d]."""
+    by_session = tensor.view(kv_heads, -1, shape.num_sessions, shape.num_rows, tensor.shape[-1])
+    return by_session.permute(2, 0, 1, 3, 4).flatten(2, 3)
 
 
 class WholeWindows(Windows):
@@ -108,6 +112,7 @@ class WholeWindows(Windows):
     """
 
     def begin(self) -> None:
+        super().begin()
         self._pool_rows = self.places.pool_rows()
         self._mask = self.places.whole_mask()
 
@@ -118,34 +123,52 @@ class WholeWindows(Windows):
         return scaled_dot_product_attention(query, held_keys, held_values, attn_mask=mask, scale=scale)
 
 
-PastOfPool = Callable[[Tensor, KVPool, int, Places, float], tuple[Tensor, Tensor]]
-"""Queries [sessions, kv_heads, m, d], pool, layer, places and scale -> their attention over the past, shaped as they
-are, and log-sum-exp [sessions, kv_heads, m] of the scaled scores."""
+AttendPast = Callable[[Tensor, int, float], tuple[Tensor, Tensor]]
+"""Queries [sessions, kv_heads, m, d], layer and scale -> attention, shaped as they are, and log-sum-exp
+[sessions, kv_heads, m] of the scaled scores."""
+PastOfPool = Callable[[KVPool, Places, Tensor], AttendPast]
+"""How a step attends over the first rows of each session's extent, so many as the int64 [sessions] says. Called once a
+step, for what its layers share."""
+Join = Callable[[tuple[Tensor, Tensor], Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""See `join_window`."""
 
 
 class JoinedWindows(Windows):
-    """Attention over the past by a kernel that reads the pool where it lies, joined to the window: `JoinedKernel`."""
+    """Attention over the past by a kernel that reads the pool where it lies, joined to the window: `JoinedKernel`. A
+    row that is alone sees all there is, itself too, which lies in the pool by then: one call, and nothing to join."""
 
-    def __init__(self, pool: KVPool, places: Places, attend_past: PastOfPool) -> None:
+    def __init__(self, pool: KVPool, places: Places, past_of_pool: PastOfPool, join: Join = join_window) -> None:
         super().__init__(pool, places)
-        self._attend_past = attend_past
+        self._past_of_pool = past_of_pool
+        self._join = join
 
     def begin(self) -> None:
-        self._mask = torch.where(self.places.visible.bool(), 0.0, -torch.inf)
+        super().begin()
+        is_alone = self.places.shape.num_rows == 1
+        self._attend_past = self._past_of_pool(self.pool, self.places, self.places.past + is_alone)
+        self._mask = None if is_alone else torch.where(self.places.visible.bool(), 0.0, -torch.inf)
 
     def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        of_past = self._attend_past(query, self.pool, layer, self.places, scale)
-        return join_window(of_past, query, keys, values, self._per_group(self._mask, query.shape[2]), scale)
+        of_past = self._attend_past(query, layer, scale)
+        if self._mask is None:
+            return of_past[0].to(query.dtype)
+        return self._join(of_past, query, keys, values, self._per_group(self._mask, query.shape[2]), scale)
 
 
-def past_by_copy(query: Tensor, pool: KVPool, layer: int, places: Places, scale: float) -> tuple[Tensor, Tensor]:
+def past_by_copy(pool: KVPool, places: Places, used: Tensor) -> AttendPast:
     """Two matrix products over a copy of the past: what other ways are compared with."""
     rows = places.pool_rows()
-    keys, values = (held[layer][rows].transpose(1, 2).to(wide_dtype(query)) for held in (pool.keys, pool.values))
-    scores = query.to(keys.dtype) @ keys.transpose(-1, -2) * scale
-    scores = scores.masked_fill(~places.past_mask()[:, None, None], float("-inf"))
-    lse = scores.logsumexp(dim=-1)
-    return (scores - lse[..., None]).exp() @ values, lse
+    unused = (torch.arange(places.shape.capacity, device=used.device) >= used[:, None])[:, None, None]
+
+    def attend(query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        wide = wide_dtype(query)
+        keys, values = (held[layer][rows].transpose(1, 2).to(wide) for held in (pool.keys, pool.values))
+        scores = query.to(wide) @ keys.transpose(-1, -2) * scale
+        scores = scores.masked_fill(unused, -torch.inf)
+        lse = scores.logsumexp(dim=-1)
+        return (scores - lse[..., None]).exp() @ values, lse
+
+    return attend
 
 
 VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, float], tuple[Tensor, Tensor]]
@@ -154,19 +177,21 @@ VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, Tensor, fl
 shaped as the queries, and log-sum-exp [heads, sessions]."""
 
 
-def past_by_varlen(
-    attend: VarlenKernel, query: Tensor, pool: KVPool, layer: int, places: Places, scale: float
-) -> tuple[Tensor, Tensor]:
+def past_by_varlen(kernel: VarlenKernel, pool: KVPool, places: Places, used: Tensor) -> AttendPast:
     """Flash attention for sequences of different lengths (CUDA, 16 bits). A session is one query row, of which all rows
     of its window are heads, so that its keys and values are read once; starts and lengths stay on the device.
     """
-    sessions, kv_heads, num_folded, head_dim = query.shape
-    one_row = query.reshape(sessions, kv_heads * num_folded, head_dim)
-    counted = torch.arange(sessions + 1, dtype=torch.int32, device=query.device)
+    sessions, capacity = places.shape.num_sessions, places.shape.capacity
+    bounds = torch.arange(sessions + 1, dtype=torch.int32, device=used.device)
     starts = torch.cat([places.starts, places.starts[-1:] + places.lengths[-1:]]).to(torch.int32)
-    rows, used = (pool.keys[layer], pool.values[layer]), places.past.to(torch.int32)
-    output, lse = attend(one_row, *rows, counted, starts, places.shape.capacity, used, scale)
-    return output.reshape(query.shape), lse.T.reshape(sessions, kv_heads, num_folded)
+    used = used.to(torch.int32)
+
+    def attend(query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        one_row = query.reshape(sessions, -1, query.shape[-1])
+        output, lse = kernel(one_row, pool.keys[layer], pool.values[layer], bounds, starts, capacity, used, scale)
+        return output.reshape(query.shape), lse.T.reshape(query.shape[:-1])
+
+    return attend
 
 
 def torchs_varlen(
@@ -206,11 +231,11 @@ def varlen_of(name: str) -> VarlenKernel:
 MakeWindows = Callable[[KVPool, Places], Windows]
 
 
-def known_windows(pool: KVPool) -> Sequence[tuple[str, MakeWindows]]:
+def known_windows(pool: KVPool, join: Join = join_window) -> Sequence[tuple[str, MakeWindows]]:
     """Ways to attend that may work on the pool's device, by name, the one that always works first."""
 
-    def joined(attend_past: PastOfPool) -> MakeWindows:
-        return lambda pool, places: JoinedWindows(pool, places, attend_past)
+    def joined(past_of_pool: PastOfPool) -> MakeWindows:
+        return lambda pool, places: JoinedWindows(pool, places, past_of_pool, join)
 
     ways: list[tuple[str, MakeWindows]] = [("whole", WholeWindows), ("copy", joined(past_by_copy))]
     if not pool.keys[0].is_cuda or pool.keys[0].dtype not in (torch.float16, torch.bfloat16):

@@ -1,20 +1,21 @@
 """Static steps of a whole model: the logits of other steps, the same bits in every window, and what fits no step."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from slipstream.engine import DecodeState, VideoLM, load_model
 from slipstream.engine.startup import try_static_steps
 from slipstream.engine.static import steps, trials
 from slipstream.engine.static.pool import PooledCache
-from slipstream.engine.static.step import MAX_AHEAD, Recorder, StaticStep
-from slipstream.engine.static.windows import JoinedWindows, WholeWindows, known_windows
+from slipstream.engine.static.step import MAX_AHEAD, Recorder, StaticStep, StepParts
+from slipstream.engine.static.windows import JoinedWindows, StepShape, WholeWindows, known_windows
 from slipstream.engine.thread import is_device_lost
 from slipstream.errors import LimitExceeded
 from slipstream.sampling.sampler import NO_TOKEN
@@ -46,7 +47,9 @@ def static_model(pair: Pair, **options: Any) -> VideoLM:
 def static(request: pytest.FixtureRequest, pair: Pair) -> VideoLM:
     """Takes static steps only: a step that fell back to an ordinary one would fail."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trials, "known_windows", lambda pool: [w for w in known_windows(pool) if w[0] == request.param])
+        patch.setattr(
+            trials, "known_windows", lambda *given: [w for w in known_windows(*given) if w[0] == request.param]
+        )
         model = static_model(pair)
     assert model.static is not None and model.static.attention == request.param
     return model
@@ -171,17 +174,82 @@ def test_a_pool_that_is_full_stops_nobody(pair: Pair) -> None:
         other.rollback(other.num_prompt_tokens)
 
 
-def test_a_step_that_cannot_be_recorded_is_done_without(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(error: Exception, note: Callable[[int], None] = lambda num_rows: None) -> Callable[..., None]:
+    """A recording that fails; it notes its rows."""
+
+    def fail(self: StaticStep, parts: StepParts, shape: StepShape) -> None:
+        note(shape.num_rows)
+        raise error
+
+    return fail
+
+
+CANNOT_RECORD = (
+    RuntimeError("CUDA error: operation not permitted when stream is capturing"),
+    FailOnRecompileLimitHit("Hard failure due to fullgraph=True"),
+)
+
+
+@pytest.mark.parametrize("error", CANNOT_RECORD, ids=lambda error: type(error).__name__)
+def test_a_step_that_cannot_be_recorded_is_done_without(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     model = static_model(pair)
-
-    def fail(*args: Any) -> None:
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(StaticStep, "__init__", fail)
+    monkeypatch.setattr(StaticStep, "__init__", failing(error))
     state, other = prefill(model), prefill(pair.ours)
     for _ in range(2):
         close(model.step([(state, [5, 6])])[0], pair.ours.step([(other, [5, 6])])[0])
     assert model.write_ahead([(state, 5)], 3) is None
+
+
+def test_a_start_without_a_step_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ordinary passes, which are taken in their place, do not differ from themselves."""
+    monkeypatch.setattr(StaticStep, "__init__", failing(RuntimeError("no kernel")))
+    model = load_model(str(pair.path))
+    try_static_steps(model, POOL_BYTES)
+    assert model.static is None
+    said = capsys.readouterr().out
+    assert "static_steps.none" in said and "static_steps.on" not in said and "num_rows=8" in said
+
+
+def test_a_start_says_which_steps_are_missing(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin = StaticStep.__init__
+
+    def fail_at_8(self: StaticStep, parts: StepParts, shape: StepShape) -> None:
+        if shape.num_rows == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        begin(self, parts, shape)
+
+    monkeypatch.setattr(StaticStep, "__init__", fail_at_8)
+    model = load_model(str(pair.path))
+    try_static_steps(model, POOL_BYTES)
+    assert model.static is not None and {shape.num_rows for shape in model.static.missing} == {8}
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "static_steps.on" in line]
+    assert "num_rows=8" in said and "num_rows=4" not in said
+
+
+def test_what_had_no_room_is_not_tried_at_every_pass(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "FIRST_PATIENCE", 3)
+    monkeypatch.setattr(steps, "MOST_PATIENCE", 6)
+    model, tried, begin = static_model(pair), list[int](), StaticStep.__init__
+    monkeypatch.setattr(StaticStep, "__init__", failing(torch.OutOfMemoryError("CUDA out of memory"), tried.append))
+    state = prefill(model)
+
+    def step(times: int) -> int:
+        before = len(tried)
+        for _ in range(times):
+            model.step([(state, [5])])
+        return len(tried) - before
+
+    assert [step(1), step(3), step(1), step(6), step(1), step(6), step(1)] == [1, 0, 1, 0, 1, 0, 1]
+    assert model.static is not None and [shape.num_rows for shape in model.static.missing] == [1]
+    assert step(6) == 0
+    monkeypatch.setattr(StaticStep, "__init__", begin)
+    assert step(1) == 0 and model.static.missing == []
 
 
 def test_steps_of_one_session_are_recorded_beforehand(pair: Pair) -> None:
@@ -205,7 +273,7 @@ def test_ways_to_attend_that_are_wrong_or_fail_are_not_taken(pair: Pair, monkeyp
         raise RuntimeError("no kernel")
 
     ways = [("wrong", Wrong), ("fails", fail), ("whole", WholeWindows)]
-    monkeypatch.setattr(trials, "known_windows", lambda pool: ways)
+    monkeypatch.setattr(trials, "known_windows", lambda *_: ways)
     model = static_model(pair)
     assert model.static is not None and model.static.attention == "whole"
 
@@ -232,6 +300,35 @@ def test_positions_of_several_axes(tmp_path_factory: pytest.TempPathFactory) -> 
     ours.open_static_steps(POOL_BYTES)
     state, other = prefill(ours), prefill(theirs)
     close(ours.step([(state, [5, 6, 7])])[0], theirs.step([(other, [5, 6, 7])])[0])
+
+
+def test_what_the_device_has_not_read_yet_is_not_overwritten(pair: Pair) -> None:
+    """Runs one after the other, without a wait between them."""
+    model = static_model(pair)
+    state = prefill(model)
+    model.step([(state, [5])])
+    assert model.static is not None
+    (step,) = model.static._steps.values()
+    assert step is not None
+    inputs, calls, read = step._inputs, list[str](), list[int]()
+
+    class Event:
+        """Of a device that copies when it is waited for."""
+
+        def query(self) -> bool:
+            return "record" not in calls or calls[-1] != "record"
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+            read.append(int(inputs._ids[0, 0]))
+
+        def record(self) -> None:
+            calls.append("record")
+
+    inputs._copied = Event()  # type: ignore[assignment]
+    for token in (6, 7, 8):
+        model.step([(state, [token])])
+    assert calls == ["record", "synchronize", "record", "synchronize", "record"] and read == [6, 7]
 
 
 class FakeStream:
@@ -297,7 +394,7 @@ def test_the_way_that_is_fastest_as_it_is_recorded_is_taken(pair: Pair, monkeypa
             compute()
             return lambda: replaying.append(True)
 
-    monkeypatch.setattr(trials, "known_windows", lambda pool: [("wordy", Wordy)])
+    monkeypatch.setattr(trials, "known_windows", lambda *_: [("wordy", Wordy)])
     monkeypatch.setattr(steps, "Recorder", Fast)
     model = static_model(pair)
     assert model.static is not None and model.static.attention == "wordy"

@@ -1,17 +1,20 @@
 """Static attention over a pool is the attention of any kernel, in fp64, whoever else is in the step."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream.engine.attention import MatmulKernel
 from slipstream.engine.kv_cache import KVCache, Layout
 from slipstream.engine.segments import Segment
 from slipstream.engine.static.pool import Extent, KVPool
+from slipstream.engine.static.trials import _places
 from slipstream.engine.static.windows import (
     JoinedWindows,
     MakeWindows,
@@ -110,3 +113,39 @@ def test_every_session_has_its_own_attention(kind: str, data: st.DataObject) -> 
         assert torch.equal(held.keys[:, at : at + rows], key[:, own]), "the pool has the new rows"
         right = expected(query[:, own], held.keys[:, : at + rows], held.values[:, : at + rows], at, tree)
         torch.testing.assert_close(output[own], right, rtol=1e-12, atol=1e-12)
+
+
+class Counted(TorchDispatchMode):
+    """Operations, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_layers_share_is_made_once_a_step(rows: int) -> None:
+    """A layer writes its keys and values and asks the kernel; a row that is alone sees itself there, too."""
+    asked: list[list[int]] = []
+
+    def kernel(query: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        asked.append(rest[5].tolist())
+        return query, query[:, :, 0].T
+
+    pool, past = KVPool(4, 2 * CAPACITY, 2, HEAD_DIM, torch.empty(0)), [7, 8]
+    extents = [extent for _ in range(2) if (extent := pool.take(100, pool)) is not None]
+    places = _places(StepShape(2, rows, CAPACITY), extents, past, torch.device("cpu"))
+    windows = JoinedWindows(pool, places, partial(past_by_varlen, kernel), lambda of_past, *_: of_past[0])
+    query, key = torch.randn(6, 2 * rows, HEAD_DIM), torch.randn(2, 2 * rows, HEAD_DIM)
+    windows.begin()
+    counts = []
+    for layer in range(4):
+        with Counted() as counted:
+            windows(layer, query, key, key, SCALE)
+        counts.append(counted.count)
+    assert counts[1:] == [counts[1]] * 3 and (counts[0] > counts[1]) == (rows > 1), "the mask of a group's rows"
+    assert asked == [past if rows > 1 else [8, 9]] * 4
