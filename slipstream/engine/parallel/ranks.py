@@ -68,7 +68,8 @@ class Group(ABC):
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """What happens inside needs no other rank. Goes on when no rank has failed in it; else raises."""
+        """What happens inside needs no other rank. Goes on when all ranks have done it, however late one of them is,
+        and none has failed; else raises. Collectives have no such patience (`COLLECTIVE_S`)."""
         try:
             yield
         except Exception as error:
@@ -104,7 +105,7 @@ class Group(ABC):
 
     @abstractmethod
     def _tell(self, failure: str) -> None:
-        """The other ranks: what failed here, or nothing. Raises where another one has failed."""
+        """The other ranks: what failed here, or nothing. Then waits for all of them, and raises where one has failed."""
 
 
 # -- rank 0 -----------------------------------------------------------------------------------------------------------
@@ -179,10 +180,11 @@ class Leader(Group):
         )
 
     def _tell(self, failure: str) -> None:
-        """Waits for what the others say."""
+        """Hears all others, and has them go on. Of its own failure they hear by its end."""
         if failure:
             return
         self._hear("cannot take its share")
+        self.publish("go")
 
     def ready(self) -> None:
         """Waits until all have loaded; from here on a rank that stands still is noticed at once."""
@@ -357,6 +359,8 @@ class Member(Group):
 
     def _tell(self, failure: str) -> None:
         self._link.send({"failed": failure} if failure else {})
+        if not failure:
+            self.records.get()  # rank 0's word that all have come as far; a failure of another one ends this process
 
 
 def join(order: RankOrder) -> Member:
