@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -81,7 +81,7 @@ def load_model(
     """
     _hand_over_logs()
     size = 1 if group is None else group.size
-    with nullcontext() if group is None else group.checked():
+    with _checked(group):
         torch_device = _device(device)
         torch_dtype = _dtype(dtype, torch_device)
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
@@ -94,7 +94,7 @@ def load_model(
         revision = digesting.submit(checkpoint.revision)
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-            model = _load_weights(checkpoint, torch_dtype, torch_device, size)
+            model = _load_weights(checkpoint, torch_dtype, torch_device, group)
             adapter = make_adapter(model, checkpoint, tokenizer)
         except ModelNotUsable:
             raise
@@ -203,9 +203,24 @@ def _free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, size: int) -> PreTrainedModel:
-    """Straight to the device, shard by shard; of `size` ranks each its share."""
-    where = placement(size) if size > 1 else {"device_map": {"": device}}
+def _checked(group: Group | None) -> AbstractContextManager[None]:
+    """Around what a rank does alone, and all have to have done before any goes on."""
+    return nullcontext() if group is None else group.checked()
+
+
+def _load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, group: Group | None
+) -> PreTrainedModel:
+    """Straight to the device, shard by shard; of several ranks each its share, one from a slow disk much later."""
+    with _checked(group):
+        model = _read_weights(checkpoint, dtype, placement(group.size) if group else {"device_map": {"": device}})
+    if group is not None:
+        localise(model, group.size)
+    return model.eval()
+
+
+def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, where: Mapping[str, Any]) -> PreTrainedModel:
+    """`where`: keywords of `from_pretrained` for the device, or for this rank's share."""
     loaded: Any = AutoModelForImageTextToText.from_pretrained(
         checkpoint.path,
         dtype=dtype,
@@ -219,9 +234,7 @@ def _load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelNotUsable(f"{checkpoint.ref}: {len(missing)} weights are missing, for example {missing[0]}")
-    if size > 1:
-        localise(model, size)
-    return cast(PreTrainedModel, model.eval())
+    return cast(PreTrainedModel, model)
 
 
 def _settle_weights(adapter: Adapter) -> None:

@@ -4,17 +4,19 @@ import json
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+import torch
+from torch.distributed import HashStore, TCPStore
 
 from slipstream.engine import startup
 from slipstream.engine.parallel import links, ranks
 from slipstream.engine.parallel.links import Link, LinkLost, connect
-from slipstream.engine.parallel.ranks import Leader, RankOrder
+from slipstream.engine.parallel.ranks import Leader, RankOrder, join
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together
 from slipstream.errors import InvalidConfig, ModelNotUsable
@@ -179,3 +181,64 @@ def test_strangers_are_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     leader.publish("noted", what="x")
     assert member.receive() == {"op": "noted", "what": "x"}
     silent.close(), member.close(), leader.close()
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def tell_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
+    """What `torchrun` tells its processes, of a store at this port."""
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}
+    for name, value in (told | {"TORCHELASTIC_USE_AGENT_STORE": True}).items():
+        monkeypatch.setenv(name, str(value))
+
+
+def join_two(*_: Any) -> None:
+    join(RankOrder("m", ("cpu", "cpu"), "float32", "auto", 0, 1))
+
+
+@pytest.mark.parametrize(("rank", "come"), [(0, lambda path: start(path, "cpu", "cpu")), (1, join_two)])
+def test_a_meeting_point_that_nobody_reaches(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int, come: Callable[[Path], None]
+) -> None:
+    """`torchrun`'s own store: every rank says where it looked, and what to set."""
+    port = closed_port()
+    tell_rank(monkeypatch, rank, port)
+    monkeypatch.setattr(ranks, "JOIN_S", 0.3)
+    reason = rf"rank {rank} does not meet the others at 127\.0\.0\.1:{port} within 0\.3 s; .*GLOO_SOCKET_IFNAME"
+    with pytest.raises(ModelNotUsable, match=reason):
+        come(checkpoint)
+
+
+def test_a_rank_0_that_never_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "JOIN_S", 0.3)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    tell_rank(monkeypatch, 1, store.port)
+    with pytest.raises(ModelNotUsable, match=rf"rank 1 does not meet the others at 127\.0\.0\.1:{store.port} "):
+        join_two()
+
+
+def test_an_incomplete_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ModelNotUsable, match=r"\(MASTER_ADDR is not set\):\(MASTER_PORT is not set\)"):
+        join_two()
+
+
+def test_ranks_that_reach_rank_0_but_not_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ranks.COLLECTIVE_S, "gloo", 0.3)
+    leader = Leader(2, HashStore(), lambda error: None)
+    leader.met_at = ("127.0.0.1", 7)
+    with pytest.raises(ModelNotUsable, match=r"at 127\.0\.0\.1:7, but rank 0 of 2 .* GLOO_SOCKET_IFNAME"):
+        leader.connect(torch.device("cpu"))
+    leader.close()
+
+
+def test_a_network_that_is_not_there(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    with pytest.raises(ModelNotUsable, match=r"of 2 does not reach the others over gloo; .* GLOO_SOCKET_IFNAME"):
+        start(checkpoint, "cpu", "cpu")

@@ -29,6 +29,8 @@ JOIN_S = 120.0
 """For processes to start and to find each other."""
 COLLECTIVE_S = {"gloo": 30.0, "nccl": 30.0}
 """After so long a rank that waits for another one gives up, should nobody have noticed before."""
+_INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+"""What each takes its network from."""
 _LOCALHOST = "127.0.0.1"
 SaidT = TypeVar("SaidT")
 
@@ -61,10 +63,13 @@ class Group(ABC):
         self.rank = rank
         self.size = size
         self.store = store
+        self.met_at = ("", 0)
+        """Address and port of rank 0 that all others have reached."""
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """What happens inside needs no other rank. Goes on when no rank has failed in it; else raises."""
+        """What happens inside needs no other rank. Goes on when all ranks have done it, however late one of them is,
+        and none has failed; else raises. Collectives have no such patience (`COLLECTIVE_S`)."""
         try:
             yield
         except Exception as error:
@@ -73,22 +78,34 @@ class Group(ABC):
         self._tell("")
 
     def connect(self, device: torch.device) -> None:
-        """Makes collectives work, on this rank's device."""
+        """Makes collectives work, on this rank's device. Raises `ModelNotUsable` where the ranks do not reach each
+        other."""
         backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(device)
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which takes a minute beyond the timeout
-        dist.init_process_group(
-            backend,
-            store=PrefixStore("model", self.store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=timedelta(seconds=COLLECTIVE_S[backend]),
-        )
+        try:
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("model", self.store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=COLLECTIVE_S[backend]),
+            )
+            probe = torch.ones(1, device=device)
+            dist.all_reduce(probe)  # NCCL connects at the first collective only
+            probe.item()
+        except RuntimeError as error:  # of which torch has a class for some of the causes
+            raise ModelNotUsable(
+                f"all ranks reached rank 0 at {':'.join(map(str, self.met_at))}, but rank {self.rank} of {self.size}"
+                f" does not reach the others over {backend}; name the network that they share in"
+                f" {_INTERFACES[backend]} (a name that `ip addr` lists) of every rank, and let their machines reach"
+                f" each other on all ports: {_first_line(error)}"
+            ) from error
 
     @abstractmethod
     def _tell(self, failure: str) -> None:
-        """The other ranks: what failed here, or nothing. Raises where another one has failed."""
+        """The other ranks: what failed here, or nothing. Then waits for all of them, and raises where one has failed."""
 
 
 # -- rank 0 -----------------------------------------------------------------------------------------------------------
@@ -124,7 +141,8 @@ class Leader(Group):
         """Waits for every other rank's connection. Raises `ModelNotUsable`."""
         token = secrets.token_hex(16)
         with socket.create_server((host, 0)) as listener:
-            self.store.set("leader", json.dumps([host, listener.getsockname()[1], token]))
+            self.met_at = (host, listener.getsockname()[1])
+            self.store.set("leader", json.dumps([*self.met_at, token]))
             listener.settimeout(0.2)
             deadline = time.monotonic() + JOIN_S
             while missing := set(range(1, self.size)) - set(self._links):
@@ -162,10 +180,11 @@ class Leader(Group):
         )
 
     def _tell(self, failure: str) -> None:
-        """Waits for what the others say."""
+        """Hears all others, and has them go on. Of its own failure they hear by its end."""
         if failure:
             return
         self._hear("cannot take its share")
+        self.publish("go")
 
     def ready(self) -> None:
         """Waits until all have loaded; from here on a rank that stands still is noticed at once."""
@@ -280,9 +299,25 @@ def _met(leader: Leader, host: str) -> Leader:
 
 
 def _store_of_torchrun() -> Store:
-    """Where the ranks meet that the environment tells of."""
-    store: Store = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_S)))[0]
+    """Where the ranks meet that the environment tells of. Raises `ModelNotUsable`."""
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=JOIN_S)))[0]
+    except (ValueError, RuntimeError) as error:
+        raise _not_met(error) from error
     return store
+
+
+def _not_met(error: Exception) -> ModelNotUsable:
+    address, port = (os.environ.get(name) or f"({name} is not set)" for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return ModelNotUsable(
+        f"rank {rank_here()} does not meet the others at {address}:{port} within {JOIN_S:g} s; start all ranks with the"
+        " same address and port (torchrun's --master-addr and --master-port), of a machine and a network that all of"
+        f" them reach, and name that network in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME: {_first_line(error)}"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _local(order: RankOrder, rank: int) -> str:
@@ -303,7 +338,8 @@ class Member(Group):
     def __init__(self, rank: int, size: int, store: Store) -> None:
         super().__init__(rank, size, store)
         host, port, token = json.loads(store.get("leader"))
-        self._link = connect((host, port), {"rank": rank, "token": token}, JOIN_S)
+        self.met_at = (host, port)
+        self._link = connect(self.met_at, {"rank": rank, "token": token}, JOIN_S)
         self.records: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         read_all(self._link, self._on_record, lambda why: os._exit(1))
 
@@ -323,8 +359,14 @@ class Member(Group):
 
     def _tell(self, failure: str) -> None:
         self._link.send({"failed": failure} if failure else {})
+        if not failure:
+            self.records.get()  # rank 0's word that all have come as far; a failure of another one ends this process
 
 
 def join(order: RankOrder) -> Member:
-    """The follower that the environment says this process is. Raises `LinkLost`."""
-    return Member(rank_here() or 0, order.size, _store_of_torchrun())
+    """The follower that the environment says this process is. Raises `ModelNotUsable` or `LinkLost`."""
+    store = _store_of_torchrun()
+    try:
+        return Member(rank_here() or 0, order.size, store)
+    except dist.DistError as error:  # rank 0 has not said where it listens
+        raise _not_met(error) from error

@@ -123,8 +123,8 @@ def sum_ranks(part: Tensor) -> Tensor:
     """The sum of the ranks' [..., rows, n]; `part` may be overwritten.
 
     A collective adds up the ranks in an order that depends on where in the tensor a number lies, so of more than two
-    ranks a token would have other bits in a window than alone. Few rows are therefore gathered, which takes as long,
-    and added up in one order.
+    ranks a token would have other bits in a window than alone. Few rows are therefore gathered, which is one
+    round as well but more to receive (`size` - 1 parts), and added up in one order.
     """
     size = dist.get_world_size()
     if size == 2 or part.numel() > MOST_ORDERED_ROWS * part.shape[-1]:

@@ -1,0 +1,90 @@
+"""How the ranks of a model come up: one of them late, and on CPUs of a machine that has GPUs as well."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream.engine import load_model, loading
+from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.parallel import ranks
+from slipstream.engine.parallel.ranks import Group
+from tests.engine.test_ranks import greedy, prefilled, start
+from tests.support.tiny_checkpoint import write_tiny_llava
+
+LIMIT_S, LATE_S = 4.0, 6.0
+FOLLOWER = """
+import sys
+from slipstream.engine.parallel import follower
+from tests.engine import test_rank_starts
+test_rank_starts.{change}
+sys.argv[1:] = sys.argv[3:]  # without -m and the module
+follower.main()
+"""
+
+
+def limit_collectives() -> None:
+    ranks.COLLECTIVE_S["gloo"] = LIMIT_S
+
+
+def load_late() -> None:
+    """As from a disk that is slower than another machine's."""
+    read = loading.AutoModelForImageTextToText.from_pretrained
+
+    def read_late(*given: Any, **options: Any) -> Any:
+        loaded = read(*given, **options)
+        time.sleep(LATE_S)
+        return loaded
+
+    loading.AutoModelForImageTextToText = SimpleNamespace(from_pretrained=read_late)  # type: ignore[misc]
+
+
+def be_late() -> None:
+    limit_collectives()
+    load_late()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_tiny_llava(tmp_path / "model", seed=1)
+
+
+@pytest.fixture
+def changed_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has followers call a function of this module before anything else."""
+
+    def change(name: str) -> None:
+        python, script, program = sys.executable, tmp_path / "follower.py", tmp_path / "python"
+        script.write_text(FOLLOWER.format(change=f"{name}()"))
+        program.write_text(f'#!/bin/sh\nPYTHONPATH="$PWD:$PYTHONPATH" exec "{python}" "{script}" "$@"\n')
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return change
+
+
+def check_decoding(checkpoint: Path) -> None:
+    spread = start(checkpoint, 2)
+    try:
+        expected, found = (greedy(model, *prefilled(model), 4) for model in spread.both())
+        assert found == expected and not spread.losses
+    finally:
+        spread.leader.close()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_loads_late_is_waited_for(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, changed_followers: Callable[[str], None], late: int
+) -> None:
+    """Longer than a collective may take: by rank 0 and by the other one."""
+    monkeypatch.setitem(ranks.COLLECTIVE_S, "gloo", LIMIT_S)
+    monkeypatch.setattr(loading, "AutoModelForImageTextToText", loading.AutoModelForImageTextToText)
+    changed_followers("be_late" if late else "limit_collectives")
+    if not late:
+        load_late()
+    check_decoding(checkpoint)
