@@ -216,7 +216,7 @@ def _load_weights(
         model = _read_weights(checkpoint, dtype, placement(group.size) if group else {"device_map": {"": device}})
     if group is not None:
         localise(model, group.size)
-    return model.eval()
+    return cast(PreTrainedModel, model.eval())
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, where: Mapping[str, Any]) -> PreTrainedModel:

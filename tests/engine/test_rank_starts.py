@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from slipstream.engine import load_model, loading
-from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine import loading
 from slipstream.engine.parallel import ranks
-from slipstream.engine.parallel.ranks import Group
 from tests.engine.test_ranks import greedy, prefilled, start
 from tests.support.tiny_checkpoint import write_tiny_llava
 

@@ -52,10 +52,10 @@ def _old(container: str, codec: str, pix_fmt: str = "yuv420p", **more: Any) -> C
     return ClipSpec(_FEW_MS, container=container, codec=codec, pix_fmt=pix_fmt, **more)
 
 
-_CIF = {"width": 176, "height": 144}
-_PAL = {"width": 720, "height": 576}
+_CIF: dict[str, Any] = {"width": 176, "height": 144}
+_PAL: dict[str, Any] = {"width": 720, "height": 576}
 _VC2 = {"strict": "-1", "b": "20M"}
-_DNXHR = {"width": 256, "height": 144, "codec_options": {"profile": "dnxhr_sq"}}
+_DNXHR: dict[str, Any] = {"width": 256, "height": 144, "codec_options": {"profile": "dnxhr_sq"}}
 OLD_CLIPS = {
     "archive": {
         "flv1 flv": _old("flv", "flv"),

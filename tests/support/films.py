@@ -97,7 +97,7 @@ def write_film(
 def packets_of(data: bytes) -> list[tuple[int, int]]:
     """Where the packets of a film lie in its file, and how long they are."""
     found, place = [], 0
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         for packet in container.demux(video=0):
             if packet.size:
                 place = data.find(bytes(packet), place)

@@ -67,7 +67,8 @@ def _frame(picture: NDArray[np.uint8], pix_fmt: str) -> av.VideoFrame:
     """With a palette of greys where there is to be one: encoders convert to anything else themselves."""
     if pix_fmt != "pal8":
         return av.VideoFrame.from_ndarray(picture, format="rgb24")
-    return av.VideoFrame.from_ndarray((picture[..., 0], _GREYS), format="pal8")
+    palette: Any = picture[..., 0], _GREYS
+    return av.VideoFrame.from_ndarray(palette, format="pal8")
 
 
 def index_picture(index: int, width: int, height: int) -> NDArray[np.uint8]:

@@ -17,7 +17,7 @@ async def planted_text(redis_url: str, job_id: str, text: str, *, with_receipt: 
     told otherwise, with the text's own in the receipt. Then it is as before."""
     async with Redis.from_url(redis_url, decode_responses=True) as redis:
         (key,) = [key async for key in redis.scan_iter(f"*{job_id}*") if await redis.type(key) == "hash"]
-        before = await redis.hgetall(key)
+        before: dict[Any, Any] = await redis.hgetall(key)
         caption, receipt = read_result(before["result"])
         if with_receipt:
             receipt = replace(receipt, text_sha256=_sha256(text))
