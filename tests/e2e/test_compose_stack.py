@@ -29,6 +29,8 @@ from slipstream.stack.local import gateway_address
 from tests.support.fuzzing import report_findings
 
 PROJECT, SERVICES, MOUNT = "slipstream-check", ("redis", "target", "draft", "gateway"), "/videos"
+INSIDE = ("models", "queue")
+"""Networks from which nothing outside is reached."""
 START_S, RETURN_S, BUILD_S, BATCH_S = 300.0, 180.0, 1800.0, 600.0
 DOWN_S = 3.0
 """How long Redis stays away."""
@@ -282,8 +284,9 @@ async def check(steps: Steps, videos: Path, names: Sequence[str]) -> None:
         await steps.run("up, all", stack.up())
         with steps.step("look at the containers") as row:
             row["users"] = {service: await check_hardening(stack, service) for service in SERVICES}
-            inside = await stack.docker("network", "inspect", "--format", "{{.Internal}}", f"{PROJECT}_back")
-            require(inside.strip() == "true", "the models' network is not internal")
+            for network in INSIDE:
+                told = await stack.docker("network", "inspect", "--format", "{{.Internal}}", f"{PROJECT}_{network}")
+                require(told.strip() == "true", f"the network {network} is not internal")
         async with connect_async(stack.address) as captioner:
             await check_batch(steps, stack, Batch(captioner, "compose-check", names, MAX_NEW_TOKENS))
             with steps.step("the command line, in a container") as row:
