@@ -91,7 +91,7 @@ def load_model(
     if group is not None:
         group.connect(torch_device)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
-        revision = digesting.submit(checkpoint.revision)
+        revision = digesting.submit(_revision, checkpoint, group)
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
             model = _load_weights(checkpoint, torch_dtype, torch_device, group)
@@ -191,6 +191,11 @@ def _free_bytes(device: torch.device) -> int | None:
 def _checked(group: Group | None) -> AbstractContextManager[None]:
     """Around what a rank does alone, and all have to have done before any goes on."""
     return nullcontext() if group is None else group.checked()
+
+
+def _revision(checkpoint: Checkpoint, group: Group | None) -> str:
+    """Of a follower, which nobody asks, none: it would read the whole checkpoint for a share of it."""
+    return checkpoint.revision() if group is None or group.rank == 0 else ""
 
 
 def _load_weights(

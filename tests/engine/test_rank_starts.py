@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from slipstream.engine import load_model, loading
 from slipstream.engine.checkpoint import Checkpoint
@@ -88,3 +89,28 @@ def test_a_rank_that_loads_late_is_waited_for(
     if not late:
         load_late()
     check_decoding(checkpoint)
+
+
+class Alone(Group):
+    """One that no other rank belongs to."""
+
+    def connect(self, device: torch.device) -> None:
+        pass
+
+    def _tell(self, failure: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_follower_reads_no_more_than_its_share(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """The digest of all weights is rank 0's to tell."""
+    load_weights, digests = loading._load_weights, list[Checkpoint]()
+
+    def digest(checkpoint: Checkpoint) -> str:
+        digests.append(checkpoint)
+        return "d"
+
+    monkeypatch.setattr(loading, "_load_weights", lambda *given: load_weights(*given[:3], None))
+    monkeypatch.setattr(Checkpoint, "revision", digest)
+    model = load_model(str(checkpoint), group=Alone(rank, 1, HashStore()))
+    assert (model.info.revision, len(digests)) == (("", 0) if rank else ("d", 1))
