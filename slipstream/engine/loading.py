@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, cast
@@ -25,7 +25,7 @@ from slipstream.engine.forward import Decoder, Runner
 from slipstream.engine.fused_layers import can_fuse, fastest_runner, join_weights
 from slipstream.engine.kernels import get_kernel
 from slipstream.engine.parallel.ranks import Group
-from slipstream.engine.parallel.shards import localise, placement
+from slipstream.engine.parallel.shards import localise, placement, shards_on
 from slipstream.engine.video_lm import Adapter, VideoLM
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, TextDecoder
@@ -81,7 +81,7 @@ def load_model(
     """
     _hand_over_logs()
     size = 1 if group is None else group.size
-    with _checked(group):
+    with nullcontext() if group is None else group.checked():
         torch_device = _device(device)
         torch_dtype = _dtype(dtype, torch_device)
         kernel = get_kernel(attention, torch_device, torch_dtype, masked_ends=strict_width > 0)
@@ -91,7 +91,7 @@ def load_model(
     if group is not None:
         group.connect(torch_device)
     with ThreadPoolExecutor(1, thread_name_prefix="digest") as digesting:
-        revision = digesting.submit(checkpoint.revision)
+        revision = digesting.submit(_revision, checkpoint, group)
         try:
             tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
             model = _load_weights(checkpoint, torch_dtype, torch_device, group)
@@ -203,20 +203,21 @@ def _free_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _checked(group: Group | None) -> AbstractContextManager[None]:
-    """Around what a rank does alone, and all have to have done before any goes on."""
-    return nullcontext() if group is None else group.checked()
+def _revision(checkpoint: Checkpoint, group: Group | None) -> str:
+    """Of a follower, which nobody asks, none: it would read the whole checkpoint for a share of it."""
+    return checkpoint.revision() if group is None or group.rank == 0 else ""
 
 
 def _load_weights(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, group: Group | None
 ) -> PreTrainedModel:
     """Straight to the device, shard by shard; of several ranks each its share, one from a slow disk much later."""
-    with _checked(group):
-        model = _read_weights(checkpoint, dtype, placement(group.size) if group else {"device_map": {"": device}})
-    if group is not None:
-        localise(model, group.size)
-    return cast(PreTrainedModel, model.eval())
+    if group is None:
+        return _read_weights(checkpoint, dtype, {"device_map": {"": device}}).eval()
+    with group.checked(), shards_on(device):
+        model = _read_weights(checkpoint, dtype, placement(group.size))
+    localise(model, group.size)
+    return model.eval()
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, where: Mapping[str, Any]) -> PreTrainedModel:

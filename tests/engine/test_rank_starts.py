@@ -8,9 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
-from slipstream.engine import loading
+from slipstream.engine import load_model, loading
+from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.parallel import ranks
+from slipstream.engine.parallel.ranks import Group
+from slipstream.engine.parallel.shards import shards_on
 from tests.engine.test_ranks import greedy, prefilled, start
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -85,3 +90,51 @@ def test_a_rank_that_loads_late_is_waited_for(
     if not late:
         load_late()
     check_decoding(checkpoint)
+
+
+def build_for_gpus() -> None:
+    """As a torch for CUDA says, also where there is no GPU."""
+    torch._C._get_accelerator = lambda *_: torch.device("cuda")  # type: ignore[assignment]
+
+
+def test_ranks_on_cpus_by_a_torch_for_gpus(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, changed_followers: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(torch._C, "_get_accelerator", torch._C._get_accelerator)
+    changed_followers("build_for_gpus")
+    build_for_gpus()
+    check_decoding(checkpoint)
+    assert torch._C._get_accelerator().type == "cuda", "as it was"
+
+
+def test_ranks_on_gpus_shard_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_get_accelerator", torch._C._get_accelerator)
+    build_for_gpus()
+    for name in ("cpu", "cuda"):
+        with shards_on(torch.device(name)):
+            assert torch._C._get_accelerator().type == name
+
+
+class Alone(Group):
+    """One that no other rank belongs to."""
+
+    def connect(self, device: torch.device) -> None:
+        pass
+
+    def _tell(self, failure: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_follower_reads_no_more_than_its_share(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """The digest of all weights is rank 0's to tell."""
+    load_weights, digests = loading._load_weights, list[Checkpoint]()
+
+    def digest(checkpoint: Checkpoint) -> str:
+        digests.append(checkpoint)
+        return "d"
+
+    monkeypatch.setattr(loading, "_load_weights", lambda *given: load_weights(*given[:3], None))
+    monkeypatch.setattr(Checkpoint, "revision", digest)
+    model = load_model(str(checkpoint), group=Alone(rank, 1, HashStore()))
+    assert (model.info.revision, len(digests)) == (("", 0) if rank else ("d", 1))

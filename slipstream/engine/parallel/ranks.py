@@ -105,7 +105,7 @@ class Group(ABC):
 
     @abstractmethod
     def _tell(self, failure: str) -> None:
-        """The other ranks: what failed here, or nothing. Then waits for them, and raises where one has failed."""
+        """The other ranks: what failed here, or nothing. Waits for all of them, and raises where one has failed."""
 
 
 # -- rank 0 -----------------------------------------------------------------------------------------------------------

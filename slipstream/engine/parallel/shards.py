@@ -2,6 +2,8 @@
 plain modules on local tensors: one sum over the ranks behind attention and one behind the MLP (Megatron-LM, section 3).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +44,23 @@ def placement(size: int) -> dict[str, Any]:
     except ImportError:
         raise ModelNotUsable("a model over several devices needs transformers 5.17 or later") from None
     return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+@contextmanager
+def shards_on(device: torch.device) -> Iterator[None]:
+    """Has upstream shard on a CPU while it loads, if that is the device. It has no option for it: its mesh and the
+    weights go to the accelerator that torch is built for (`initialize_distributed_mesh`), whether or not there is one,
+    and to whom it belongs."""
+    if device.type != "cpu":
+        yield
+        return
+    upstreams: Any = torch._C
+    built_for = upstreams._get_accelerator
+    upstreams._get_accelerator = lambda *_: device
+    try:
+        yield
+    finally:
+        upstreams._get_accelerator = built_for
 
 
 def localise(model: PreTrainedModel, size: int) -> None:
