@@ -24,6 +24,7 @@ from slipstream.engine.static.step import MAX_AHEAD
 from slipstream.engine.target_engine import default_guidance_layer
 from slipstream.engine.thread import finish_work
 from slipstream.engine.video_lm import PromptPlan, VideoLM
+from slipstream.families.preprocess import frames_at_once
 from slipstream.pruning import Guidance, Score, num_kept
 from slipstream.pruning.guided import make_guidance, scores_of, top_k
 
@@ -272,7 +273,7 @@ def measure_memory(job: Job) -> dict[str, Any]:
 def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[str, Any]:
     """Seconds of the vision tower for as many grey frames as the services hand it at once, pixels made included."""
     engine = model.engine(SdpaKernel())
-    frames = np.full((engine.frames_per_chunk(side * side), side, side, 3), 127, dtype=np.uint8)
+    frames = np.full((frames_at_once(clock.device, (side, side)), side, side, 3), 127, dtype=np.uint8)
     timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
     return {"frames": len(frames), **timing}
 

@@ -221,9 +221,9 @@ async def measure(given: Namespace, report: Report, folder: Path) -> dict[str, A
         clip.write_bytes(make_colour_clip(number, frames, size=sides))
     threads = 1 if given.tiny else None
     options = StackOptions(places["target"], places["draft"], str(given.device), restart=False, threads=threads)
-    kept = {"target": ("--prefix-cache-mb", str(CACHE_MB)), "draft": ("--embedding-cache-mb", str(CACHE_MB))}
-    budget_mb = 0 if given.tiny else KV_MB
-    options = replace(options, extra_flags=kept, target_kv_budget_mb=budget_mb, draft_kv_budget_mb=budget_mb)
+    budget = () if given.tiny else ("--kv-budget-mb", str(KV_MB))
+    caches = {"target": "--prefix-cache-mb", "draft": "--embedding-cache-mb"}
+    options = replace(options, extra_flags={name: (*budget, flag, str(CACHE_MB)) for name, flag in caches.items()})
     template = CaptionOptions(PROMPT, num_frames=frames, max_new_tokens=tokens, guidance="scores")
     work = Work(options, clips, template, long, given.device)
     found: dict[str, Any] = {"geometries": NAMES, "written_s": written_s}

@@ -127,11 +127,37 @@ def _result_flags(archive: bool, results_to: str, queue_bytes: int | None) -> Se
     return "--results-to", results_to, *(() if queue_bytes is None else ("--queue-bytes", str(queue_bytes)))
 
 
-@bundled(stack_options=model_options, http_port=http_options, queue=queue_options)
+def budget_options(
+    target_kv_budget_mb: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="MiB for the target's keys and values, where draft and target share a GPU.",
+            show_default="a share of what is free",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = 0,
+    draft_kv_budget_mb: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="MiB for the draft's.",
+            show_default="a share of what is free",
+            rich_help_panel=MODELS_PANEL,
+        ),
+    ] = 0,
+) -> dict[str, Sequence[str]]:
+    """Flags by service."""
+    given = {"target": target_kv_budget_mb, "draft": draft_kv_budget_mb}
+    return {name: ("--kv-budget-mb", str(budget_mb)) for name, budget_mb in given.items() if budget_mb}
+
+
+@bundled(stack_options=model_options, http_port=http_options, queue=queue_options, budgets=budget_options)
 def up_command(
     stack_options: StackOptions,
     http_port: int | None,
     queue: dict[str, Any],
+    budgets: dict[str, Sequence[str]],
     listen: Annotated[
         str | None, typer.Option(help="Where the gateway listens: host:port or unix:PATH.", show_default="a free port")
     ] = None,
@@ -159,24 +185,6 @@ def up_command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Torch threads of each model.", rich_help_panel=MODELS_PANEL)
     ] = None,
-    target_kv_budget_mb: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="MiB for the target's keys and values, where draft and target share a GPU.",
-            show_default="a share of what is free",
-            rich_help_panel=MODELS_PANEL,
-        ),
-    ] = 0,
-    draft_kv_budget_mb: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="MiB for the draft's.",
-            show_default="a share of what is free",
-            rich_help_panel=MODELS_PANEL,
-        ),
-    ] = 0,
     pin: Annotated[
         bool, typer.Option("--pin/--no-pin", help="Give each model one core of its own.", rich_help_panel=MODELS_PANEL)
     ] = False,
@@ -194,14 +202,12 @@ def up_command(
         video_roots=tuple(video_root or ()),
         object_roots=tuple(object_root or ()),
         threads=threads,
-        target_kv_budget_mb=target_kv_budget_mb,
-        draft_kv_budget_mb=draft_kv_budget_mb,
         pin=pin,
         **queue,
     )
     limits = limit_flags({"max-video-bytes": max_video_bytes, "max-ranged-bytes": max_ranged_bytes})
     of_gateway = (*options.extra_flags.get("gateway", ()), *limits)
-    run_async(_serve(replace(options, extra_flags={**options.extra_flags, "gateway": of_gateway})))
+    run_async(_serve(replace(options, extra_flags={**options.extra_flags, **budgets, "gateway": of_gateway})))
 
 
 def limit_flags(limits: Mapping[str, int | None]) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 import threading
 import time
 from collections import deque
@@ -22,6 +21,7 @@ from slipstream.engine.thread import Lane, ModelThread, Pause, is_device_lost
 from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
+from slipstream.families.preprocess import frames_at_once
 from slipstream.logs import heard
 from slipstream.messages import Frames
 from slipstream.session_messages import SessionStart
@@ -183,8 +183,8 @@ def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
 def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
     """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
     The next block's pixels are made on another thread meanwhile. Raises `SessionGone` when the session ends."""
-    frame_pixels = math.prod(work.received_frames.shape[1:3])
-    size = max(FRAMES_PER_BLOCK, model.frames_per_chunk(frame_pixels))
+    at_once = frames_at_once(torch.device(model.info.device), work.received_frames.shape[1:3])
+    size = max(FRAMES_PER_BLOCK, at_once)
     blocks = [slice(first, first + size) for first in range(0, num_frames, size)]
 
     def prepare(block: slice) -> Future[list[Pixels]]:

@@ -20,6 +20,7 @@ from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import finish_work
 from slipstream.errors import InvalidRequest, LimitExceeded
 from slipstream.families.adapter import Adapter, FrameFacts, Pixels, PromptPlan, TextDecoder, TextStream, VideoGrid
+from slipstream.families.preprocess import frames_at_once
 from slipstream.families.prompts import ChatTemplate
 from slipstream.sampling.sampler import largest_of
 from slipstream.service_info import ModelInfo
@@ -28,10 +29,6 @@ from slipstream.speculation.protocol import TokenTree
 
 __all__ = ["Adapter", "DecodeState", "Prefill", "PromptPlan", "VideoGrid", "VideoLM"]
 
-FRAMES_PER_CHUNK = 8
-"""Frames that the vision tower takes at once; on CUDA up to `MAX_CHUNKS` times as many, as long as they have no more
-pixels than `CHUNK_PIXELS`: a GPU spends more time on being told of a kernel than on a kernel of few frames."""
-MAX_CHUNKS, CHUNK_PIXELS = 4, 32 * 448 * 448
 MAX_SECONDS_PER_FRAME = 86_400
 MAX_VIDEO_S = 100 * 86_400
 """No film is longer, and its times are short words."""
@@ -149,17 +146,10 @@ class VideoLM:
         """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
-        size = self.frames_per_chunk(frames.shape[1] * frames.shape[2])
+        size = frames_at_once(torch.device(self.info.device), frames.shape[1:3])
         with torch.inference_mode():
             chunks = (frames[first : first + size] for first in range(0, len(frames), size))
             return [self._adapter.preprocess(chunk, num_frames) for chunk in chunks]
-
-    def frames_per_chunk(self, num_pixels: int) -> int:
-        """Frames of so many pixels that the vision tower takes at once; no less than `FRAMES_PER_CHUNK`, and a multiple
-        of it."""
-        if torch.device(self.info.device).type != "cuda":
-            return FRAMES_PER_CHUNK
-        return FRAMES_PER_CHUNK * min(max(1, CHUNK_PIXELS // (FRAMES_PER_CHUNK * num_pixels)), MAX_CHUNKS)
 
     def encode(self, chunks: Sequence[Pixels]) -> Tensor:
         """The other half: the vision tower."""

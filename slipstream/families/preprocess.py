@@ -4,6 +4,7 @@ transformers resizes uint8 frames with torchvision, which calls `torch.nn.functi
 on uint8, and then folds rescaling into the mean and standard deviation.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,19 @@ _LONGEST_EDGE = 4096
 """The longest that SmolVLM's processor makes a side."""
 _LANCZOS, _BICUBIC = 1, 3
 """Pillow's numbers, which processor configs carry."""
+
+
+FRAMES_PER_CHUNK = 8
+"""Frames that a vision tower takes at once; on CUDA up to `MAX_CHUNKS` times as many, as long as they have no more
+pixels than `CHUNK_PIXELS`: a GPU spends more time on being told of a kernel than on a kernel of few frames."""
+MAX_CHUNKS, CHUNK_PIXELS = 4, 32 * 448 * 448
+
+
+def frames_at_once(device: torch.device, size: tuple[int, ...]) -> int:
+    """Frames of this height and width for a vision tower: no less than `FRAMES_PER_CHUNK`, and a multiple of it."""
+    if device.type != "cuda":
+        return FRAMES_PER_CHUNK
+    return FRAMES_PER_CHUNK * min(max(1, CHUNK_PIXELS // (FRAMES_PER_CHUNK * math.prod(size))), MAX_CHUNKS)
 
 
 @dataclass(frozen=True, slots=True)

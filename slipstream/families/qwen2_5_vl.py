@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGenera
 
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.forward import Decoder
-from slipstream.engine.video_lm import FRAMES_PER_CHUNK, PromptPlan, VideoGrid
+from slipstream.engine.video_lm import PromptPlan, VideoGrid
 from slipstream.engine.vision_attention import IMPLEMENTATION as WINDOWED
 from slipstream.engine.vision_attention import tower_inputs
 from slipstream.errors import ModelNotUsable
 from slipstream.families.adapter import FrameFacts, Pixels, embedded
-from slipstream.families.preprocess import PatchPreprocessor
+from slipstream.families.preprocess import FRAMES_PER_CHUNK, PatchPreprocessor
 from slipstream.families.prompts import ChatTemplate
 from slipstream.speculation.methods import Positions
 from slipstream.uploads import upload

@@ -64,9 +64,6 @@ class StackOptions:
     target_gpus: str = ""
     """Numbers of the GPUs that share the target, such as "0,1,2,3"; empty: `device` alone."""
     dtype: str = "auto"
-    target_kv_budget_mb: int = 0
-    draft_kv_budget_mb: int = 0
-    """MiB for keys and values; 0: a share of the memory that is free when the model is loaded."""
     listen: str | None = None
     """Where the gateway listens; None: a free port of the loopback interface."""
     video_roots: tuple[Path, ...] = ()
@@ -196,8 +193,6 @@ def _model_flags(options: StackOptions, name: str) -> dict[str, str]:
         "dtype": options.dtype,
         "prefill-threads": prefill_threads,
     }
-    if budget_mb := options.draft_kv_budget_mb if name == "draft" else options.target_kv_budget_mb:
-        flags["kv-budget-mb"] = str(budget_mb)
     if threads is not None:
         flags["threads"] = str(threads)
     if options.pin and len(cores) > 1:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.cli import up
+from slipstream.cli.app import app
 from slipstream.cli.up import limit_flags, queue_options
 from slipstream.errors import InvalidConfig, ModelNotUsable
 from slipstream.stack.local import POCKET_DIR, POCKET_READER, StackOptions, check_options, gateway_address, service_argv
@@ -185,9 +187,23 @@ def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.
     assert not folder.path.exists()
 
 
-def test_keys_and_values_of_each_model_may_be_bounded() -> None:
-    options = StackOptions(target_kv_budget_mb=700, draft_kv_budget_mb=90)
-    words = {name: service_argv(options, name, ADDRESSES) for name in ("target", "draft")}
-    told = {name: given[given.index("--kv-budget-mb") + 1] for name, given in words.items()}
-    assert told == {"target": "700", "draft": "90"}
-    assert "--kv-budget-mb" not in service_argv(StackOptions(), "target", ADDRESSES)
+@pytest.mark.parametrize(("given", "told"), [((), []), (("700", "90"), ["700", "90"])])
+def test_keys_and_values_of_each_model_may_be_bounded(
+    given: tuple[str, ...], told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By `slipstream up`, whose other flags for services stay."""
+    served: list[StackOptions] = []
+
+    async def serve(options: StackOptions) -> None:
+        served.append(options)
+
+    monkeypatch.setattr(up, "_serve", serve)
+    words = [
+        word for pair in zip(("--target-kv-budget-mb", "--draft-kv-budget-mb"), given, strict=False) for word in pair
+    ]
+    results = ("--results-to", f"file://{tmp_path}")
+    app(["up", "--no-http", *results, *words], standalone_mode=False)
+    (options,) = served
+    found = [service_argv(options, name, ADDRESSES) for name in ("target", "draft")]
+    assert [argv[argv.index("--kv-budget-mb") + 1] for argv in found if "--kv-budget-mb" in argv] == told
+    assert "--results-to" in service_argv(options, "gateway", ADDRESSES)

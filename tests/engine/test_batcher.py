@@ -247,9 +247,8 @@ def test_an_abandoned_video_keeps_no_frames(monkeypatch: pytest.MonkeyPatch) -> 
         return asked[-1]
 
     monkeypatch.setattr(batcher_module, "_preprocessing", SimpleNamespace(submit=submit))
-    model: Any = SimpleNamespace(
-        preprocess=None, encode=lambda num_frames: num_frames, frames_per_chunk=lambda num_pixels: 8
-    )
+    info = SimpleNamespace(device="cpu")
+    model: Any = SimpleNamespace(preprocess=None, encode=lambda num_frames: num_frames, info=info)
     work: Any = SimpleNamespace(received_frames=random_frames(40, 0, (8, 8)))
     blocks = encode_blocks(model, work, 40)
     assert next(blocks)[0] == FRAMES_PER_BLOCK

@@ -14,9 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu.random_model import GEOMETRIES, RandomModel
-from slipstream.engine import VideoLM, load_model, vision_attention
+from slipstream.engine import VideoLM, load_model, video_lm, vision_attention
 from slipstream.engine.attention import SdpaKernel
 from slipstream.engine.vision_attention import PackedKernel, windowed_attention
+from slipstream.families.preprocess import frames_at_once
 from tests.engine.conftest import random_frames
 from tests.support.tiny_checkpoint import write_tiny_qwen
 from tests.support.tiny_families import write_tiny_qwen3
@@ -137,16 +138,14 @@ def test_nothing_in_a_chunk_waits_for_the_device(model: VideoLM) -> None:
 @pytest.mark.parametrize(
     ("device", "size", "frames"), [("cpu", 448, 8), ("cuda:0", 336, 32), ("cuda:0", 448, 32), ("cuda:0", 1080, 8)]
 )
-def test_a_gpu_takes_more_frames_at_once(device: str, size: int, frames: int, tmp_path: Path) -> None:
-    model = load_model(str(write_tiny_qwen(tmp_path / "model", seed=6)))
-    model.info = replace(model.info, device=device)
-    assert model.frames_per_chunk(size * size) == frames
+def test_a_gpu_takes_more_frames_at_once(device: str, size: int, frames: int) -> None:
+    assert frames_at_once(torch.device(device), (size, size)) == frames
 
 
 def test_chunks_of_any_size_are_the_same_frames(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = random_frames(24, 1, (48, 80))
     small = model.encode_frames(frames)
-    monkeypatch.setattr(model, "frames_per_chunk", lambda num_pixels: 32)
+    monkeypatch.setattr(video_lm, "frames_at_once", lambda *_: 32)
     assert len(model.preprocess(frames, len(frames))) == 1
     torch.testing.assert_close(model.encode_frames(frames), small, rtol=1e-5, atol=1e-5)
 
@@ -175,7 +174,6 @@ def test_launches_of_a_tower_of_full_size(
     model = RandomModel.make(GEOMETRIES["Qwen2.5-VL-7B"], torch.device("meta"), torch.bfloat16)
     engine: Any = model.engine(SdpaKernel())
     engine.info = replace(engine.info, device="cuda:0")
-    assert engine.frames_per_chunk(336 * 588) == 32
     (pixels,) = engine.preprocess(np.zeros((32, 336, 588, 3), dtype=np.uint8), 128)
     with Counted() as counted:
         features = engine._adapter.encode(pixels)
