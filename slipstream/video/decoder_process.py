@@ -49,8 +49,9 @@ START_S = 60.0
 """A process that is not ready by then is broken."""
 KILL_SLACK_S = 1.0
 """How much longer than its limit a process may take to notice the limit by itself."""
-_EXIT_S = 1.0
-"""How long a process that hung up may take to exit."""
+_EXIT_S = 5.0
+"""How long a process that hung up may take to exit. On a busy machine one that was killed takes its time, too, and its
+status is what tells that from a crash, after which its file is not tried again."""
 SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that decoding never causes by itself. The kernel sends SIGKILL when the machine lacks memory."""
 OnReady = Callable[[tuple[str, ...]], None]
