@@ -19,7 +19,7 @@ from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Leader, RankOrder, join
 from slipstream.engine.parallel.shards import check_split
 from slipstream.engine.startup import ModelServiceConfig, load_together
-from slipstream.errors import InvalidConfig, ModelNotUsable
+from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable
 from tests.support.tiny_checkpoint import write_tiny_llava
 
 
@@ -234,6 +234,9 @@ def test_ranks_that_reach_rank_0_but_not_each_other(monkeypatch: pytest.MonkeyPa
     leader = Leader(2, HashStore(), lambda error: None)
     leader.met_at = ("127.0.0.1", 7)
     with pytest.raises(ModelNotUsable, match=r"at 127\.0\.0\.1:7, but rank 0 of 2 .* GLOO_SOCKET_IFNAME"):
+        leader.connect(torch.device("cpu"))
+    leader.loss = DeviceLost("a rank of the model was lost, and with it the model: rank 1 of 2: it has ended")
+    with pytest.raises(ModelNotUsable, match="rank 1 of 2: it has ended; all ranks reached"):
         leader.connect(torch.device("cpu"))
     leader.close()
 

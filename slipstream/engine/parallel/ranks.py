@@ -179,6 +179,14 @@ class Leader(Group):
             lambda why: self._lose_rank(rank, why),
         )
 
+    def connect(self, device: torch.device) -> None:
+        try:
+            super().connect(device)
+        except ModelNotUsable as error:
+            if self.loss is None:
+                raise
+            raise ModelNotUsable(f"{self.loss}; {error}") from error  # what it waited for in vain
+
     def _tell(self, failure: str) -> None:
         """Hears all others, and has them go on. Of its own failure they hear by its end."""
         if failure:
