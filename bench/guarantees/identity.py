@@ -7,11 +7,14 @@ any text differs.
 import asyncio
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from bench.common import (
@@ -32,6 +35,8 @@ from bench.reference import Generated, generate, start_reference, top_two_margin
 from slipstream import AsyncCaptioner, CaptionOptions, FinishReason, connect_async
 from slipstream.stack.local import Stack, StackOptions
 from tests.support.processes import logged
+from tests.support.tiny_checkpoint import write_tiny_llava
+from tests.support.tiny_pair import write_tiny_pair
 from training.world import FULL_SCENES
 
 GUIDED_PRUNERS = ("uv", "uv_spread")
@@ -246,14 +251,19 @@ async def run(
     return make_document(comparisons, differences, time.monotonic() - started) | how
 
 
-def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], int, str]:
-    """Clips and settings from the command line; renders the clips."""
+def parse_work(argv: Sequence[str], folder: Path) -> tuple[list[Task], list[list[Setting]], int, str]:
+    """Clips and settings from the command line; renders the clips. Writes a random pair to `folder`."""
     short = {"clips": (27, "short clips"), "frames": 16, "settings": (8, "speculative settings for a short clip")}
     full = {"full_clips": (3, "clips of full length"), "full_frames": 128, "full_settings": 4}
     flags = {**short, **full, "max_new_tokens": 320, "seed": 0, **MODELS}
     flags["ranks"] = (1, "processes that share the target")
     flags["static_steps"] = ("auto", "of target and draft: auto, on or off")
+    flags["random_kv_heads"] = (0, "a pair with random weights and so many key and value heads, for as many ranks")
     given = make_parser("identity", "Is the stack's text transformers'?", **flags).parse_args(argv)
+    if given.random_kv_heads:
+        write = partial(write_tiny_llava, kv_heads=given.random_kv_heads)
+        pair = write_tiny_pair(folder, seed=1, write=write)
+        given.target, given.draft = pair.target, pair.draft
     kinds = [(given.full_clips, given.full_frames, FULL_SCENES), (given.clips, given.frames, SHORT_SCENES)]
     tasks = [
         Task(clip, frames, "", given.max_new_tokens, given.target, given.draft)
@@ -265,7 +275,8 @@ def parse_work(argv: Sequence[str]) -> tuple[list[Task], list[list[Setting]], in
 
 
 def main(argv: Sequence[str]) -> None:
-    document = run_to_end(run(*parse_work(argv)))
+    with tempfile.TemporaryDirectory(prefix="slipstream-identity-") as folder:
+        document = run_to_end(run(*parse_work(argv, Path(folder))))
     for name, counts in (document["coverage"] | {"ended by": document["endings"]}).items():
         print(f"{name}: " + ", ".join(f"{level} {count}" for level, count in counts.items()))
     for difference in document["differences"]:

@@ -74,9 +74,9 @@ def make_endless_world(folder: Path, write: WriteCheckpoint = write_tiny_llava, 
     return World(folder, pair, tuple(make_colour_clip(seed) for seed in range(3)), Reference(pair.target))
 
 
-def make_world(folder: Path) -> World:
+def make_world(folder: Path, write: WriteCheckpoint = write_tiny_llava) -> World:
     """Writes the pair and the clips, and picks the end-of-text token."""
-    world = make_endless_world(folder, extra_layers=EXTRA_LAYERS)
+    world = make_endless_world(folder, write, extra_layers=EXTRA_LAYERS)
     used = {*world.answer(0), *world.answer(1), *world.answer(2, STOP_AFTER)}
     world.reference.end_at(next(token for token in world.answer(2)[STOP_AFTER:] if token not in used))
     world.forget(2)
