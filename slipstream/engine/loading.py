@@ -214,11 +214,12 @@ def _load_weights(
 ) -> PreTrainedModel:
     """Straight to the device, shard by shard; of several ranks each its share, one from a slow disk much later."""
     if group is None:
-        return _read_weights(checkpoint, dtype, {"device_map": {"": device}}).eval()
-    with group.checked(), shards_on(device):
-        model = _read_weights(checkpoint, dtype, placement(group.size))
-    localise(model, group.size)
-    return model.eval()
+        model = _read_weights(checkpoint, dtype, {"device_map": {"": device}})
+    else:
+        with group.checked(), shards_on(device):
+            model = _read_weights(checkpoint, dtype, placement(group.size))
+        localise(model, group.size)
+    return cast(PreTrainedModel, model.eval())
 
 
 def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, where: Mapping[str, Any]) -> PreTrainedModel:
