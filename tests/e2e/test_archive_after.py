@@ -166,8 +166,8 @@ async def test_another_target_of_the_same_model_confirms_and_finds_what_was_alte
     archived: Archived, world: World, tmp_path: Path
 ) -> None:
     records = await archived.records()
-    forge(records[2], records[2]["receipt"], "planted")
-    forge(records[3]["parts"][0], records[3]["parts"][0]["receipt"], "planted in a film")
+    forge(records[2], "planted")
+    forge(records[3]["parts"][0], "planted in a film")
     forged = tmp_path / "forged.jsonl"
     forged.write_text("".join(json.dumps(record) + "\n" for record in records))
     async with elsewhere(archived, world.pair.target, tmp_path) as address:
