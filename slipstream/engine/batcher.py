@@ -183,7 +183,7 @@ def frames_bytes(num_frames: int, frame_size: tuple[int, int] | None) -> int:
 def encode_blocks(model: VideoLM, work: SessionWork, num_frames: int) -> Iterator[tuple[torch.Tensor, float]]:
     """Video embeddings [tokens, hidden] of one block of the session's frames after another, with the seconds of each.
     The next block's pixels are made on another thread meanwhile. Raises `SessionGone` when the session ends."""
-    at_once = frames_at_once(torch.device(model.info.device), work.received_frames.shape[1:3])
+    at_once = frames_at_once(model.info.device, work.received_frames.shape[1:3])
     size = max(FRAMES_PER_BLOCK, at_once)
     blocks = [slice(first, first + size) for first in range(0, num_frames, size)]
 

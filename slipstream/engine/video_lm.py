@@ -146,7 +146,7 @@ class VideoLM:
         """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
             raise InvalidRequest(f"frames must be uint8 [n, height, width, 3], got {frames.dtype} {list(frames.shape)}")
-        size = frames_at_once(torch.device(self.info.device), frames.shape[1:3])
+        size = frames_at_once(self.info.device, frames.shape[1:3])
         with torch.inference_mode():
             chunks = (frames[first : first + size] for first in range(0, len(frames), size))
             return [self._adapter.preprocess(chunk, num_frames) for chunk in chunks]

@@ -36,9 +36,9 @@ pixels than `CHUNK_PIXELS`: a GPU spends more time on being told of a kernel tha
 MAX_CHUNKS, CHUNK_PIXELS = 4, 32 * 448 * 448
 
 
-def frames_at_once(device: torch.device, size: tuple[int, ...]) -> int:
+def frames_at_once(device: str, size: tuple[int, ...]) -> int:
     """Frames of this height and width for a vision tower: no less than `FRAMES_PER_CHUNK`, and a multiple of it."""
-    if device.type != "cuda":
+    if not device.startswith("cuda"):
         return FRAMES_PER_CHUNK
     return FRAMES_PER_CHUNK * min(max(1, CHUNK_PIXELS // (FRAMES_PER_CHUNK * math.prod(size))), MAX_CHUNKS)
 

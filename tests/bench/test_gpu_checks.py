@@ -225,7 +225,7 @@ def test_graph(run: Any) -> None:
 
 def test_a_graph_that_cannot_be_had_is_a_failure(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes its place writes the same ids as itself."""
-    monkeypatch.setattr(StaticSteps, "_make", lambda *_: None)
+    monkeypatch.setattr(StaticSteps, "make", lambda *_: None)
     document, status = run("gpu-graph", "--repeats", "1", "--models", "Qwen2.5-VL-7B", "--tokens", "4")
     assert status == 1
     failed = [row["check"] for row in document["checks"] if row["ok"] is False]

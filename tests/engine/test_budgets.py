@@ -11,6 +11,7 @@ from slipstream.budget import MIB
 from slipstream.engine import startup
 from slipstream.engine.startup import ModelServiceConfig
 from slipstream.engine.static import steps
+from slipstream.engine.static.accord import Accord
 from slipstream.engine.thread import ModelThread
 from slipstream.errors import ModelNotUsable
 from slipstream.services.draft.__main__ import DraftConfig
@@ -87,9 +88,8 @@ async def test_a_pool_without_room_says_how_much_is_missing(
     def fail(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(steps, "KVPool", fail)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3_000_000_000, 80_000_000_000))
+    monkeypatch.setattr(Accord, "pool_type", fail)
+    monkeypatch.setattr(steps, "available_bytes", lambda: 3_000_000_000)
     thread, asked = ModelThread(1), kind(model="any", listen="127.0.0.1:0", static_steps="on")
     try:
         with pytest.raises(ModelNotUsable) as error:

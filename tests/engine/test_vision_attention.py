@@ -139,7 +139,7 @@ def test_nothing_in_a_chunk_waits_for_the_device(model: VideoLM) -> None:
     ("device", "size", "frames"), [("cpu", 448, 8), ("cuda:0", 336, 32), ("cuda:0", 448, 32), ("cuda:0", 1080, 8)]
 )
 def test_a_gpu_takes_more_frames_at_once(device: str, size: int, frames: int) -> None:
-    assert frames_at_once(torch.device(device), (size, size)) == frames
+    assert frames_at_once(device, (size, size)) == frames
 
 
 def test_chunks_of_any_size_are_the_same_frames(model: VideoLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from slipstream.budget import available_bytes
 from slipstream.engine.forward import Begun, DecodeState, Note, Runner
 from slipstream.engine.fused_layers import FusedLayers, FusedRunner, can_fuse, glue_shape
 from slipstream.engine.kv_cache import KVCache, round_up
@@ -249,13 +250,19 @@ def _make_pool(accord: Accord, runner: Runner, num_bytes: int) -> KVPool:
 
 def _no_room(num_bytes: int, device: torch.device) -> str:
     """For a pool; a part of it may have been taken and given back."""
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(device)[0]
+    free = _free_bytes(device)
     missing = max(0, num_bytes - free)
     return (
         f"{num_bytes / 1e9:.1f} GB for keys and values do not fit on {device}, where {free / 1e9:.1f} GB are free"
         f" ({missing / 1e9:.1f} GB are missing)"
     )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return available_bytes()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 class _Patience:

@@ -262,7 +262,9 @@ def test_a_pool_that_is_full_stops_nobody(fresh: Spread) -> None:
 
 
 def test_a_cache_outgrows_its_place_and_then_the_pool(fresh: Spread) -> None:
-    pool = open_steps(fresh.spread, 64 * 6).pool
+    fresh.spread.open_static_steps(64 * 6 * fresh.spread.runner.kv_bytes_per_token)
+    assert fresh.spread.static is not None
+    pool = fresh.spread.static.pool
     rows, extents = [], list[int]()
     for model in fresh.both():
         first, second = (prefilled(model, headroom=1)[0] for _ in range(2))
@@ -298,7 +300,7 @@ def test_a_pool_for_which_a_rank_has_no_room_is_refused_at_all(fresh: Spread, mo
 
     accord = type(open_steps(fresh.spread)._accord)
     monkeypatch.setattr(accord, "pool_type", full)
-    with pytest.raises(ModelNotUsable, match=r"do not fit on cpu; set --kv-budget-mb .*--static-steps off"):
+    with pytest.raises(ModelNotUsable, match=r"do not fit on cpu, where .* are free"):
         fresh.spread.open_static_steps(2**20)
 
 
