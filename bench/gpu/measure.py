@@ -273,7 +273,7 @@ def measure_memory(job: Job) -> dict[str, Any]:
 def measure_encoding(model: RandomModel, clock: Clock, side: int = 448) -> dict[str, Any]:
     """Seconds of the vision tower for as many grey frames as the services hand it at once, pixels made included."""
     engine = model.engine(SdpaKernel())
-    frames = np.full((frames_at_once(clock.device, (side, side)), side, side, 3), 127, dtype=np.uint8)
+    frames = np.full((frames_at_once(str(clock.device), (side, side)), side, side, 3), 127, dtype=np.uint8)
     timing = clock.time(lambda: engine.encode_frames(frames), repeats=5)
     return {"frames": len(frames), **timing}
 

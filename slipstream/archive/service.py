@@ -132,8 +132,8 @@ class ArchiveService:
 
     async def _check_keeping(self) -> None:
         """As soon as the store answers, and ever again: after a failover another server leads."""
-        last = None
-        while True:
+        last, this = None, asyncio.current_task()
+        while this is not None and not this.cancelling():  # a client may take a cancellation for a timeout of its own
             with contextlib.suppress(QueueUnavailable):
                 keeping = await ask_keeping(self._config.redis_url)
                 if keeping != last and self._is_refused(keeping):
