@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore, rendezvous  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d, rendezvous  # type: ignore[attr-defined]
 
 from slipstream.engine.parallel.links import Link, LinkLost, connect, read_all
 from slipstream.errors import DeviceLost, ModelNotUsable
@@ -96,6 +96,7 @@ class Group(ABC):
             dist.all_reduce(probe)  # NCCL connects at the first collective only
             probe.item()
         except RuntimeError as error:  # of which torch has a class for some of the causes
+            distributed_c10d._world.group_count = 0  # ranks of one number meet, and torch counts attempts in vain
             raise ModelNotUsable(
                 f"all ranks reached rank 0 at {':'.join(map(str, self.met_at))}, but rank {self.rank} of {self.size}"
                 f" does not reach the others over {backend}; name the network that they share in"
