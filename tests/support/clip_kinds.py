@@ -32,7 +32,9 @@ CLIPS = {
     "prores mov": ClipSpec(TIMES_MS, container="mov", codec="prores_ks", pix_fmt="yuv422p10le"),
     "mjpeg mov": ClipSpec(TIMES_MS, container="mov", codec="mjpeg", pix_fmt="yuvj420p"),
     "ffv1 mkv": ClipSpec(TIMES_MS, container="matroska", codec="ffv1"),
-    "av1 mp4": ClipSpec(TIMES_MS, codec="libaom-av1", codec_options={"g": "12", "cpu-used": "8", "usage": "realtime"}),
+    "av1 mp4": ClipSpec(
+        TIMES_MS, codec="libsvtav1", codec_options={"g": "12", "preset": "10", "svtav1-params": "lp=1"}
+    ),
     "mpeg1 ts": ClipSpec(TIMES_MS, container="mpegts", codec="mpeg1video", codec_options={"g": "12"}),
     "variable rate mkv": ClipSpec([0, 20, 60, 960, 980, 1500, 1900, 2800, 2820], container="matroska"),
     "variable rate mp4": ClipSpec([0, 20, 60, 960, 980, 1500, 1900, 2800, 2820]),
