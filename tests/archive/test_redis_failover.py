@@ -48,12 +48,12 @@ async def patiently(call: Any) -> Any:
 async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_time(
     group: RedisGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
     queue, other = (RedisQueue(group.url, "cut off", replicas=1) for _ in range(2))
-    await queue.open_batch(BatchSpec("batch"))
+    await patiently(lambda: queue.open_batch(BatchSpec("batch")))
     await queue.submit("batch", specs("running"))
     (lease,) = await queue.take("worker", 1)
     async with group.no_replicas():
+        monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
         # From the second time on the leader knows the job, and writes nothing for it. Another gateway asks then, on a
         # connection that has never written anything.
         for asked in (queue, queue, other):

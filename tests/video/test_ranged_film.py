@@ -135,6 +135,7 @@ async def test_a_decoder_that_is_killed_at_a_question_is_replaced_and_the_frames
     def strike(number: int) -> None:
         if number == num_questions + struck:
             os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # only then does its own child end, which decodes
             strikes.append(number)
 
     store.on_asked = strike
