@@ -15,7 +15,7 @@ from bench.archive_placement import run_placement
 from bench.archive_put import run_put
 from bench.archive_search import run_search
 from bench.archive_spill import run_spill
-from bench.common import MODELS, machine_facts, make_parser, run_to_end
+from bench.common import MODELS, machine_facts, make_parser, run_parts, run_to_end
 from bench.film_kills import run_bucket_film, run_film
 from bench.film_lookup import run_lookup
 from bench.film_prompts import run_prompts
@@ -199,7 +199,7 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser("archive-scale", "Does the archive hold what it promises at scale?", **flags, seed=1, **MODELS)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
-    reports = {name: run_to_end(PARTS[name].run(given)) for name in given.only}
+    reports = run_parts(given.only, lambda name: run_to_end(PARTS[name].run(given)))
     passed = {name: PARTS[name].passes(report) for name, report in reports.items()}
     document = {"passed": all(passed.values()), "parts_passed": passed, **reports, "machine": machine_facts()}
     finish("archive-scale", document)

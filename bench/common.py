@@ -5,12 +5,13 @@ Progress goes to stderr by `say`. Imports no torch.
 
 import argparse
 import asyncio
+import json
 import os
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -179,6 +180,16 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return run_async(work)
     except typer.Exit as stopped:
         sys.exit(stopped.exit_code)
+
+
+def run_parts(names: Iterable[str], run: Callable[[str], T]) -> dict[str, T]:
+    """What each part reports, said as soon as it is there: a run that is ended in the middle was not in vain."""
+    reports = dict[str, T]()
+    for name in names:
+        started = time.monotonic()
+        reports[name] = run(name)
+        say(f"{name}: {time.monotonic() - started:.0f} s: {json.dumps(reports[name])}")
+    return reports
 
 
 async def run_test(path: str, report: str, environ: Mapping[str, str], *flags: str) -> dict[str, Any]:

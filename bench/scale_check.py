@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from bench.common import machine_facts, make_parser, run_to_end, say
+from bench.common import machine_facts, make_parser, run_parts, run_to_end, say
 from bench.host_check import run_hosts, run_soak
 from bench.output import finish
 from bench.queue_rates import run_queues
@@ -248,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     parser = make_parser("scale-check", "Does the archive hold what it promises on engines that exist?", **flags)
     parser.add_argument("--only", choices=list(PARTS), nargs="+", default=list(PARTS), help="parts to run")
     given = parser.parse_args(argv)
-    reports = {name: run_to_end(PARTS[name](given)) for name in given.only}
+    reports = run_parts(given.only, lambda name: run_to_end(PARTS[name](given)))
     verdicts = {name: passed(name, report) for name, report in reports.items()}
     say(json.dumps(verdicts))
     finish("scale-check", {"passed": all(verdicts.values()), "parts": verdicts, **reports, "machine": machine_facts()})

@@ -3,15 +3,13 @@
 Exit status 1 when one of them did not hold; `broken` names it.
 """
 
-import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from bench.common import ROOT, Task, held_out_clips, is_whole, machine_facts, make_parser, run_to_end, say
+from bench.common import ROOT, Task, held_out_clips, is_whole, machine_facts, make_parser, run_parts, run_to_end
 from bench.guarantees.acceptance import PAIRS, joint_chi2, measure_positions, pocket_acceptance
 from bench.guarantees.draft_faults import measure_coupled
 from bench.guarantees.gate import measure_gate
@@ -70,11 +68,8 @@ def main(argv: Sequence[str]) -> None:
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     document: dict[str, Any] = {}
-    for name in given.only:
-        started = time.monotonic()
-        found = PARTS[name]()
+    for found in run_parts(given.only, lambda name: PARTS[name]()).values():
         document |= found
-        say(f"{name}: {time.monotonic() - started:.0f} s: {json.dumps(found)}")
     broken = [name for name, holds in HOLDS.items() if name in document and not holds(document[name])]
     finish("guarantees", document | {"broken": broken, "machine": machine_facts()})
     sys.exit(1 if broken else 0)
