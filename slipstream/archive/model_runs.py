@@ -50,7 +50,7 @@ class ModelRuns:
 
     @property
     def is_ending(self) -> bool:
-        """Whether this gateway is to end: a job of parts then begins no more of them."""
+        """Whether this gateway is to end: a film then begins no more segments."""
         return self._stopping.is_set()
 
     def check_stays(self) -> None:

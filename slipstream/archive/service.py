@@ -133,12 +133,15 @@ class ArchiveService:
     async def _check_keeping(self) -> None:
         """As soon as the store answers, and ever again: after a failover another server leads."""
         last, this = None, asyncio.current_task()
-        while this is not None and not this.cancelling():  # a client may take a cancellation for a timeout of its own
+        assert this is not None
+        while True:
             with contextlib.suppress(QueueUnavailable):
                 keeping = await ask_keeping(self._config.redis_url)
                 if keeping != last and self._is_refused(keeping):
                     return
                 last = keeping
+            if this.cancelling():  # which a client may have taken for a timeout of its own
+                return
             await asyncio.sleep(LEADER_S if last else CHECK_S)
 
     def _is_refused(self, keeping: Keeping) -> bool:

@@ -289,12 +289,13 @@ class Media:
         if cut.stride_s:
             warnings = (*planned.warnings, *warn_short(planned.bounds, cut.stride_s))
             return replace(planned, warnings=warnings)
-        shots = FoundShots(planned.bounds)
+        shots, clock = FoundShots(planned.bounds), asyncio.get_running_loop().time
         for piece in shots.pieces:
+            began_s = clock()
             try:
                 shots.add((await plan(shots.starts_s[-1], piece=piece)).bounds)
             except (UnreadableVideo, LimitExceeded) as error:
-                shots.skip(piece, error)
+                shots.skip(piece, error, clock() - began_s)
         return replace(planned, bounds=shots.bounds(), warnings=(*planned.warnings, *shots.warnings()))
 
     def windows_at_once(self, num_frames: int, size: FrameSize) -> int:

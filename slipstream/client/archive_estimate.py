@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from slipstream.archive.messages import BatchItem, BatchOptions, BatchTotals, Jo
 from slipstream.archive.queue import JobState
 from slipstream.archive.records import tallies
 from slipstream.client.archive_client import ArchiveClient
+from slipstream.client.batch_handles import is_url
 from slipstream.client.trial_batch import Follow, run_trial, unwatched
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.messages import Caption
@@ -103,6 +105,7 @@ async def caption_sample(
     failures: list[str] = []
     sums: Counter[str] = Counter()
     captions: list[Caption] = []
+    spans: list[Span] = []
     captioned: list[BatchItem] = []
     by_place = {item.custom_id: item for item in sampled}
     async with aclosing(run_trial(client, "estimate", options, sampled, follow)) as jobs:
@@ -115,7 +118,8 @@ async def caption_sample(
             of_job = _tallies(done)
             sums += of_job
             if job.kind is not JobKind.DOCUMENT:
-                captions += done
+                captions += [caption for caption in done if not (caption.shared or caption.skipped)]
+                spans.append(_span(job))
                 captioned.append(by_place[job.custom_id])
             size = num_bytes(job, parts)
             sample.append(Sampled(int(strata[place]), _span(job), of_job["tokens"], size, of_job["video_s"]))
@@ -129,7 +133,7 @@ async def caption_sample(
         BatchTotals(**known),
         tuple(failures),
         tuple(captioned),
-        _drafted_time(sample, captions) if sums["judged"] else None,
+        _drafted_time(spans, captions),
     )
 
 
@@ -175,8 +179,10 @@ def drafted_time(wall_s: float, captions: Sequence[Caption]) -> DraftedTime:
     )
 
 
-def _drafted_time(sample: Sequence[Sampled], captions: Sequence[Caption]) -> DraftedTime | None:
-    spans = [one.span for one in sample]
+def _drafted_time(spans: Sequence[Span], captions: Sequence[Caption]) -> DraftedTime | None:
+    """Of the jobs that the captions are of; None where a draft had no part in them."""
+    if not _tallies(captions)["judged"]:
+        return None
     wall_s = sum(span.seconds for span in spans) / together(spans)
     return drafted_time(wall_s, captions) if wall_s > 0 else None
 
@@ -198,7 +204,8 @@ def stratified(items: Iterable[BatchItem]) -> NDArray[np.int64]:
     sizes, formats, suffixes = array("q"), array("l"), dict[str, int]()
     for item in items:
         sizes.append(_size(item))
-        suffix = os.path.splitext(item.source)[1].lower()
+        source = urlsplit(item.source).path if is_url(item.source) else item.source
+        suffix = os.path.splitext(source)[1].lower()
         formats.append(suffixes.setdefault(suffix, len(suffixes)))
     return strata_of(sizes, formats)
 

@@ -21,6 +21,8 @@ MAX_SEGMENTS = 10_000
 LEAST_STRIDE_S = 0.001
 SHOT_PIECE_S = 30.0
 """A film's shots are looked for in pieces of this length."""
+MOST_LOST_S = 300.0
+"""Seconds that pieces of one film may take in which then no shots could be looked for."""
 _FIXED = re.compile(r"fixed:([0-9]+(?:\.[0-9]+)?|\.[0-9]+)s?", re.ASCII)
 _WAYS = "fixed:SECONDS such as fixed:10s, shots, or none"
 
@@ -90,19 +92,20 @@ class FoundShots:
         self.starts_s = [bounds[0]]
         """Of the shots until now."""
         self._end_s, self._skipped = bounds[-1], list[tuple[float, float]]()
-        self._num_seen = 0
+        self._num_seen, self._lost_s = 0, 0.0
 
     def add(self, bounds: Sequence[float]) -> None:
         """When the last shot before a piece began, when shots begin in it, and when it ends."""
         self.starts_s += bounds[1:-1]
         self._num_seen += 1
 
-    def skip(self, piece: tuple[float, float], error: Exception) -> None:
-        """One that cannot be looked at. Raises the error where that is so of all; where it is too much for this server
-        from the beginning, at once."""
+    def skip(self, piece: tuple[float, float], error: Exception, lost_s: float) -> None:
+        """One that cannot be looked at, which took `lost_s` seconds to find out. Raises the error where that is so of
+        all, or took too long of some; where it is too much for this server from the beginning, at once."""
         self._skipped.append(piece)
+        self._lost_s += lost_s
         is_too_large = isinstance(error, LimitExceeded) and not self._num_seen
-        if is_too_large or len(self._skipped) == len(self.pieces):
+        if is_too_large or self._lost_s > MOST_LOST_S or len(self._skipped) == len(self.pieces):
             raise error
         self.starts_s += [bound for bound in piece if bound < self._end_s]
 

@@ -1,15 +1,20 @@
 """What an estimate says of the placement that runs, and of plain targets on the same devices."""
 
 import json
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from slipstream.archive.estimates import Sampled, Span
-from slipstream.archive.messages import BatchTotals
+from slipstream.archive.messages import BatchItem, BatchOptions, BatchTotals, Job, JobKind, JobPart
+from slipstream.archive.queue import JobState
 from slipstream.cli.archive.estimate import Hardware, Told
-from slipstream.client.archive_estimate import SampledArchive, drafted_time, rest_time
-from slipstream.messages import Caption, Timings
+from slipstream.client import archive_estimate
+from slipstream.client.archive_estimate import SampledArchive, caption_sample, drafted_time, rest_time, stratified
+from slipstream.messages import Caption, SharedFrom, Speculation, Timings
 from slipstream.service_info import GatewayInfo, PeerInfo, Placement, ServiceLoad
 from slipstream.speculation.placement import Compared
 
@@ -84,6 +89,44 @@ def test_the_rest_is_what_prefills_leave() -> None:
     beside = caption(5.0, 4.0, 0.75)
     assert rest_time([(10.0, beside), (10.0, beside)]) == pytest.approx(3.0), "both prefills lie within"
     assert rest_time([(10.0, caption(1.0, 0.9, 5.0))]) == pytest.approx(0.9), "never less than one has written"
+
+
+async def test_what_a_draft_took_part_in_is_compared_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of 100 s beside a video of 10 s, a caption that another film's was taken for, and one of no draft."""
+    drafted = replace(caption(10.0, 8.0, 1.0), speculation=Speculation(judged=50, accepted=40))
+    made = [
+        (JobKind.VIDEO, 10.0, drafted),
+        (JobKind.VIDEO, 10.0, replace(drafted, shared=SharedFrom("j2"))),
+        (JobKind.DOCUMENT, 110.0, drafted),
+    ]
+
+    def captioned(only: JobKind | None = None) -> Callable[..., AsyncIterator[tuple[Job, list[JobPart]]]]:
+        async def run(*given: Any) -> AsyncIterator[tuple[Job, list[JobPart]]]:
+            for place, (kind, ended_s, each) in enumerate(made):
+                if only in (None, kind):
+                    state = JobState.DONE
+                    yield (
+                        Job("j", str(place), "a", state, "", "", "", 1, 0, "w", 0.0, 0.0, ended_s, each, kind=kind),
+                        [],
+                    )
+
+        return run
+
+    items = [BatchItem(str(place), "a") for place in range(len(made))]
+    asked: Any = (None, items, BatchOptions(), len(items), 0, lambda job, parts: 100)
+    monkeypatch.setattr(archive_estimate, "run_trial", captioned())
+    both = await caption_sample(*asked)
+    assert both.drafted is not None and both.drafted.num_tokens == 100
+    assert both.drafted.wall_s == pytest.approx(10.0)
+    monkeypatch.setattr(archive_estimate, "run_trial", captioned(JobKind.DOCUMENT))
+    documents = await caption_sample(*asked)
+    assert documents.drafted is None and documents.totals.judged == 50
+
+
+def test_formats_of_addresses_are_those_of_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_estimate, "strata_of", lambda sizes, formats: np.array(formats))
+    sources = ("https://a/v.mp4?sig=1", "https://a/w.mp4?sig=2", "https://a/v.mkv", "v.mp4")
+    assert stratified(BatchItem(source, source) for source in sources).tolist() == [0, 0, 1, 0]
 
 
 def test_captions_at_once_are_counted_by_their_own_time() -> None:

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from slipstream.cli.app import run
+from slipstream.cli.archive import sources
 from slipstream.client import archive_client as submit_module
 from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import archive_pb2 as pb
@@ -74,6 +75,15 @@ def test_a_manifest_on_stdin(archive: FakeArchive, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"path": "/a.mp4"}\n{"path": "b.mp4"}')))
         assert submit(archive, "-") == 0
     assert [item.source for item in only_batch(archive).values()] == ["/a.mp4", f"{Path.cwd()}/b.mp4"]
+
+
+def test_bad_lines_on_stdin_may_be_skipped(
+    archive: FakeArchive, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"path": "/a.mp4"}\nbad')))
+    assert submit(archive, "-", "--skip-bad") == 2
+    assert list(only_batch(archive)) == ["/a.mp4"]
+    assert "stdin line 2: skipped: not a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -150,6 +160,17 @@ def test_what_a_folder_has_beside_videos_is_counted(
     assert "as no documents by their suffixes: " in told and "(15 files in all)" in told
     assert submit(archive, folder / "old", "--name", "none") == 0
     assert "left out" not in capsys.readouterr().err
+
+
+def test_suffixes_that_are_counted_by_name_are_bounded(
+    archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sources, "MOST_SUFFIXES", 2)
+    for name in ("a.log.1", "b.log.2", "c.log.3", "d.log.4", "e.log.1"):
+        (folder / name).write_bytes(b"x")
+    assert submit(archive, folder) == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert told.count("others") == 1 and told.endswith(" files in all)")
 
 
 def test_patterns_files_and_roots(archive: FakeArchive, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,14 @@ def error(content: bytes, name: str) -> str:
     return str(refused.value)
 
 
+def test_null_says_nothing_in_any_form() -> None:
+    """As a table has it that was written with a column a key."""
+    row = {"path": "a.mp4", "url": None, "sha256": None, "custom_id": None, "kind": None, "size": None, "prompt": None}
+    (wanted,) = items(b'{"path": "a.mp4"}', "a.jsonl")
+    assert items(json.dumps(row).encode(), "a.jsonl") == items(as_parquet([row]), "a.parquet") == [wanted]
+    assert "exactly one of source, path and url" in error(b'{"path": null}', "a.jsonl")
+
+
 def as_csv(rows: list[dict[str, Any]]) -> bytes:
     names = sorted({name for row in rows for name in row})
     lines = [names, *([_cell(row.get(name)) for name in names] for row in rows)]

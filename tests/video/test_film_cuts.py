@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import Media, VideoFile
-from slipstream.errors import InvalidRequest, LimitExceeded
+from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError, UnreadableVideo
 from slipstream.video.decode import sample_video
 from slipstream.video.film_cuts import (
     MAX_SEGMENTS,
     SHOT_PIECE_S,
     Cut,
+    FoundShots,
     bounds_of,
     check_times,
     fixed_starts,
@@ -95,6 +96,16 @@ def test_a_film_has_no_more_segments_than_a_job_has_parts() -> None:
     assert len(bounds_of(starts_s[:-1], 1000.0)) == MAX_SEGMENTS + 1
     with pytest.raises(LimitExceeded, match="would have 10001 segments"):
         bounds_of(starts_s, 1000.1)
+
+
+@pytest.mark.parametrize("error", [LimitExceeded("too slow"), UnreadableVideo("it crashed")])
+def test_pieces_without_shots_may_not_take_for_ever(error: SlipstreamError) -> None:
+    shots = FoundShots([30.0 * number for number in range(721)])
+    shots.add([0.0, 30.0])
+    for piece in shots.pieces[1:3]:
+        shots.skip(piece, error, 121.0)
+    with pytest.raises(type(error)):
+        shots.skip(shots.pieces[3], error, 121.0)
 
 
 def test_the_bounds_of_the_longest_film_fit_a_message() -> None:

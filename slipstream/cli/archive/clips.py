@@ -1,6 +1,7 @@
 """`slipstream archive search --clip`: the segments that were found, cut out of films on this machine or in a bucket."""
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,15 +46,18 @@ async def cut_passages(passages: Sequence[Passage], folder: Path) -> dict[Passag
     configure_logs("search", "error")
     clips: dict[Passage, Clip] = {}
     cache = BlockCache(CACHE_BYTES)
-    async with ClipCutter() as cutter:
-        for passage in passages:
-            try:
-                clips[passage] = clip = await _cut(cutter, passage, folder, cache)
-                typer.echo(f"slipstream: {printable(str(clip.path))}: from {clock_time(clip.begins_s)}", err=True)
-            except _OF_FILM as error:
-                complain(passage.custom_id, f"no clip: {error}")
-                if not cutter.is_alive:
-                    break
+    waiting = deque(passages)
+    while waiting:
+        async with ClipCutter() as cutter:
+            while waiting:
+                passage = waiting.popleft()
+                try:
+                    clips[passage] = clip = await _cut(cutter, passage, folder, cache)
+                    typer.echo(f"slipstream: {printable(str(clip.path))}: from {clock_time(clip.begins_s)}", err=True)
+                except _OF_FILM as error:
+                    complain(passage.custom_id, f"no clip: {error}")
+                    if not cutter.is_alive:  # the next film gets another
+                        break
     return clips
 
 

@@ -44,7 +44,7 @@ def estimate_command(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="That the models run on.", show_default="2 with a draft, 1 without"),
+        typer.Option(min=1, help="That the models run on.", show_default="one for each target and draft"),
     ] = None,
     sample: Annotated[int, typer.Option(min=2, max=1000, help="Items that are captioned.")] = SAMPLE,
     sample_seed: Annotated[int, typer.Option(min=0, help="Names the sample.")] = 0,

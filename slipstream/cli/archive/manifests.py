@@ -197,7 +197,7 @@ class _Lines:
 
 
 def parquet_rows(content: BinaryIO) -> Iterator[Numbered]:
-    """Of a table with a column a key; null says nothing. Of a row group that cannot be read the others are. Raises
+    """Of a table with a column a key. Of a row group that cannot be read the others are. Raises
     `InvalidConfig` without the extra `parquet`."""
     try:
         from pyarrow import ArrowException
@@ -233,13 +233,9 @@ def _rows_in(batch: Any) -> Iterator[Row | InvalidRequest]:
             except (ValueError, OverflowError) as error:
                 yield InvalidRequest(f"a cell cannot be read: {_first_line(error)}")
             else:
-                yield _without_nulls(row)
+                yield row
     else:
-        yield from map(_without_nulls, rows)
-
-
-def _without_nulls(row: Row) -> Row:
-    return {name: cell for name, cell in row.items() if cell is not None}
+        yield from rows
 
 
 def _no_parquet(name: str, error: Exception, num_rows: int = 1) -> Numbered:
@@ -285,7 +281,8 @@ def _cell(name: str, text: str) -> Any:
 
 
 def item_of(fields: Row, folder: Folder) -> BatchItem:
-    """The item of one row. Raises `InvalidRequest` that says what is wrong with it."""
+    """The item of one row, in which null says nothing. Raises `InvalidRequest` that says what is wrong with it."""
+    fields = {name: value for name, value in fields.items() if value is not None}
     unknown = sorted(fields.keys() - KNOWN_KEYS)
     if unknown:
         raise InvalidRequest(f"unknown key {unknown[0]!r}; known are {', '.join(sorted(KNOWN_KEYS))}")
@@ -295,11 +292,9 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
     source = _text(fields, sources[0])
     if sources[0] == "url" and not is_url(source):
         raise InvalidRequest("url must begin with https://, s3://, gs:// or az://")
-    options = CaptionOptions.from_mapping(
-        {name: value for name, value in fields.items() if name in OPTIONS_BY_NAME and value is not None}
-    )
+    options = CaptionOptions.from_mapping({name: value for name, value in fields.items() if name in OPTIONS_BY_NAME})
     _check_texts(options)
-    document = {name: fields[name] for name in DOCUMENT_OPTIONS if fields.get(name) is not None}
+    document = {name: fields[name] for name in DOCUMENT_OPTIONS if name in fields}
     if document:
         document_options(document)
     return BatchItem(
@@ -309,7 +304,7 @@ def item_of(fields: Row, folder: Folder) -> BatchItem:
         sha256=_sha256(_text(fields, "sha256")) if "sha256" in fields else "",
         kind=_kind(_text(fields, "kind")) if "kind" in fields else None,
         document=document,
-        num_bytes=_num_bytes(fields[SIZE_KEY]) if fields.get(SIZE_KEY) is not None else None,
+        num_bytes=_num_bytes(fields[SIZE_KEY]) if SIZE_KEY in fields else None,
     )
 
 

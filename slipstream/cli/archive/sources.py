@@ -34,6 +34,9 @@ COPY_BYTES = 1024 * 1024
 
 KEY_DIGITS = 40
 NAMED_SUFFIXES = 5
+MOST_SUFFIXES = 1000
+"""That are counted by name, as a bucket may have millions."""
+OTHERS = "others"
 """Of files that are left out."""
 
 Skip = Callable[[str, str], None]
@@ -81,7 +84,7 @@ class Sources:
                     check_manifest(content, self._shown(word), self._folder_of(word))
             elif is_remote_object(word):
                 ObjectUrl.parse(word)
-            elif not _is_pattern(word) and not is_url(word) and not os.path.exists(word):
+            elif word != STDIN and not _is_pattern(word) and not is_url(word) and not os.path.exists(word):
                 raise VideoNotFound(f"{word}: no such file or folder")
 
     def names(self) -> list[str]:
@@ -168,7 +171,8 @@ class Sources:
         suffix = os.path.splitext(name)[1].lower()
         is_wanted = suffix in (DOCUMENT_EXTENSIONS if self.documents else VIDEO_EXTENSIONS)
         if not is_wanted and not name.endswith("/"):  # which names a folder of a bucket
-            self._left_out[suffix] += 1
+            is_told = suffix in self._left_out or len(self._left_out) < MOST_SUFFIXES
+            self._left_out[suffix if is_told else OTHERS] += 1
         return is_wanted
 
     def _matches(self, pattern: str) -> Iterator[str]:
@@ -240,7 +244,7 @@ def _counted(left_out: Counter[str]) -> str:
     """Which suffixes most of them have, and how many there are."""
     most = left_out.most_common(NAMED_SUFFIXES)
     named = [f"{suffix or 'none'} {count:,}" for suffix, count in most]
-    named += ["others"] if len(left_out) > len(most) else []
+    named += [OTHERS] if len(left_out) > len(most) and OTHERS not in dict(most) else []
     return f"{', '.join(named)} ({left_out.total():,} files in all)"
 
 
