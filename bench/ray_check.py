@@ -139,7 +139,7 @@ async def run_ray(given: argparse.Namespace) -> Mapping[str, Any]:
             with _Cluster() as cluster:
                 refused = await other_python(given.other_python, cluster.address)
                 report = await _strike(cluster, Work(cluster.address, name, stack.gateway_address), plain)
-    return {**report, **refused, "passed": report["passed"] and refused["other_python"] != "taken"}
+    return {**report, **refused, "passed": report["passed"] and refused["other_python"] not in ("taken", "failed")}
 
 
 OTHER = """
@@ -150,15 +150,21 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 
 
 async def other_python(interpreter: str, address: str) -> dict[str, str]:
-    """What a cluster says to a driver of another Python: `refused` and by which words, `taken`, or why it was not
-    tried. One of another Ray shows nothing of Python, and is not tried either."""
+    """What a cluster says to a driver of another Python: `refused` and by which words, `taken`, `failed`
+    otherwise, or why it was not tried. One of another Ray shows nothing of Python, and is not tried either."""
     here = f"Python {platform.python_version()} and Ray {importlib.metadata.version('ray')}"
     if not interpreter:
         return {"other_python": f"skipped: --other-python names none; it needs Ray, and is to be no {here}"}
     words = (interpreter, "-c", OTHER, address)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     driver = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=STDOUT, env=environ)
-    said = (await asyncio.wait_for(driver.communicate(), PATIENCE_S))[0].decode(errors="replace")
+    try:
+        said = (await asyncio.wait_for(driver.communicate(), PATIENCE_S))[0].decode(errors="replace")
+    except TimeoutError:
+        return {"other_python": "failed", "other_python_said": f"no answer within {PATIENCE_S:g} s"}
+    finally:
+        if driver.returncode is None:
+            driver.kill()
     found = re.search(r"^python (\S+) ray (\S+)$", said, re.M)
     if found is None:
         return {"other_python": f"skipped: {interpreter} has no Ray: {said.strip()[-200:]}"}
@@ -169,7 +175,8 @@ async def other_python(interpreter: str, address: str) -> dict[str, str]:
     if driver.returncode and all(name in said for name in names):
         message = said[said.index("Version mismatch") :].strip()
         return {"other_python": "refused", "other_python_said": " ".join(message.split())[:400]}
-    return {"other_python": "taken", "other_python_said": said.strip()[-400:]}
+    verdict = "failed" if driver.returncode else "taken"
+    return {"other_python": verdict, "other_python_said": said.strip()[-400:]}
 
 
 async def _plain_texts(gateway: str, folder: Path) -> Mapping[str, str]:

@@ -106,20 +106,28 @@ async def measure_faults(model: Path, num_pages: int) -> dict[str, Any]:
                     mark.unlink()
                 rows.append(_row(fault, method, read, expected, strikes))
                 say(f"faults: {rows[-1]}")
-    missed = [f"hints in time, by {method}" for method in HINTED if not _num_hinted(rows, method)]
+    missed = [
+        f"hints in time, {row['fault']}, by {row['method']}"
+        for row in rows
+        if _may_be_hinted(row) and not row["hinted"]
+    ]
     return {"shown": True, "pages": num_pages, "model": str(model), "rows": rows, "missed": missed}
 
 
-def _num_hinted(rows: Sequence[Mapping[str, Any]], method: str) -> int:
-    return sum(row["hinted"] for row in rows if row["method"] == method and row["fault"] not in STRIKES)
+def _may_be_hinted(row: Mapping[str, Any]) -> bool:
+    return row["method"] in HINTED and row["fault"] not in STRIKES
 
 
 def are_faults_survived(found: Mapping[str, Any]) -> bool:
-    """All texts are plain decoding's, and readers that were to be hit were, before a draft was sent."""
-    return not found["shown"] or all(
-        is_whole(row["identical"]) and (row["fault"] not in STRIKES or (row["strikes"] and row["without_draft"]))
-        for row in found["rows"]
-    )
+    """All texts are plain decoding's, readers that were to be hit were, before a draft was sent, and lies were heard in
+    time to do harm."""
+    return not found["shown"] or all(is_whole(row["identical"]) and _has_struck(row) for row in found["rows"])
+
+
+def _has_struck(row: Mapping[str, Any]) -> bool:
+    if row["fault"] in STRIKES:
+        return bool(row["strikes"] and row["without_draft"])
+    return row["fault"] != "lying" or not _may_be_hinted(row) or bool(row["hinted"])
 
 
 @asynccontextmanager

@@ -62,6 +62,11 @@ class Series:
         return sum(map(_seconds, self.drafted)) / sum(map(_seconds, self.plain))
 
     @property
+    def judged(self) -> int:
+        """Draft tokens: without any, nothing was measured."""
+        return sum(one.caption.speculation.judged for one in self.drafted)
+
+    @property
     def identical(self) -> str:
         same = sum(own.token_ids == plain.token_ids for own, plain in zip(self.drafted, self.plain, strict=True))
         return f"{same}/{len(self.drafted)}"
@@ -88,8 +93,9 @@ async def _bad_row(name: str, template: CaptionOptions, num_captions: int) -> di
     return {
         "first": round(first, 4),
         "all": round(over_plain, 4),
+        "judged": series.judged,
         "identical": series.identical,
-        "holds": first <= FIRST_LIMIT and over_plain <= BAD_LIMIT,
+        "holds": series.judged > 0 and first <= FIRST_LIMIT and over_plain <= BAD_LIMIT,
     }
 
 
@@ -101,8 +107,12 @@ async def _good_row(name: str, template: CaptionOptions, num_captions: int) -> d
         "first": round(gated.ratios[0], 4),
         "all": round(gated.over_plain, 4),
         "ungated": round(ungated.over_plain, 4),
+        "judged": ungated.judged,
         "identical": gated.identical,
-        "holds": gated.over_plain <= GOOD_LIMIT * ungated.over_plain,
+        "identical_ungated": ungated.identical,
+        "holds": ungated.judged > 0
+        and is_whole(ungated.identical)
+        and gated.over_plain <= GOOD_LIMIT * ungated.over_plain,
     }
 
 
@@ -129,9 +139,10 @@ def main(argv: Sequence[str]) -> None:
     known = [*BAD, *GOOD]
     flags: dict[str, Any] = {"captions": (100, "of each draft"), "tokens": 70, "frames": 8}
     flags["drafts"] = (known, "of them")
-    given = make_parser("served-gate", "Drafts that do not help, and that do, over many captions.", **flags).parse_args(
-        argv
-    )
+    parser = make_parser("served-gate", "Drafts that do not help, and that do, over many captions.", **flags)
+    given = parser.parse_args(argv)
+    if unknown := sorted(set(given.drafts) - set(known)):
+        parser.error(f"--drafts {unknown[0]!r} is unknown; known are {', '.join(known)}")
     document = run_to_end(measure(given.captions, given.tokens, given.frames, given.drafts))
     print_rows("Seconds of decoding over plain decoding's", document["drafts"])
     finish("served-gate", document | {"machine": machine_facts()})

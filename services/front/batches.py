@@ -21,6 +21,7 @@ from slipstream.errors import (
     PermissionDenied,
     ServiceUnavailable,
     SlipstreamError,
+    Unauthenticated,
     VideoNotFound,
 )
 from slipstream.logs import get_logger
@@ -45,6 +46,9 @@ LOOK_S, SWEEP_S = 5.0, 600.0
 """How often this front looks at the batches that it knows of, and for what may be removed."""
 _HOPELESS = (InvalidConfig, InvalidRequest, LimitExceeded, PermissionDenied)
 """What no later try would change: a gateway without an archive, an owner who may hand in nothing."""
+_NOTHING_TO_CANCEL = (UnknownBatch, InvalidConfig, PermissionDenied, Unauthenticated)
+"""The archive has none of a batch, or nothing of it that this token may cancel."""
+FILE_GONE = "file_not_found"
 KEPT_S = 30 * 86_400.0
 """How long the record of a batch that has ended is kept."""
 MAX_FAULTS = 3
@@ -113,7 +117,10 @@ class Batches:
             await asyncio.to_thread(self.records.end, owner, batch_id, Ending.EXPIRED)
         jobs = None
         if batch.stage is Stage.HANDED_IN:
-            jobs = await self._jobs(owner, token, batch)
+            try:
+                jobs = await self._jobs(owner, token, batch)
+            except UnknownBatch:
+                return await self._lost(owner, batch), None
         if jobs is None or jobs.is_ended:
             step = self._begin(owner, token, batch)
             await asyncio.wait({step}, timeout=PATIENCE_S)
@@ -131,20 +138,23 @@ class Batches:
         await asyncio.to_thread(self.records.end, owner, batch_id, Ending.CANCELLED)
 
     async def _jobs(self, owner: str, token: str, batch: HttpBatch) -> Batch | None:
-        """What the archive says; None where it has none of it."""
+        """What the archive says; None where there is nothing for it to do. Raises `UnknownBatch`."""
         if batch.num_lines == batch.num_refused:
             return None
         archive = self._gateways.archive(token)
-        try:
-            jobs = await archive.get(batch.key)
-        except UnknownBatch:
-            raise ServiceUnavailable(
-                "the archive does not know this batch's requests; has its store changed?"
-            ) from None
+        jobs = await archive.get(batch.key)
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
         if ending and not jobs.is_ended and jobs.state is not BatchState.CANCELLING:
             jobs = await archive.cancel(batch.key)
         return jobs
+
+    async def _lost(self, owner: str, batch: HttpBatch) -> HttpBatch:
+        """What was handed in, and the archive does not know: that may pass until the batch's time is over, and then it
+        has failed. Raises `ServiceUnavailable`."""
+        if time.time() < batch.expires_s:
+            raise ServiceUnavailable("the archive does not know this batch's requests; has its store changed?")
+        lost = BadLine(0, "the archive has lost this batch's requests; hand them in again", "server_error")
+        return await self._fail(owner, batch, [lost])
 
     def _begin(self, owner: str, token: str, batch: HttpBatch) -> "asyncio.Task[None]":
         """The batch's next step, which one task takes at a time."""
@@ -177,11 +187,14 @@ class Batches:
         put, now = self.records.put, int(time.time())
         errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
         if errors:
+            if errors[0].code == FILE_GONE:  # of which some may have been handed in before
+                await self._cancel_jobs(token, batch)
             await self._fail(owner, replace(batch, num_lines=num_lines), errors)
             return
         ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
         num_refused = 0
         if ending:
+            await self._cancel_jobs(token, batch)
             batch = replace(batch, num_lines=num_lines, num_failed=num_lines, ending=ending)
             await asyncio.to_thread(put, owner, replace(batch, stage=Stage.ENDED, ended_s=now))
             return
@@ -208,21 +221,24 @@ class Batches:
         get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
 
     async def _give_up(self, owner: str, token: str, batch: HttpBatch, error: BadLine) -> None:
-        """It has failed, and what of it the archive has already is cancelled. Raises `ServiceUnavailable` while that
+        """It has failed, and what of it the archive has already is cancelled. Raises what `_cancel_jobs` does."""
+        await self._cancel_jobs(token, batch)
+        await self._fail(owner, batch, [error])
+
+    async def _cancel_jobs(self, token: str, batch: HttpBatch) -> None:
+        """Those that the archive has of a batch that was not handed in to its end. Raises `SlipstreamError` while that
         cannot be done."""
         try:
             await self._gateways.archive(token).cancel(batch.key)
-        except ServiceUnavailable:
-            raise
-        except SlipstreamError as refused:  # the archive has none of it, or will not say
+        except _NOTHING_TO_CANCEL as refused:
             _log(refused, batch_id=batch.batch_id)
-        await self._fail(owner, batch, [error])
 
-    async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> None:
+    async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> HttpBatch:
         shown = tuple(error.shown() for error in errors)
         failed = replace(batch, stage=Stage.FAILED, errors=shown, ended_s=int(time.time()))
         await asyncio.to_thread(self.records.put, owner, failed)
         await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
+        return failed
 
     def _check(self, owner: str, batch: HttpBatch) -> tuple[list[BadLine], int]:
         """What is wrong with the file as such, and how many requests it holds."""
@@ -231,7 +247,7 @@ class Batches:
         try:
             file = self._input(owner, batch)
         except ApiError as error:
-            return [BadLine(0, str(error), "file_not_found")], 0
+            return [BadLine(0, str(error), FILE_GONE)], 0
         with file:
             for line in self._lines(file):
                 num_lines += 1

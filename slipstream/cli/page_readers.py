@@ -23,6 +23,7 @@ from slipstream.logs import configure_logs
 from slipstream.messages import Caption
 from slipstream.rpc.reader import RemoteReader
 from slipstream.rpc.tls import make_peer_security
+from slipstream.service_info import GatewayInfo
 from slipstream.stack.local import StackOptions
 
 
@@ -60,18 +61,19 @@ class TargetReader:
 
     async def pages(self, file: PaperFile) -> AsyncGenerator["ReadPage", None]:
         """Each page as the target reads it, with its receipt."""
+        info = await self.captioner.info()
         async with aclosing(page_readings(self.captioner.start_document(file.data, self.call))) as readings:
             async for reading in readings:
-                yield ReadPage(reading.draft, reading, await self._receipt(reading.caption, file))
+                yield ReadPage(reading.draft, reading, self._receipt(reading.caption, info, file))
 
-    async def _receipt(self, caption: Caption, file: PaperFile) -> dict[str, Any]:
+    def _receipt(self, caption: Caption, info: GatewayInfo, file: PaperFile) -> dict[str, Any]:
         """In the form of the archive's; options as far as they were given or the summary tells."""
         given = self.call.asked().over(PAGE_OPTIONS).given()
         left_out = {"trace", "want_kept"} | (set() if caption.lossy_facts else {"prediction"})
         used = given | {name: value for name, value in caption.options.items() if value}
         receipt = caller_receipt(
             caption,
-            await self.captioner.info(),
+            info,
             {name: value for name, value in used.items() if name not in left_out},
             sha256=file.sha256,
             num_bytes=len(file.data),

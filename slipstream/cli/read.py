@@ -1,7 +1,7 @@
 """`slipstream read`: documents to Markdown and JSON lines, read by a target with the OCR's text as its hint."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +99,8 @@ def read_command(
     differ. What the OCR reads is a hint for the target: it saves time, and never changes what the target reads."""
     if len({path.stem for path in files}) < len(files):
         raise InvalidConfig("two of the documents would have the same name in --output; read them one by one")
-    _check_who_reads(reader, ocr_only, ocr)
+    of_targets = {"ocr": ocr != DocumentOptions.ocr, "stage": stage != DocumentOptions.stage, "gateway": bool(gateway)}
+    _check_who_reads(reader, ocr_only, of_targets | dict.fromkeys(options.given(), True))
     stack_options = _with_a_reader(stack_options)
     _check_known(("--surface", surface, ("", *SURFACES)), ("--stage", stage, STAGES), ("--ocr", ocr, OCR_WHEN))
     _make_folder(output)
@@ -128,10 +129,10 @@ def read_command(
     raise typer.Exit(run_async(run()))
 
 
-def _check_who_reads(reader: str, ocr_only: bool, ocr: str) -> None:
-    """Raises `InvalidConfig`."""
-    if ocr_only and ocr != DocumentOptions.ocr:
-        raise InvalidConfig("--ocr is for a target, whose time it saves: leave it out with --ocr-only")
+def _check_who_reads(reader: str, ocr_only: bool, of_targets: Mapping[str, bool]) -> None:
+    """`of_targets`: whether flags were given that only a target heeds. Raises `InvalidConfig`."""
+    if ocr_only and (flag := next((name for name, is_given in of_targets.items() if is_given), "")):
+        raise InvalidConfig(f"--{flag.replace('_', '-')} is for a target that reads: leave it out with --ocr-only")
     if reader and not ocr_only:
         raise InvalidConfig("--reader is for --ocr-only: a gateway has a reader of its own")
 

@@ -123,7 +123,15 @@ def test_what_cannot_be_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr", "often") == 2
     assert "unknown --ocr 'often'; known: always, paying, never" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr", "never", "--ocr-only") == 2
-    assert "leave it out with --ocr-only" in capsys.readouterr().err
+    assert "--ocr is for a target that reads: leave it out with --ocr-only" in capsys.readouterr().err
+    for of_targets in (
+        ["--stage", "region"],
+        ["--gateway", "127.0.0.1:1"],
+        ["--method", "hsd"],
+        ["--max-new-tokens", 9],
+    ):
+        assert read(tmp_path / "a.pdf", "--output", tmp_path, "--ocr-only", *of_targets) == 2
+        assert f"{of_targets[0]} is for a target that reads" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", tmp_path / "a.png", "--output", tmp_path, "--ocr-only") == 2
     assert "same name" in capsys.readouterr().err
     assert read(tmp_path / "a.pdf", "--output", tmp_path / "a.png", "--ocr-only") == 2

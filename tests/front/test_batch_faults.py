@@ -1,5 +1,7 @@
 """Batches with documents in them, and batches that this server itself fails in."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.services.front import batch_lines, batches
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
-from tests.cli.fake_archive import NUM_PAGES, FakeArchive
+from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
 from tests.front.conftest import jpeg
 from tests.front.test_openai_batches import ended, lines_of, opened
 from tests.support.front import PROMPT, batch_line, client_of, data_url, front_at
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -24,11 +27,18 @@ MODEL = "big"
 
 
 class ReadingArchive(FakeArchive):
-    """One whose gateway has a reader."""
+    """One whose gateway has a reader, and which may fail to cancel."""
 
-    async def GetGateway(
-        self, request: gateway_pb2.GetGatewayRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> gateway_pb2.GatewayInfo:
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancel_faults: list[grpc.StatusCode] = []
+
+    async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.Batch:
+        if self.cancel_faults:
+            await context.abort(self.cancel_faults.pop(), "broken")
+        return await super().CancelBatch(request, context)
+
+    async def GetGateway(self, request: gateway_pb2.GetGatewayRequest, context: Context) -> gateway_pb2.GatewayInfo:
         return gateway_pb2.GatewayInfo(target_model=MODEL, max_frames=8, max_video_bytes=10**9, reads_documents=True)
 
 
@@ -113,6 +123,67 @@ async def test_a_fault_of_this_server_ends_the_batch(
     assert (error.code, error.line) == ("server_error", 2) and "request 2" in error.message
     assert "nobody" not in error.message and batch.id in error.message
     assert handed_in.cancelled and handed_in.jobs["sound"].state == pb.JOB_STATE_CANCELLED
+
+
+async def test_what_cannot_be_cancelled_yet_has_not_failed(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that is broken, too: the batch goes on failing until its jobs are cancelled."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    item = ItemMaker.item
+
+    def faulty(maker: ItemMaker, line: BatchLine) -> object:
+        return item(maker, line) if line.custom_id != "odd" else 1 // 0
+
+    monkeypatch.setattr(ItemMaker, "item", faulty)
+    archive.cancel_faults = [grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
+    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("odd", asked_of(clip()))]
+    batch, _ = await run(archive, tmp_path, *lines)
+    (handed_in,) = archive.batches.values()
+    assert batch.status == "failed" and handed_in.cancelled and not archive.cancel_faults
+
+
+async def test_a_batch_cancelled_in_the_middle_of_its_way_in_leaves_nothing_running(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    item = ItemMaker.item
+
+    def away(maker: ItemMaker, line: BatchLine) -> object:
+        if line.custom_id == "sound":
+            return item(maker, line)
+        raise ServiceUnavailable("away")
+
+    monkeypatch.setattr(ItemMaker, "item", away)
+    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("later", asked_of(clip()))]
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, lines)
+        await eventually(lambda: archive.batches)
+        await client.batches.cancel(batch.id)
+        assert (await ended(client, batch)).status == "cancelled"
+    (handed_in,) = archive.batches.values()
+    assert handed_in.cancelled and handed_in.jobs["sound"].state == pb.JOB_STATE_CANCELLED
+
+
+async def test_requests_that_the_archive_has_lost_end_with_their_time(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then its store may come back."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        batch = await opened(client, [batch_line("a", asked_of(clip("file:///videos/stuck.mp4")))], "2s")
+        await eventually(lambda: archive.batches)
+        while batch.status == "validating":
+            batch = await client.batches.retrieve(batch.id)
+        archive.batches.clear()
+        once = client.with_options(max_retries=0)
+        async with asyncio.timeout(60):
+            while batch.status == "in_progress":
+                with contextlib.suppress(openai.InternalServerError):
+                    batch = await once.batches.retrieve(batch.id)
+    assert batch.status == "failed" and "has lost this batch's requests" in batch.errors.data[0].message
 
 
 async def test_a_fault_at_the_end_ends_the_batch_too(
