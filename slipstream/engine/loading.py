@@ -156,8 +156,9 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 def _expand_segments() -> None:
     """Unless its user has told torch's allocator what to do, has it take and give back memory page by page: gaps in
     what it has taken, as of weights that were joined, else stay with it. Before it is used for the first time."""
-    if not any(name in os.environ for name in ALLOCATOR_VARIABLES):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # which older versions do not have
+    if tell is not None and not any(name in os.environ for name in ALLOCATOR_VARIABLES):
+        tell("expandable_segments:True")
 
 
 def _devices_here() -> str:

@@ -18,7 +18,7 @@ from slipstream.config import between, one_of, option
 from slipstream.engine.loading import AUTO, DTYPES, load_model
 from slipstream.engine.parallel.mirror import Director, MirroredRunner
 from slipstream.engine.parallel.ranks import Leader, RankOrder, lead, rank_here
-from slipstream.engine.parallel.shards import check_checkpoint
+from slipstream.engine.parallel.shards import MOST_ORDERED_ROWS, check_checkpoint
 from slipstream.engine.parallel.steps import MirroredSteps
 from slipstream.engine.static.steps import StaticSteps
 from slipstream.engine.thread import ModelThread
@@ -231,6 +231,11 @@ def uses_mps() -> bool:
 
 def rank_order(config: ModelServiceConfig, strict_width: int) -> RankOrder:
     """What every process that shares the model is told. Raises `InvalidConfig`."""
+    if strict_width > MOST_ORDERED_ROWS and len(config.devices) > 2:
+        raise InvalidConfig(
+            f"--strict-width is at most {MOST_ORDERED_ROWS} where more than two processes share the model: sums of more"
+            " rows have no order that they keep"
+        )
     return RankOrder(config.model, config.devices, config.dtype, config.attention, strict_width, config.num_threads)
 
 
@@ -280,8 +285,10 @@ def try_static_steps(model: VideoLM, num_bytes: int, *, fix_widths: bool = False
     facts: dict[str, Any] = {"attention": steps.attention, "layers": steps.layers}
     if not differences:
         get_logger().warning("static_steps.none", **facts, missing=list(map(str, steps.missing)))
+        steps.drop()
     elif max(differences) > MAX_DIFFERENCE:
         get_logger().warning("static_steps.differ", difference=max(differences), attention=steps.attention)
+        steps.drop()
     else:
         model.static = steps
         if fix_widths:

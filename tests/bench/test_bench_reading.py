@@ -55,12 +55,15 @@ def test_a_reader_that_fails_behind_a_gateway(model: Path, monkeypatch: pytest.M
 
 
 def test_faults_that_did_not_happen_show_nothing() -> None:
-    row = {"fault": "killed", "strikes": 2, "without_draft": 1, "identical": "3/3"}
+    row = {"fault": "killed", "method": "hsd", "hinted": 0, "strikes": 2, "without_draft": 1, "identical": "3/3"}
 
     def holds(**changed: Any) -> bool:
         return HOLDS["faults"]({"shown": True, "rows": [row | changed]})
 
-    assert holds() and holds(fault="lying", strikes=0, without_draft=0) and HOLDS["faults"]({"shown": False})
+    unhurt = {"strikes": 0, "without_draft": 0}
+    assert holds() and holds(fault="lying", hinted=1, **unhurt) and HOLDS["faults"]({"shown": False})
+    assert not holds(fault="lying", **unhurt) and holds(fault="lying", method="autoregressive", **unhurt)
+    assert holds(fault="slow", **unhurt), "its hints may all be late"
     assert not holds(identical="2/3") and not holds(strikes=0) and not holds(without_draft=0)
 
 

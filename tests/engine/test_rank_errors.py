@@ -18,7 +18,7 @@ from slipstream.engine.parallel import links, ranks
 from slipstream.engine.parallel.links import Link, LinkLost, connect
 from slipstream.engine.parallel.ranks import Leader, RankOrder, join
 from slipstream.engine.parallel.shards import check_split
-from slipstream.engine.startup import ModelServiceConfig, load_together
+from slipstream.engine.startup import ModelServiceConfig, load_together, rank_order
 from slipstream.errors import DeviceLost, InvalidConfig, ModelNotUsable
 from tests.support.tiny_checkpoint import write_tiny_llava
 
@@ -47,6 +47,13 @@ def test_devices() -> None:
     assert config().devices == ("cpu",)
     assert config(ranks=2).devices == ("cpu", "cpu")
     assert config(gpus="2, 0").devices == ("cuda:2", "cuda:0")
+
+
+def test_a_strict_width_whose_sums_have_no_order() -> None:
+    assert rank_order(config(ranks=2), 128).strict_width == 128
+    assert rank_order(config(ranks=4), 64).strict_width == 64
+    with pytest.raises(InvalidConfig, match="--strict-width is at most 64 where more than two processes"):
+        rank_order(config(ranks=4), 65)
 
 
 def test_torchrun_says_which_ranks_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,9 @@ class Follower:
     def _make_step(self, record: Record) -> None:
         self._opened_steps.make(StepShape(*record["shape"]))
 
+    def _drop_steps(self, record: Record) -> None:
+        self._opened_steps.drop()
+
     def _reserve(self, record: Record) -> None:
         self._caches[record["cache"]].reserve(record["num_tokens"])
 
@@ -131,7 +134,7 @@ class Follower:
     def _run_step(self, record: Record) -> None:
         step, entries = self._step(record), [self._entry(told) for told in record["entries"]]
         step.run(entries)
-        finish_work(self._device)  # before the numbers of the next step take the place of these
+        finish_work(self._device)  # so that what fails does so at its own record
         for told in record["entries"]:
             self._caches[told["cache"]].advance(len(told["token_ids"]))
 

@@ -73,7 +73,7 @@ class Group(ABC):
         try:
             yield
         except Exception as error:
-            self._tell(str(error))
+            self._tell(str(error) or type(error).__name__)
             raise
         self._tell("")
 
@@ -83,6 +83,8 @@ class Group(ABC):
         backend = "nccl" if device.type == "cuda" else "gloo"
         if backend == "nccl":
             torch.cuda.set_device(device)
+            # NCCL would register what the sums of a graph read as one allocation, which expandable segments are not.
+            os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
             os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")  # which takes a minute beyond the timeout
         try:
             dist.init_process_group(

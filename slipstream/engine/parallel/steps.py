@@ -97,6 +97,10 @@ class MirroredSteps(StaticSteps):
         self._director.publish("prepare_steps")
         super().prepare()
 
+    def drop(self) -> None:
+        self._director.publish("drop_steps")
+        super().drop()
+
     def step(self, shape: StepShape) -> StaticStep | None:
         if shape not in self._steps:
             self._director.publish("make_step", shape=astuple(shape))

@@ -106,8 +106,12 @@ class StaticStep:
         self._logits = parts.logits[: shape.num_all_rows]
         self._largest = torch.zeros(shape.num_all_rows, dtype=torch.int64, device=parts.logits.device)
         self._inputs.fill(())
+        self._replay: Callable[[], Any] = self._compute
+
+    def record(self) -> None:
+        """Before the first run: until then it computes as it is. With all ranks, which wait for each other here."""
         with torch.inference_mode():
-            self._replay = parts.recorder.record(self._compute, parts.accord.together)
+            self._replay = self._parts.recorder.record(self._compute, self._parts.accord.together)
 
     @property
     def device(self) -> torch.device:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -30,7 +30,7 @@ NUM_SESSIONS = (1, 2, 4)
 NUM_ROWS = (1, 2, 4, 8, 16, 32)
 CAPACITIES = (4096, 8192, 16384, 32768, 65536)
 _REPEATS = 5
-_RECORDED, _NO_ROOM, _FAILED = range(3)
+_DONE, _NO_ROOM, _FAILED = range(3)
 """What became of a step; the worst of all ranks counts."""
 FIRST_PATIENCE, MOST_PATIENCE = 256, 65_536
 """Passes of a shape that go without a step for which there was no room, until it is tried again: twice as many each
@@ -100,9 +100,11 @@ class StaticSteps:
         one = self.make(StepShape(1, 1, capacity))
         whole = replace(self._parts, make_windows=WholeWindows)
         fixed = {width: self.make(StepShape(1, width, capacity), whole) for width in WIDTHS}
+        if one is None:
+            return None
         granule = round_up(1)
         extent = self.pool.take(min(capacity, self.pool.num_free // granule * granule), self.pool)
-        if extent is None or one is None:
+        if extent is None:
             return None
         try:
             with self._accord.together():
@@ -215,22 +217,34 @@ class StaticSteps:
     def make(self, shape: StepShape, parts: StepParts | None = None) -> StaticStep | None:
         """Records a step, at all ranks. None where it cannot be recorded: passes of this shape go on without."""
         started = time.perf_counter()
-        step, outcome = None, _RECORDED
+        made: list[StaticStep] = []
+        outcome = self._settle(shape, lambda: made.append(StaticStep(parts or self._parts, shape)))
+        if outcome == _DONE:
+            outcome = self._settle(shape, made[0].record)
+        if outcome == _NO_ROOM:
+            self._no_room.setdefault(shape, _Patience()).begin()
+            return None
+        self._no_room.pop(shape, None)
+        self._steps[shape] = step = made[0] if outcome == _DONE else None
+        get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
+        return step
+
+    def _settle(self, shape: StepShape, work: Callable[[], None]) -> int:
+        """How it went at the rank where it went worst. Nobody records before all have room: within what is recorded
+        ranks wait for each other."""
+        outcome = _DONE
         try:
-            step = StaticStep(parts or self._parts, shape)
+            work()
         except Exception as error:  # a compiler raises dozens of types
             if isinstance(error, DeviceLost) or is_device_lost(error):
                 raise
             get_logger().warning("static_step.failed", shape=str(shape), error=str(error).partition("\n")[0])
             outcome = _NO_ROOM if "out of memory" in str(error) else _FAILED
-        outcome = self._accord.agree(outcome, max)
-        if outcome == _NO_ROOM:
-            self._no_room.setdefault(shape, _Patience()).begin()
-            return None
-        self._no_room.pop(shape, None)
-        self._steps[shape] = step = step if outcome == _RECORDED else None
-        get_logger().debug("static_step.recorded", shape=str(shape), seconds=round(time.perf_counter() - started, 3))
-        return step
+        return self._accord.agree(outcome, max)
+
+    def drop(self) -> None:
+        """They are not to be taken: what was recorded goes, at all ranks. The pool stays."""
+        self._steps.clear()
 
 
 def _make_pool(accord: Accord, runner: Runner, num_bytes: int) -> KVPool:

@@ -13,6 +13,7 @@ from slipstream.engine.static import steps
 from slipstream.engine.static.pool import Extent
 from slipstream.engine.static.step import StaticStep
 from slipstream.engine.static.widths import MOST_COST, WidthTimes, choose_width
+from slipstream.engine.static.windows import StepShape
 from slipstream.speculation.protocol import TokenTree
 from tests.engine.conftest import Pair
 from tests.engine.static.test_static_steps import close, prefill
@@ -133,3 +134,26 @@ def test_passes_are_timed_over_a_full_cache(pair: Pair, monkeypatch: pytest.Monk
     assert set(model.static.fixed_widths) == {4096} and model.static.pool.num_free == 1000
     state, other = prefill(model), prefill(pair.ours)
     close(model.step([(state, [5, 6])])[0], pair.ours.step([(other, [5, 6])])[0])
+
+
+def test_what_has_no_room_for_a_row_leaves_the_pool_as_it_was(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(step: StaticStep) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(StaticStep, "record", record)
+    model = load_model(str(pair.path))
+    model.open_static_steps(model.runner.kv_bytes_per_token * 1000)
+    assert model.static is not None
+    model.static.fix_widths()
+    assert model.static.fixed_widths == {4096: 0} and model.static.pool.num_free == 1000
+
+
+def test_nobody_records_before_all_ranks_have_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within what is recorded they wait for each other."""
+    model = load_model(str(pair.path))
+    model.open_static_steps(model.runner.kv_bytes_per_token * 1000)
+    assert model.static is not None
+    recorded: list[StaticStep] = []
+    monkeypatch.setattr(StaticStep, "record", recorded.append)
+    monkeypatch.setattr(model.static._accord, "agree", lambda said, decide: decide([said, steps._NO_ROOM]))
+    assert model.static.make(StepShape(1, 1, 4096)) is None and not recorded

@@ -72,7 +72,9 @@ class Parts:
         logits = torch.empty(128, runner.lm_head.weight.shape[0], device=META)  # type: ignore[union-attr, index]
         around = runner.decoder.embed_tokens, run_layers, runner.lm_head
         parts = StepParts(*around, self.pool, WAYS[way], AXES, logits, self.replays)
-        return StaticStep(parts, StepShape(sessions, rows, CAPACITY))
+        step = StaticStep(parts, StepShape(sessions, rows, CAPACITY))
+        step.record()
+        return step
 
     def entries(self, sessions: int, rows: int) -> list[Entry]:
         return [Entry(each, PAST, [1] * rows, range(PAST, PAST + rows)) for each in self.extents[:sessions]]
