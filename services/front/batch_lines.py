@@ -198,6 +198,38 @@ def _document_values(document: DocumentOptions) -> Mapping[str, Any]:
     return document_values(document)
 
 
+class LineFault(Exception):
+    """This server failed in a line; the cause says how. `line` counts from 1."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(f"line {line}")
+        self.line = line
+
+
+@dataclass
+class BatchItems:
+    """The items of a batch, once: those of requests that can be served. The others' lines go to `refused`."""
+
+    batch_id: str
+    lines: Iterator[BatchLine | BadLine]
+    maker: ItemMaker
+    refused: IO[bytes]
+    num_refused: int = 0
+
+    def __iter__(self) -> Iterator[BatchItem]:
+        for line in self.lines:
+            assert isinstance(line, BatchLine), "the file was checked, and never changes"
+            try:
+                yield self.maker.item(line)
+            except ApiError as error:
+                self.num_refused += 1
+                self.refused.write(error_line(f"{self.batch_id}-{line.number}", line.custom_id, error))
+            except (SlipstreamError, OSError):
+                raise
+            except Exception as error:
+                raise LineFault(line.number) from error
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 

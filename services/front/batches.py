@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job
+from slipstream.archive.messages import Batch, BatchOptions, Job
 from slipstream.archive.queue import BatchState, JobState, UnknownBatch
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import (
@@ -30,10 +30,11 @@ from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import (
     MAX_TOLD,
     BadLine,
+    BatchItems,
     BatchLine,
     ItemMaker,
+    LineFault,
     answer_line,
-    error_line,
     job_error_line,
     read_lines,
 )
@@ -202,7 +203,7 @@ class Batches:
         media = self._media / batch.batch_id if self._config.shared_media else None
         maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
         with self.records.refusals(owner, batch.batch_id).open("wb") as refused, self._input(owner, batch) as file:
-            items = _Items(batch, self._lines(file), maker, refused)
+            items = BatchItems(batch.batch_id, self._lines(file), maker, refused)
             archive = self._gateways.archive(token)
             try:
                 await archive.submit_all(BatchOptions(batch.key), items)
@@ -367,35 +368,3 @@ def _copy(source: Path, target: NewFile) -> None:
     with source.open("rb") as file:
         while data := file.read(1024 * 1024):
             target.write(data)
-
-
-class LineFault(Exception):
-    """This server failed in a line; the cause says how. `line` counts from 1."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__(f"line {line}")
-        self.line = line
-
-
-@dataclass
-class _Items:
-    """The items of a batch, once: those of requests that can be served. The others' lines go to `refused`."""
-
-    batch: HttpBatch
-    lines: Iterator[BatchLine | BadLine]
-    maker: ItemMaker
-    refused: IO[bytes]
-    num_refused: int = 0
-
-    def __iter__(self) -> Iterator[BatchItem]:
-        for line in self.lines:
-            assert isinstance(line, BatchLine), "the file was checked, and never changes"
-            try:
-                yield self.maker.item(line)
-            except ApiError as error:
-                self.num_refused += 1
-                self.refused.write(error_line(f"{self.batch.batch_id}-{line.number}", line.custom_id, error))
-            except (SlipstreamError, OSError):
-                raise
-            except Exception as error:
-                raise LineFault(line.number) from error

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -101,40 +101,51 @@ async def caption_sample(
         raise VideoNotFound("there is nothing to estimate: no video was found")
     wanted = frozenset(chosen)
     sampled = [_fresh(item, place) for place, item in enumerate(items) if place in wanted]
-    sample: list[Sampled] = []
-    failures: list[str] = []
-    sums: Counter[str] = Counter()
-    captions: list[Caption] = []
-    spans: list[Span] = []
-    captioned: list[BatchItem] = []
-    by_place = {item.custom_id: item for item in sampled}
+    said, by_place = _Said(), {item.custom_id: item for item in sampled}
     async with aclosing(run_trial(client, "estimate", options, sampled, follow)) as jobs:
         async for job, parts in jobs:
-            place = int(job.custom_id)
-            if job.state is not JobState.DONE:
-                failures.append(f"{job.source}: {job.error or job.state}")
-                continue
-            done = [caption for caption in (job.caption, *(part.caption for part in parts)) if caption is not None]
-            of_job = _tallies(done)
-            sums += of_job
-            if job.kind is not JobKind.DOCUMENT:
-                captions += [caption for caption in done if not (caption.shared or caption.skipped)]
-                spans.append(_span(job))
-                captioned.append(by_place[job.custom_id])
-            size = num_bytes(job, parts)
-            sample.append(Sampled(int(strata[place]), _span(job), of_job["tokens"], size, of_job["video_s"]))
-    if not sample:
-        raise InvalidRequest(f"no item of the sample could be captioned; the first: {failures[0]}")
-    known = {name: sums[name] for name in ("tokens", "generate_s", "plain_generate_s", "judged", "accepted")}
+            said.add(by_place[job.custom_id], int(strata[int(job.custom_id)]), job, parts, num_bytes)
+    if not said.sample:
+        raise InvalidRequest(f"no item of the sample could be captioned; the first: {said.failures[0]}")
+    known = {name: said.sums[name] for name in ("tokens", "generate_s", "plain_generate_s", "judged", "accepted")}
     return SampledArchive(
-        tuple(sample),
+        tuple(said.sample),
         tuple(chosen),
         tuple(strata.tolist()),
         BatchTotals(**known),
-        tuple(failures),
-        tuple(captioned),
-        _drafted_time(spans, captions),
+        tuple(said.failures),
+        tuple(said.captioned),
+        _drafted_time(said.spans, said.captions),
     )
+
+
+@dataclass
+class _Said:
+    """What the jobs of a sample said, one by one."""
+
+    sample: list[Sampled] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    sums: Counter[str] = field(default_factory=Counter)
+    """Of all captions, see `tallies`."""
+    captioned: list[BatchItem] = field(default_factory=list)
+    """Documents left out, here and in what follows."""
+    spans: list[Span] = field(default_factory=list)
+    captions: list[Caption] = field(default_factory=list)
+    """Those that were made."""
+
+    def add(self, item: BatchItem, stratum: int, job: Job, parts: Sequence[JobPart], num_bytes: NumBytes) -> None:
+        """One that has ended."""
+        if job.state is not JobState.DONE:
+            self.failures.append(f"{job.source}: {job.error or job.state}")
+            return
+        done = [caption for caption in (job.caption, *(part.caption for part in parts)) if caption is not None]
+        of_job = _tallies(done)
+        self.sums += of_job
+        if job.kind is not JobKind.DOCUMENT:
+            self.captions += [caption for caption in done if not (caption.shared or caption.skipped)]
+            self.spans.append(_span(job))
+            self.captioned.append(item)
+        self.sample.append(Sampled(stratum, _span(job), of_job["tokens"], num_bytes(job, parts), of_job["video_s"]))
 
 
 async def caption_plainly(
