@@ -232,7 +232,7 @@ class Batches:
         try:
             await self._gateways.archive(token).cancel(batch.key)
         except _NOTHING_TO_CANCEL as refused:
-            _log(refused, batch_id=batch.batch_id)
+            get_logger().info("batch.nothing_cancelled", batch_id=batch.batch_id, reason=str(refused))
 
     async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> HttpBatch:
         shown = tuple(error.shown() for error in errors)

@@ -1,9 +1,9 @@
 """Batches with documents in them, and batches that this server itself fails in."""
 
-import asyncio
-import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -74,6 +74,26 @@ async def run(archive: FakeArchive, folder: Path, *lines: str) -> tuple[Any, lis
         return batch, [line for file in written for line in file]
 
 
+STUCK_AND_ODD = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("odd", asked_of(clip()))]
+"""Requests: of one the job never ends."""
+
+
+def hand_in_one_by_one(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[int]:
+    """Items go in one by one, look after look, and the odd one fails so; the lines at which that was."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
+    item, failed = ItemMaker.item, list[int]()
+
+    def faulty(maker: ItemMaker, line: BatchLine) -> object:
+        if line.custom_id != "odd":
+            return item(maker, line)
+        failed.append(line.number)
+        raise failure
+
+    monkeypatch.setattr(ItemMaker, "item", faulty)
+    return failed
+
+
 async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path: Path) -> None:
     """A PDF by path with options of documents, one by value, a picture alone, and a video beside them."""
     way: dict[str, Any] = {"pages": "1-3", "dpi": 72, "stage": "region+page", "ocr": "never", "surface": "lines"}
@@ -104,21 +124,9 @@ async def test_a_fault_of_this_server_ends_the_batch(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says which request, and what was handed in already does not run on."""
-    monkeypatch.setattr(batches, "LOOK_S", 0.01)
-    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
-    item, looks = ItemMaker.item, 0
-
-    def faulty(maker: ItemMaker, line: BatchLine) -> object:
-        nonlocal looks
-        if line.custom_id != "odd":
-            return item(maker, line)
-        looks += 1
-        raise KeyError("nobody foresaw this")
-
-    monkeypatch.setattr(ItemMaker, "item", faulty)
-    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("odd", asked_of(clip()))]
-    batch, _ = await run(archive, tmp_path, *lines)
-    assert (batch.status, looks) == ("failed", batches.MAX_FAULTS) and batch.failed_at
+    looks = hand_in_one_by_one(monkeypatch, KeyError("nobody foresaw this"))
+    batch, _ = await run(archive, tmp_path, *STUCK_AND_ODD)
+    assert (batch.status, looks) == ("failed", [2] * batches.MAX_FAULTS) and batch.failed_at
     ((error,), (handed_in,)) = batch.errors.data, archive.batches.values()
     assert (error.code, error.line) == ("server_error", 2) and "request 2" in error.message
     assert "nobody" not in error.message and batch.id in error.message
@@ -129,17 +137,9 @@ async def test_what_cannot_be_cancelled_yet_has_not_failed(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A gateway that is broken, too: the batch goes on failing until its jobs are cancelled."""
-    monkeypatch.setattr(batches, "LOOK_S", 0.01)
-    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
-    item = ItemMaker.item
-
-    def faulty(maker: ItemMaker, line: BatchLine) -> object:
-        return item(maker, line) if line.custom_id != "odd" else 1 // 0
-
-    monkeypatch.setattr(ItemMaker, "item", faulty)
+    hand_in_one_by_one(monkeypatch, KeyError("nobody foresaw this"))
     archive.cancel_faults = [grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
-    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("odd", asked_of(clip()))]
-    batch, _ = await run(archive, tmp_path, *lines)
+    batch, _ = await run(archive, tmp_path, *STUCK_AND_ODD)
     (handed_in,) = archive.batches.values()
     assert batch.status == "failed" and handed_in.cancelled and not archive.cancel_faults
 
@@ -147,19 +147,9 @@ async def test_what_cannot_be_cancelled_yet_has_not_failed(
 async def test_a_batch_cancelled_in_the_middle_of_its_way_in_leaves_nothing_running(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "LOOK_S", 0.01)
-    monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
-    item = ItemMaker.item
-
-    def away(maker: ItemMaker, line: BatchLine) -> object:
-        if line.custom_id == "sound":
-            return item(maker, line)
-        raise ServiceUnavailable("away")
-
-    monkeypatch.setattr(ItemMaker, "item", away)
-    lines = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4"))), batch_line("later", asked_of(clip()))]
+    hand_in_one_by_one(monkeypatch, ServiceUnavailable("away"))
     async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
-        batch = await opened(client, lines)
+        batch = await opened(client, STUCK_AND_ODD)
         await eventually(lambda: archive.batches)
         await client.batches.cancel(batch.id)
         assert (await ended(client, batch)).status == "cancelled"
@@ -173,16 +163,15 @@ async def test_requests_that_the_archive_has_lost_end_with_their_time(
     """Until then its store may come back."""
     monkeypatch.setattr(batches, "LOOK_S", 0.01)
     async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
-        batch = await opened(client, [batch_line("a", asked_of(clip("file:///videos/stuck.mp4")))], "2s")
-        await eventually(lambda: archive.batches)
+        batch = await opened(client, STUCK_AND_ODD[:1])
         while batch.status == "validating":
             batch = await client.batches.retrieve(batch.id)
         archive.batches.clear()
-        once = client.with_options(max_retries=0)
-        async with asyncio.timeout(60):
-            while batch.status == "in_progress":
-                with contextlib.suppress(openai.InternalServerError):
-                    batch = await once.batches.retrieve(batch.id)
+        with pytest.raises(openai.InternalServerError, match="has its store changed"):
+            await client.with_options(max_retries=0).batches.retrieve(batch.id)
+        tomorrow = SimpleNamespace(time=lambda: time.time() + 2 * 86_400, monotonic=time.monotonic)
+        monkeypatch.setattr(batches, "time", tomorrow)
+        batch = await client.batches.retrieve(batch.id)
     assert batch.status == "failed" and "has lost this batch's requests" in batch.errors.data[0].message
 
 

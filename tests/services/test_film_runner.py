@@ -13,7 +13,7 @@ import pytest
 from slipstream.archive.intake import read_item
 from slipstream.archive.job_runner import ArchiveRunner
 from slipstream.archive.messages import BatchItem, JobKind, JobPart, Priority
-from slipstream.archive.parts import PartLimits, PutAnswer
+from slipstream.archive.parts import PartLimits
 from slipstream.archive.queue import BatchSpec, JobState, Lease, Outcome, QueuePolicy
 from slipstream.archive.records import BatchPayload, job_of, part_of, read_job, write_batch
 from slipstream.archive.worker import RetryLater, RunnerDied
@@ -177,6 +177,17 @@ class World:
         return [part.caption.text if part.caption else part.error for part in await self.parts()]
 
 
+SUMMED_UP: dict[str, Any] = {"summary": True, "summary_prompt": "Sum up.", "max_new_tokens": 8}
+ROOM_FOR_TWO = 256 + 8 + len("Sum up.") + 60
+"""Tokens of a context in which two captions and what is around them fit."""
+
+
+def long_film(policy: QueuePolicy | None = None) -> World:
+    world = World(policy)
+    world.models.model = replace(world.models.model, max_context=ROOM_FOR_TWO)
+    return world
+
+
 WHOLE = [f"text {number}" for number in range(SEGMENTS)]
 
 
@@ -314,80 +325,6 @@ async def test_who_lost_the_lease_keeps_nothing() -> None:
     with pytest.raises(RetryLater, match="lease is lost"):
         await late
     assert not await world.parts() and not world.media.num_open and lease.epoch == stale.epoch + 1
-
-
-SUMMED_UP: dict[str, Any] = {"summary": True, "summary_prompt": "Sum up.", "max_new_tokens": 8}
-ROOM_FOR_TWO = 256 + 8 + len("Sum up.") + 60
-"""Tokens of a context in which two captions and what is around them fit."""
-SUMS = ["-1-0", "-1-1", "-1-2", "-1-3", "-2-0", "-2-1", ""]
-
-
-def long_film(policy: QueuePolicy | None = None) -> World:
-    world = World(policy)
-    world.models.model = replace(world.models.model, max_context=ROOM_FOR_TWO)
-    return world
-
-
-@pytest.mark.parametrize("when", ["before it is kept", "once it is kept"])
-async def test_a_run_that_ends_at_any_partial_summary_is_gone_on_with_behind_it(when: str) -> None:
-    undisturbed = long_film()
-    await undisturbed.ended(await undisturbed.submit(**SUMMED_UP))
-    assert undisturbed.models.summed_up == SUMS
-    world = long_film()
-    put_note = world.queue.put_note
-
-    async def die(lease: Lease, name: str, data: bytes) -> PutAnswer:
-        if when == "once it is kept":
-            await put_note(lease, name, data)
-        raise asyncio.CancelledError
-
-    lease, alive = await world.submit(**SUMMED_UP), SUMS
-    for _ in SUMS[:-1]:
-        world.queue.put_note = die  # type: ignore[method-assign]
-        with pytest.raises(asyncio.CancelledError):
-            await world.runner.run(lease, world.progress.append)
-        assert world.models.summed_up.pop() == alive[0], "the first that is missing is made, and no other"
-        alive = alive[1:] if when == "once it is kept" else alive
-        await world.queue.retry(lease, "it died", 0.0, counted=False)
-        lease = await world.take()
-    world.queue.put_note = put_note  # type: ignore[method-assign]
-    assert (await world.ended(lease)).state is JobState.DONE
-    assert world.models.summed_up == alive and len(world.models.captioned) == SEGMENTS
-    assert await world.parts() == [
-        replace(part, receipt=part.receipt and replace(part.receipt, runs=mine.receipt.runs if mine.receipt else 0))
-        for part, mine in zip(await undisturbed.parts(), await world.parts(), strict=True)
-    ]
-    assert not next(iter(world.queue._jobs.values())).notes, "they go with the summary"
-
-
-@pytest.mark.parametrize("note", [b"", b"\x01 damaged", b"\x02 another release's"])
-async def test_a_note_that_cannot_be_read_is_made_again(note: bytes) -> None:
-    world = long_film()
-    find_note, found = world.queue.find_note, [note]
-
-    async def damaged(lease: Lease, name: str) -> bytes | None:
-        return found.pop() if found else await find_note(lease, name)
-
-    world.queue.find_note = damaged  # type: ignore[method-assign]
-    await world.ended(await world.submit(**SUMMED_UP))
-    assert world.models.summed_up == SUMS
-
-
-async def test_a_film_without_room_for_notes_is_summed_up_all_the_same() -> None:
-    undisturbed = long_film()
-    await undisturbed.ended(await undisturbed.submit(**SUMMED_UP))
-    needed = (await undisturbed.queue.get_batch("batch")).parts_bytes
-    world = long_film(QueuePolicy(parts=PartLimits(max_job_bytes=needed + 32)))
-    put_note, answers = world.queue.put_note, list[PutAnswer]()
-
-    async def put(lease: Lease, name: str, data: bytes) -> PutAnswer:
-        answers.append(await put_note(lease, name, data))
-        return answers[-1]
-
-    world.queue.put_note = put  # type: ignore[method-assign]
-    assert (await world.ended(await world.submit(**SUMMED_UP))).state is JobState.DONE
-    assert PutAnswer.FULL in answers and world.models.summed_up == SUMS
-    assert (await world.parts())[-1].caption is not None
 
 
 async def test_what_a_film_keeps_is_bounded() -> None:

@@ -34,10 +34,10 @@ COPY_BYTES = 1024 * 1024
 
 KEY_DIGITS = 40
 NAMED_SUFFIXES = 5
-MOST_SUFFIXES = 1000
-"""That are counted by name, as a bucket may have millions."""
-OTHERS = "others"
 """Of files that are left out."""
+MOST_SUFFIXES = 1000
+"""Of them that are counted one by one, as a bucket may have millions."""
+OTHERS = "others"
 
 Skip = Callable[[str, str], None]
 
