@@ -3,9 +3,10 @@ gateways can open."""
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -62,23 +63,31 @@ class BatchLine:
     """Holds its media."""
 
 
-def read_lines(file: IO[bytes], max_json_bytes: int, max_media_bytes: int) -> Iterator[BatchLine | BadLine]:
-    """The requests, each good until the next is taken; blank lines are none."""
+@contextmanager
+def read_lines(file: IO[bytes], max_json_bytes: int, max_media_bytes: int) -> Iterator[Iterator[BatchLine | BadLine]]:
+    """The requests, each good until the next is taken or the context is left; blank lines are none."""
+    with ExitStack() as held:
+        yield _lines(file, partial(JsonBody, max_json_bytes, max_media_bytes), held)
+
+
+def _lines(file: IO[bytes], new_body: Callable[[], JsonBody], held: ExitStack) -> Iterator[BatchLine | BadLine]:
+    """What is read of one line is `held` until the next, and not by this generator: whoever leaves it may keep it."""
     number, names, rest = 0, set[str](), b""
     is_end = False
     while not is_end or rest:
-        with JsonBody(max_json_bytes, max_media_bytes) as body:
-            number += 1
-            try:
-                rest, is_end, is_blank = _feed_line(file, rest, body)
-                if not is_blank:
-                    yield _read_line(number, body, names)
-            except ApiError as error:
-                yield BadLine(number, str(error), error.code or "invalid_line")
-                if error.status == 413:  # it was not read to its end
-                    return
-            except BadLine as error:
-                yield error
+        held.close()
+        body = held.enter_context(new_body())
+        number += 1
+        try:
+            rest, is_end, is_blank = _feed_line(file, rest, body)
+            if not is_blank:
+                yield _read_line(number, body, names)
+        except ApiError as error:
+            yield BadLine(number, str(error), error.code or "invalid_line")
+            if error.status == 413:  # it was not read to its end
+                return
+        except BadLine as error:
+            yield error
 
 
 def _feed_line(file: IO[bytes], rest: bytes, body: JsonBody) -> tuple[bytes, bool, bool]:

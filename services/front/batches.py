@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -202,8 +202,9 @@ class Batches:
         info = await self._gateways.info(token)
         media = self._media / batch.batch_id if self._config.shared_media else None
         maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
-        with self.records.refusals(owner, batch.batch_id).open("wb") as refused, self._input(owner, batch) as file:
-            items = BatchItems(batch.batch_id, self._lines(file), maker, refused)
+        refusals = self.records.refusals(owner, batch.batch_id)
+        with refusals.open("wb") as refused, self._input(owner, batch) as file, self._lines(file) as lines:
+            items = BatchItems(batch.batch_id, lines, maker, refused)
             archive = self._gateways.archive(token)
             try:
                 await archive.submit_all(BatchOptions(batch.key), items)
@@ -249,8 +250,8 @@ class Batches:
             file = self._input(owner, batch)
         except ApiError as error:
             return [BadLine(0, str(error), FILE_GONE)], 0
-        with file:
-            for line in self._lines(file):
+        with file, self._lines(file) as lines:
+            for line in lines:
                 num_lines += 1
                 if isinstance(line, BadLine):
                     errors.append(line)
@@ -266,7 +267,7 @@ class Batches:
     def _input(self, owner: str, batch: HttpBatch) -> IO[bytes]:
         return self._files.open(owner, batch.input_file_id)
 
-    def _lines(self, file: IO[bytes]) -> Iterator[BatchLine | BadLine]:
+    def _lines(self, file: IO[bytes]) -> AbstractContextManager[Iterator[BatchLine | BadLine]]:
         return read_lines(file, self._config.max_json_bytes, self._config.max_body_bytes)
 
     # -- out ----------------------------------------------------------------------------------------------------------

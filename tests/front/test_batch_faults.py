@@ -78,16 +78,16 @@ STUCK_AND_ODD = [batch_line("sound", asked_of(clip("file:///videos/stuck.mp4")))
 """Requests: of one the job never ends."""
 
 
-def hand_in_one_by_one(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[int]:
+def hand_in_one_by_one(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> list[BatchLine]:
     """Items go in one by one, look after look, and the odd one fails so; the lines at which that was."""
     monkeypatch.setattr(batches, "LOOK_S", 0.01)
     monkeypatch.setattr("slipstream.client.archive_client.PIECE_ITEMS", 1)
-    item, failed = ItemMaker.item, list[int]()
+    item, failed = ItemMaker.item, list[BatchLine]()
 
     def faulty(maker: ItemMaker, line: BatchLine) -> object:
         if line.custom_id != "odd":
             return item(maker, line)
-        failed.append(line.number)
+        failed.append(line)
         raise failure
 
     monkeypatch.setattr(ItemMaker, "item", faulty)
@@ -123,10 +123,11 @@ async def test_documents_are_handed_in_as_such(archive: ReadingArchive, tmp_path
 async def test_a_fault_of_this_server_ends_the_batch(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says which request, and what was handed in already does not run on."""
+    """It says which request, what was handed in already does not run on, and what was read of the line is gone."""
     looks = hand_in_one_by_one(monkeypatch, KeyError("nobody foresaw this"))
     batch, _ = await run(archive, tmp_path, *STUCK_AND_ODD)
-    assert (batch.status, looks) == ("failed", [2] * batches.MAX_FAULTS) and batch.failed_at
+    assert (batch.status, [line.number for line in looks]) == ("failed", [2] * batches.MAX_FAULTS) and batch.failed_at
+    assert all(line.json.spool.closed for line in looks)
     ((error,), (handed_in,)) = batch.errors.data, archive.batches.values()
     assert (error.code, error.line) == ("server_error", 2) and "request 2" in error.message
     assert "nobody" not in error.message and batch.id in error.message

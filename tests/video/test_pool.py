@@ -330,8 +330,10 @@ async def test_two_owners_with_a_decoder_each_replace_none() -> None:
 async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: list[ConfinedProcess] = []
 
+    gone = asyncio.Future[int]()
+
     async def not_yet(reap: Callable[[], int]) -> int:
-        return await asyncio.Future()
+        return await gone
 
     def noted(reaping: Reaping, process: ConfinedProcess) -> None:
         replaced.append(process)
@@ -346,6 +348,7 @@ async def test_a_pool_that_closes_waits_for_those_that_it_has_just_replaced(monk
         await sample(pool, b"refuse")
     pool.close()
     assert [process.process.returncode for process in replaced] == [-signal.SIGKILL]
+    gone.cancel()
 
 
 async def test_what_decoders_could_not_give_up_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
