@@ -22,7 +22,7 @@ from slipstream.engine.video_lm import DecodeState, PromptPlan, VideoLM
 from slipstream.errors import SessionGone
 from slipstream.families.adapter import Pixels
 from slipstream.families.preprocess import frames_at_once
-from slipstream.logs import heard
+from slipstream.logs import get_logger, heard
 from slipstream.messages import Frames
 from slipstream.session_messages import SessionStart
 
@@ -148,9 +148,13 @@ class SessionWork:
             raise SessionGone("the session has ended")
 
     def _release(self) -> None:
-        for release in self._releases:
-            release()
-        self._releases.clear()
+        releases, self._releases = self._releases, []
+        for release in releases:
+            try:
+                release()
+            except Exception as error:  # the others free what they hold
+                self._thread.note(error)
+                get_logger().exception("session.release_failed")
 
 
 def _trim_memory(released: asyncio.Future[None]) -> None:

@@ -91,10 +91,11 @@ class TreeGrowth:
         return TokenTree(tuple(self.token_ids[n] for n in nodes), tuple(places[PARENTS[n]] for n in nodes))
 
     def cached_path(self, suffix: Sequence[int], num_cached: int) -> tuple[int, ...]:
-        """Of the `num_cached` rows that the model's cache holds behind the text, those of the beginning of `suffix`."""
+        """Of the `num_cached` rows that the model's cache holds behind the text, those of the beginning of `suffix`, of
+        which the last token is never one: the next tree begins with what the model says behind it."""
         path: list[int] = []
         node: int | None = ROOT
-        for token in suffix:
+        for token in suffix[:-1]:
             node = self.fed.child(node, token) if self.fed is not None and node is not None else None
             if node is None or node >= num_cached:
                 break

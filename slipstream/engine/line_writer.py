@@ -62,7 +62,12 @@ class LineWriter:
         """Passes until nobody may write, or for `FLUSH_S`: then its cost is charged, and whoever is next goes on."""
         started = time.perf_counter()
         while self._gather():
-            self._pass(list(self._writing))
+            sessions = list(self._writing)
+            try:
+                self._pass(sessions)
+            except Exception as error:  # nobody knows whose fault it is, and the other sessions write on
+                for session in sessions:
+                    self._fail(session, error)
             if time.perf_counter() - started > FLUSH_S:
                 if self._thread.is_contended:
                     for session in self._writing:
@@ -134,7 +139,7 @@ class LineWriter:
             num_text = min(state.num_tokens, state.num_prompt_tokens + len(session.line.output))
             state.keep_path(num_text, session.branches.move(root))
         elif session.written is not None:
-            session.written.move(root)
+            session.written.move_along(root)
 
     def _restart(self, session: DraftSession, order: RestartLine) -> None:
         line = session.line
@@ -155,8 +160,8 @@ class LineWriter:
         state, branches, keep = session.work.state, session.branches, order.keep
         growth, session.growth = session.growth, None
         if session.written is not None and branches is None:
-            num_foreseen = num_common(old[keep:], order.suffix)
-            keep = min(keep + num_foreseen, keep + len(order.suffix) - 1)
+            keep += num_common(old[keep:], order.suffix)
+        keep = min(keep, max(order.keep + len(order.suffix) - 1, 0))  # what follows the last token is still to be said
         num_kept = min(state.num_tokens, state.num_prompt_tokens + keep)
         if branches is not None and len(old) == keep:
             state.keep_path(num_kept, branches.rows_of(order.suffix))
@@ -221,6 +226,12 @@ class LineWriter:
 
     def _take(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
         """Of tokens that the model has written by itself those before the first that nobody could have chosen."""
+        try:
+            self._taken(session, written, candidates)
+        except Exception as error:
+            self._fail(session, error)
+
+    def _taken(self, session: DraftSession, written: Sequence[int], candidates: Sequence[Ranked]) -> None:
         taken = [*takewhile(lambda token: 0 <= token < session.sampler.vocab_size, written)]
         state = session.work.state
         state.rollback(state.num_tokens - len(written) + len(taken))

@@ -81,7 +81,7 @@ class DraftingSession:
     max_new_tokens: int
     vocab_size: int
     max_rows: int = 0
-    """Most rows of a tree; 0: the drafter's own."""
+    """Most rows of a tree of hints."""
     as_chain: bool = False
     """The model judges no trees."""
     costs: WindowCosts = field(default_factory=WindowCosts)

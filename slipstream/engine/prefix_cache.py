@@ -74,6 +74,12 @@ class ByteLru(Generic[KeyT, ValueT]):
             self.num_bytes -= size
             self._on_evict(evicted)
 
+    def drop(self, key: KeyT) -> None:
+        """Takes a value out that is there."""
+        value, size = self._entries.pop(key)
+        self.num_bytes -= size
+        self._on_evict(value)
+
     def _complain(self, num_bytes: int) -> None:
         """Once for a size: with a limit so low nothing of the kind is ever used again."""
         if self.limit_bytes and num_bytes > self._most_refused:
@@ -149,10 +155,14 @@ class PrefixCache:
         if self._lru.get(prefix.key) is not prefix:
             prefix.cache.clear()
             return
-        prefix.cache.rollback(prefix.num_tokens)
-        if prefix.cache.capacity > SLACK * prefix.num_tokens:
-            prefix.cache = prefix.cache.trimmed(prefix.num_tokens)
         prefix.is_parked = True
+        try:
+            prefix.cache.rollback(prefix.num_tokens)
+            if prefix.cache.capacity > SLACK * prefix.num_tokens:
+                prefix.cache = prefix.cache.trimmed(prefix.num_tokens)
+        except Exception:  # no memory for a copy
+            self._lru.drop(prefix.key)
+            raise
         self._lru.put(prefix.key, prefix, prefix.num_bytes)
 
 

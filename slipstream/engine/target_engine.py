@@ -95,8 +95,6 @@ class TargetEngine:
         """
         info = self.model.info
         plan = await plan_session(self.model, request, num_frames, frame_size)
-        if request.session_id in self._sessions:
-            raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         if plan.num_tokens + request.max_new_tokens > info.max_context:
             raise LimitExceeded(
                 f"{plan.num_tokens} prompt tokens ({num_frames} frames) and {request.max_new_tokens} new ones exceed "
@@ -104,11 +102,13 @@ class TargetEngine:
             )
         drafter_type = find_local_drafter(request.local_drafter) if request.local_drafter else None
         with_attention = request.with_attention or (drafter_type is not None and drafter_type.needs_attention)
-        check_hints(request)
+        check_hints(request, is_strict=bool(self.model.strict_width))
         check_text(request, plan)
         hints = await self._hint_room(request)
         sampler = TargetSampler(request.sampling, plan.token_ids, info.vocab_size)
         lossy = schedule_of(request, plan, info.num_layers)
+        if request.session_id in self._sessions:  # nothing is awaited from here on until it is one of them
+            raise SessionExists(f"session {request.session_id!r} is open already; give every request its own id")
         place, work = self._reserve(self._kv_bytes(request, plan, drafter_type), frames_bytes(num_frames, frame_size))
         work.in_background = request.in_background
         session = TargetSession(
@@ -285,13 +285,18 @@ async def _of_open_session(session: TargetSession, future: asyncio.Future[T]) ->
         raise
 
 
-def check_hints(request: TargetStart) -> None:
+def check_hints(request: TargetStart, *, is_strict: bool) -> None:
     """Raises `InvalidRequest` for a tolerance that this session cannot have."""
     hints = request.hints
     if hints is None or not hints.tolerance.is_lossy:
         return
     if request.local_drafter != TOLERANT_METHOD or not request.sampling.greedy:
         raise InvalidRequest(f"a tolerance below 1 is paper 003's: ask for {TOLERANT_METHOD!r} and temperature 0")
+    if is_strict:
+        raise InvalidRequest(
+            "a tolerance below 1 judges trees, and this target's passes have a strict width, which takes chains: leave"
+            " the tolerance out, or start the target with --strict-width 0"
+        )
 
 
 def check_text(request: TargetStart, plan: PromptPlan) -> None:

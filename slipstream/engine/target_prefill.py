@@ -68,7 +68,7 @@ class TargetSession:
     carried_share: float = 0.0
     """Of its prompt, what rode along the passes of others."""
     num_pulls: int = 0
-    """How often its guidance was asked for."""
+    """How often its guidance was asked for, and hints were given."""
 
     @property
     def has_place(self) -> bool:
@@ -77,7 +77,8 @@ class TargetSession:
 
 
 def headroom_of(request: TargetStart) -> int:
-    """Rows that the session's cache holds behind the prompt, at most: the answer and a tree behind it."""
+    """Rows that the session's cache is to have behind the prompt: for the answer, and for a tree of hints behind it. A
+    tree of a draft's may need more at the end of a long answer; the cache grows for it."""
     return request.max_new_tokens + (request.hints.max_rows if request.hints is not None else 0)
 
 
@@ -88,8 +89,8 @@ VideoStates = tuple[torch.Tensor, torch.Tensor]
 
 
 class PromptPass:
-    """One session's prompt on its way through the model. Layer-major (design section 5): all tokens pass layers 1..L,
-    guidance is made, the other layers follow.
+    """One session's prompt on its way through the model. Layer-major: all tokens pass layers 1..L, guidance is made,
+    the other layers follow.
 
     When an earlier prompt was about the same frames, their rows and states are copied and only the text is run. A lossy
     session drops video tokens on the way, copies nothing and gives nothing. A prompt about no video is all text.
@@ -273,6 +274,7 @@ class PromptPass:
         """The session has ended: what others may reuse is handed to the prefix cache, the rest is freed."""
         if self._rides is not None and self._riding is not None:
             self._rides.leave(self._riding)
+            self._riding.end()  # its blocks end, with all that they hold
         if self._shared is not None:
             self._prefixes.retire(self._shared)
         elif self._cache is not None:

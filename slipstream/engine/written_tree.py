@@ -150,6 +150,13 @@ class WrittenTree:
         self.nodes = {number: self.nodes[number] for number in sorted(below - {root})}
         return path
 
+    def move_along(self, root: int) -> None:
+        """The same of a tree that is written on behind its main path alone: elsewhere a line is begun anew. Raises
+        `ProtocolViolation` for a node beside that path, too."""
+        if root != self.root and root not in self.path(self.tip):
+            raise ProtocolViolation(f"a move to node {root}, which is not on the main path of a tree without branches")
+        self.move(root)
+
     def take(self, pass_s: float) -> DraftTokens:
         """What was written since this was asked last, for the wire. `pass_s`: seconds since then."""
         nodes, self._unsent = self._unsent, []

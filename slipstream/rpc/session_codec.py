@@ -217,6 +217,8 @@ def read_judge(message: target_pb2.Judge) -> JudgeRequest:
         raise ProtocolViolation(f"self-drafting takes no tree, and at most {MAX_SELF_DRAFT} tokens")
     tree = None
     if message.parents:
+        if len(message.window) > MAX_NODES:
+            raise ProtocolViolation(f"a tree of {len(message.window)} nodes; at most {MAX_NODES} are judged")
         try:
             tree = TokenTree(tuple(message.window), tuple(message.parents))
         except ValueError as error:

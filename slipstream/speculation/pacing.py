@@ -217,7 +217,7 @@ class SelfClocked:
 
     as a round over W tokens (and the match of the target's own) survives with probability tau^(W+1), and cannot be
     shorter than the draft needs to write the next one. W does not depend on h: both are found by one scan.
-    With T_p constant this is design section 3's  1 + h/c + tau^(h+1) / (1 - tau^c), in units of T_p.
+    With T_p constant this is  1 + h/c + tau^(h+1) / (1 - tau^c), in units of T_p.
     """
 
     writes_ahead: ClassVar[bool] = True

@@ -204,7 +204,7 @@ def end_verdict(
     ends.
 
     No token after an end-of-text token or past the limit leaves here. Stop strings end the text later still: see
-    `models.stops`.
+    `families.adapter.StopMatcher`.
     """
     verdict = Verdict(num_accepted, own_token, path=path)
     for index, token in enumerate(verdict.committed(window)):
@@ -237,7 +237,7 @@ class JudgeWindow:
     window: tuple[int, ...]
     num_passes: int
     parents: tuple[int, ...] = ()
-    """Of a window that is a tree, see `tree.TokenTree`."""
+    """Of a window that is a tree, see `TokenTree`."""
     self_draft: int = 0
     """Tokens that the target drafts itself for every pass, of a tree its levels; a window beside it is a chain."""
 

@@ -167,3 +167,13 @@ def test_of_two_prefills_of_one_video_one_is_kept(pair: Pair) -> None:
     prefixes.retire(second)
     prefixes.retire(first)
     assert second_cache.num_bytes == 0 and first.cache.num_bytes > 0
+
+
+def test_a_prefix_without_memory_for_its_copy_is_not_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefixes = PrefixCache(10**7)
+    prefix, cache = prefix_of(pair, 1, headroom=300)
+    prefixes.share(prefix)
+    monkeypatch.setattr(KVCache, "trimmed", lambda *asked: (_ for _ in ()).throw(MemoryError()))
+    with pytest.raises(MemoryError):
+        prefixes.retire(prefix)
+    assert prefixes.find(prefix.key) is None and (cache.num_bytes, prefixes.num_bytes) == (0, 0)

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
+import structlog
 
 from slipstream.engine.batcher import SessionWork
 from slipstream.engine.thread import Lane, ModelThread
@@ -35,3 +36,16 @@ async def test_a_late_session_is_not_starved_by_endless_decoding(thread: ModelTh
     await asyncio.sleep(0)
     is_waiting.set()
     assert (await first_judgement)[0] == 1
+
+
+async def test_whatever_a_session_holds_is_freed_though_a_part_of_it_cannot_be(thread: ModelThread) -> None:
+    work, freed = SessionWork(thread), list[str]()
+
+    def register() -> None:
+        for name in ("first", "", "last"):
+            work.on_release(lambda name=name: freed.append(name) if name else 1 // 0)  # type: ignore[misc]
+
+    await thread.run(register)
+    with structlog.testing.capture_logs() as events:
+        await work.close(then=lambda: freed.append("place"))
+    assert freed == ["first", "last", "place"] and [event["event"] for event in events] == ["session.release_failed"]

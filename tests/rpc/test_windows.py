@@ -84,6 +84,7 @@ def test_verdicts(verdict: Verdict, pieces: list[str], facts: PassFacts) -> None
         ({"num_passes": 1, "parents": [-1]}, "no tree"),
         ({"num_passes": 1, "window": [1], "parents": [-1], "self_draft": 2}, "takes no tree"),
         ({"num_passes": 1, "self_draft": 2000}, "at most 1024"),
+        ({"num_passes": 1, "window": [1] * 257, "parents": [-1] * 257}, "257 nodes; at most 256"),
     ],
 )
 def test_windows_without_sense(judge: dict[str, Any], complaint: str) -> None:

@@ -75,6 +75,7 @@ def test_what_was_accepted_is_found_in_the_cache(seed: int) -> None:
     assert len(path) >= len(accepted) - 1, "at most a leaf was never run"
     assert list(path) == sorted(path)
     assert growth.cached_path(accepted, 0) == ()
+    assert len(growth.cached_path(accepted, len(fed))) < len(accepted), "the next tree follows what the last token says"
 
 
 def test_a_small_vocabulary_has_fewer_candidates() -> None:

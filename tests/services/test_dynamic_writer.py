@@ -13,6 +13,7 @@ from slipstream.engine import VideoLM
 from slipstream.engine.branches import Branches
 from slipstream.engine.draft_engine import DraftEngine
 from slipstream.engine.draft_session import DraftSession
+from slipstream.engine.line_writer import LineWriter
 from slipstream.engine.written_tree import Ranked, WrittenTree
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.speculation.lines import MAX_NODES
@@ -259,3 +260,27 @@ async def test_where_nothing_can_be_written_ahead_passes_alone_are_weighed(
         await Heard().listen(engine, session, 60, 1)
     refused = asked.index(math.inf)
     assert refused > 0 and set(asked[refused:]) == {math.inf}, "until it was refused it was thought possible"
+
+
+async def test_a_move_off_the_main_path_of_siblings_ends_that_session_alone(model: VideoLM) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames(), **SIBLINGS)
+        await Heard().listen(engine, session, 2 * NUM_TOKENS, 1)
+        engine.order(session, MoveLine(1, 7, NUM_TOKENS + 6))
+        with pytest.raises(ProtocolViolation, match="main path"):
+            await Heard().listen(engine, session, 4 * NUM_TOKENS, 1)
+        assert await line(engine, await started(engine, some_frames(3, 1)), NUM_TOKENS)
+
+
+@pytest.mark.parametrize("where", ["_taken", "_pass"])
+async def test_a_fault_of_the_writer_ends_a_session_and_not_all_others_for_ever(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async with running(model) as engine:
+        session = await started(engine, some_frames())
+        with monkeypatch.context() as patched:
+            patched.setattr(LineWriter, where, lambda *anything: {}[0])
+            engine.order(session, AdvanceLine(1, 2 * NUM_TOKENS))
+            with pytest.raises(KeyError):
+                assert not [chunk async for chunk in engine.write(session)]
+        assert await line(engine, await started(engine, some_frames(3, 1)), NUM_TOKENS)

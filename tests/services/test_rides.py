@@ -1,8 +1,9 @@
 """The target's engine with prompts that ride along: whoever decodes meanwhile, every text is what it is without."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from slipstream.engine import VideoLM, load_model
 from slipstream.engine import rides as rides_module
 from slipstream.engine.ride_plan import RideCounts, RidePlanner
+from slipstream.engine.rides import Rides, RidingPrompt
 from slipstream.engine.row_prefill import RowPrefill
 from slipstream.engine.target_engine import TargetEngine, TargetLimits
 from slipstream.engine.target_prefill import TargetSession
@@ -19,6 +21,8 @@ from slipstream.sampling.params import SamplingParams
 from slipstream.session_messages import JudgeRequest, Prefilled, PrefillStage, StageProgress, TargetStart
 from slipstream.speculation.protocol import ROOT, TokenTree
 from tests.services.model_sessions import some_frames
+from tests.support.held_memory import no_collection
+from tests.support.processes import eventually
 from tests.support.tiny_checkpoint import write_tiny_llava, write_tiny_qwen
 
 MIB = 1024 * 1024
@@ -170,6 +174,42 @@ async def test_who_leaves_while_riding_frees_its_memory_and_the_next_rides(model
         assert len(text) == NUM_TOKENS and engine.admission.num_admitted == 2
     async with running(model, 0.0) as engine:
         assert text == (await captioned(engine, 2, in_background=False, sampling="greedy"))[0]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_prompt_that_leaves_while_it_rides_is_gone_without_a_collection(
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """Its rows are most of its memory, be it the first in line or the next."""
+    riding, join = list[weakref.ref[RowPrefill]](), Rides.join
+
+    def noted(rides: Rides, prefill: RowPrefill) -> RidingPrompt:
+        riding.append(weakref.ref(prefill))
+        return join(rides, prefill)
+
+    async def prefilled(session: TargetSession) -> None:
+        async with aclosing(engine.prefill(session)) as events:
+            async for _ in events:
+                pass
+
+    monkeypatch.setattr(Rides, "join", noted)
+    monkeypatch.setattr(Rides, "_queue_alone", lambda rides: None)  # so they stand in line until they leave
+    async with running(model, 1.0) as engine:
+        with no_collection():
+            sessions = [await opened(engine, f"{n}", n, in_background=True, sampling="greedy") for n in range(2)]
+            prefills = [asyncio.create_task(prefilled(session)) for session in sessions]
+            await eventually(lambda: len(riding) == 2)
+            leaving = prefills.pop(place)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            del leaving
+            await engine.close(sessions[place])
+            gone, stays = riding[place], riding[1 - place]
+            await eventually(lambda: gone() is None)
+            assert stays() is not None
+            prefills[0].cancel()
+            await asyncio.wait(prefills)
+            await engine.close(sessions[1 - place])
 
 
 async def test_rows_that_fail_end_their_own_session_only(

@@ -12,6 +12,7 @@ from slipstream.engine import target_engine as engine_module
 from slipstream.engine.target_engine import TargetEngine, TargetLimits, default_guidance_layer
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded, Overloaded, SessionGone
 from slipstream.session_messages import PrefillStage, StageProgress, TargetStart
+from slipstream.speculation.hints.tolerance import Hints, Tolerance
 
 
 def make_engine(num_layers: int = 8, guidance_layer: int = 0) -> TargetEngine:
@@ -113,3 +114,19 @@ async def test_a_prompt_is_planned_beside_the_event_loop() -> None:
     engine.model.plan_prompt = planned  # type: ignore[method-assign]
     await engine.open(TargetStart("a", "?", 9, with_guidance=False), 1)
     assert len(threads) == 1 and threads[0] is not threading.current_thread()
+
+
+async def test_of_two_sessions_of_one_name_at_once_one_is_opened() -> None:
+    engine = make_engine()
+    engine.model.tokenize = lambda text: [1]  # type: ignore[method-assign]
+    request = TargetStart("a", "?", 9, with_guidance=False, local_drafter="hints", hints=Hints(("b",), 4))
+    opened = await asyncio.gather(engine.open(request, 1), engine.open(request, 1), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in opened) == ["SessionExists", "TargetSession"]
+
+
+async def test_a_tolerance_needs_trees() -> None:
+    engine = make_engine()
+    engine.model.strict_width = 8
+    hints = Hints(("b",), 4, Tolerance(0.5))
+    with pytest.raises(InvalidRequest, match="strict width"):
+        await engine.open(TargetStart("a", "?", 9, with_guidance=False, local_drafter="hsd", hints=hints), 1)
