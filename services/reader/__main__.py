@@ -39,6 +39,9 @@ class ReaderConfig(WireOptions, TokenOptions):
     page_s: float = option("seconds for one page", default=DocumentLimits.page_s, check=between(0.1, 3600))
     memory_mb: int = option("MiB that one reading process may allocate", default=2048, check=between(256, 2**20))
     upload_idle_s: float = option("longest pause within an upload", default=30.0, check=between(0.1, 3600))
+    min_upload_rate: int = option(
+        "fewest bytes a second of an upload, on average; 0 for any", default=16 * 1024, check=between(0, 2**40)
+    )
     owner_share: float = option(
         "share of the places for documents that one caller may have, 0 to 1", default=0.5, check=between(0, 1)
     )
@@ -71,6 +74,7 @@ async def setup(server: grpc.aio.Server, config: ReaderConfig, lifecycle: Lifecy
         max_queued=config.max_queued,
         owner_share=config.owner_share,
         upload_idle_s=config.upload_idle_s,
+        min_upload_rate=config.min_upload_rate,
     )
     PROCESS.watch(servicer.places)
     servicer.register(server)

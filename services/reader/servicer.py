@@ -12,24 +12,29 @@ from slipstream.errors import LimitExceeded, ProtocolViolation
 from slipstream.logs import get_logger
 from slipstream.rpc.callers import Places
 from slipstream.rpc.codec import to_message
-from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.guards import steady
 from slipstream.rpc.reader import event_messages, read_start
 from slipstream.rpc.v1 import reader_pb2, reader_pb2_grpc
-
-UPLOAD_STOPPED = "the place was given to others; send the document without a pause"
 
 
 class ReaderServicer(reader_pb2_grpc.ReaderServicer):
     """Implements `proto/slipstream/rpc/v1/reader.proto`."""
 
     def __init__(
-        self, pool: ReaderPool, *, max_documents: int, max_queued: int, owner_share: float, upload_idle_s: float
+        self,
+        pool: ReaderPool,
+        *,
+        max_documents: int,
+        max_queued: int,
+        owner_share: float,
+        upload_idle_s: float,
+        min_upload_rate: int,
     ) -> None:
         self.places = Places("documents", max_documents + max_queued, owner_share, are="are read or wait")
         """One that is uploaded has its place already, as its bytes are held."""
         self._pool = pool
         self._max_documents = max_documents
-        self._upload_idle_s = upload_idle_s
+        self._upload_idle_s, self._min_upload_rate = upload_idle_s, min_upload_rate
 
     def register(self, server: grpc.aio.Server) -> None:
         """Serves from now on."""
@@ -52,7 +57,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         if num_bytes > self._pool.limits.max_bytes:
             raise LimitExceeded(f"a document has at most {self._pool.limits.max_bytes} bytes here")
         with self.places.held():
-            data = await self._upload(IdleLimit(requests, self._upload_idle_s, UPLOAD_STOPPED), num_bytes)
+            data = await self._upload(requests, num_bytes)
             num_drafts = 0
             async with aclosing(self._pool.read(data, request)) as events:
                 async for event in events:
@@ -63,12 +68,17 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
 
     async def _upload(self, requests: AsyncIterator[reader_pb2.ReadRequest], num_bytes: int) -> bytes:
         data = bytearray()
-        async for message in requests:
-            if message.WhichOneof("message") != "data":
-                raise ProtocolViolation("after `start` a document takes `data` only")
-            data += message.data
+        async for chunk in steady(_chunks(requests), self._upload_idle_s, self._min_upload_rate):
+            data += chunk
             if len(data) > num_bytes:
                 raise ProtocolViolation("the document has more bytes than were announced")
         if len(data) < num_bytes:
             raise ProtocolViolation("the document ended before all of the bytes that were announced")
         return bytes(data)
+
+
+async def _chunks(requests: AsyncIterator[reader_pb2.ReadRequest]) -> AsyncIterator[bytes]:
+    async for message in requests:
+        if message.WhichOneof("message") != "data":
+            raise ProtocolViolation("after `start` a document takes `data` only")
+        yield message.data

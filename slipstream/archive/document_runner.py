@@ -29,7 +29,7 @@ from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.media import VideoFile
 from slipstream.captioning.plan import CaptionPlan
 from slipstream.documents.messages import DocumentFacts, DocumentLimits
-from slipstream.documents.pages import MAX_RANGE_CHARS, page_ranges
+from slipstream.documents.pages import first_ranges, page_ranges
 from slipstream.documents.reading import PAGE_OPTIONS, DocumentOptions, PageReading
 from slipstream.errors import InvalidConfig, LimitExceeded, ReaderUnavailable, SlipstreamError, UnreadableDocument
 from slipstream.service_info import ModelInfo
@@ -108,9 +108,7 @@ class _Run:
         if not self.state.total:
             return self.asked
         pages = self.pages
-        left = page_ranges([pages[number] for number in self.state.missing])
-        if len(left) > MAX_RANGE_CHARS:
-            left = left[: MAX_RANGE_CHARS + 1].rpartition(",")[0]
+        left = first_ranges([pages[number] for number in self.state.missing])
         return replace(self.asked, request=replace(self.asked.request, pages=left))
 
 

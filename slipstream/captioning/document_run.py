@@ -13,6 +13,9 @@ from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture,
 from slipstream.documents.reading import DocumentEvent
 from slipstream.messages import CaptionEvent
 
+MOST_UNTOLD = 8
+"""Pages that are read and held, as a page before them is not, or as nobody takes what is said: some 6 MB each."""
+
 
 class PageRun:
     """A page that the target reads."""
@@ -58,7 +61,8 @@ class DocumentRun:
     Args:
         source: what the reader says, see `PageSource.events`.
         read: the target's reading of one page; it emits what is said of it.
-        pages_at_once: pages that the target reads. The picture of one more is held ready.
+        pages_at_once: pages that the target reads. The picture of one more is held ready. Behind one that takes long
+            only so many are read as `MOST_UNTOLD` allows.
         pixels: whether the pictures are passed on with their pixels.
     """
 
@@ -74,6 +78,7 @@ class DocumentRun:
         self._read = read
         self._pixels = pixels
         self._room = asyncio.Semaphore(pages_at_once)
+        self._untold = asyncio.Semaphore(pages_at_once + MOST_UNTOLD)
         self._upcoming: asyncio.Queue[DocumentFacts | PageRun | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -91,6 +96,7 @@ class DocumentRun:
                     continue
                 async for event in item.events(pixels=self._pixels):
                     yield event
+                self._untold.release()
             await feeding
         finally:
             for task in self._tasks:
@@ -106,6 +112,7 @@ class DocumentRun:
                         case DocumentFacts():
                             self._upcoming.put_nowait(event)
                         case PagePicture():
+                            await self._untold.acquire()
                             await self._room.acquire()
                             page = self._start(event)
                         case PageDraft():

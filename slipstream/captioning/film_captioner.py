@@ -132,17 +132,19 @@ class FilmCaptioner:
                 async with aclosing(self.decoded(plan, source, film, range(film.facts.num_segments))) as segments:
                     async for decoded in segments:
                         captions: list[Caption] = []
-                        async for event in self._said(plan, decoded, earlier, known):
-                            yield event
-                            if isinstance(event, Caption):
-                                captions.append(event)
+                        async with aclosing(self._said(plan, decoded, earlier, known)) as events:
+                            async for event in events:
+                                yield event
+                                if isinstance(event, Caption):
+                                    captions.append(event)
                         if captions:
                             said.append(TimedText.of(decoded.segment, captions))
                 if not said:
                     raise UnreadableVideo(decoded.segment.error)
                 if plan.options.get("summary", False):
-                    async for event in self._summed_up(plan, film, said):
-                        yield event
+                    async with aclosing(self._summed_up(plan, film, said)) as events:
+                        async for event in events:
+                            yield event
 
     async def cut(self, plan: CaptionPlan, source: VideoFile, cut: Cut) -> Film:
         """Where the film is cut. Raises what `Media.plan_segments` does."""

@@ -18,11 +18,11 @@ from slipstream.budget import Admission, Countdown, Memory, host_budget
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.fetch import Fetcher
 from slipstream.captioning.object_sources import ObjectSources
-from slipstream.errors import LimitExceeded, Overloaded, SessionIdle, SlipstreamError, UnreadableVideo, VideoNotFound
+from slipstream.errors import LimitExceeded, Overloaded, SlipstreamError, UnreadableVideo, VideoNotFound
 from slipstream.frame_size import ANY_SIZE, FrameSize
 from slipstream.objects.store import is_remote_object
 from slipstream.rpc.callers import Places
-from slipstream.rpc.guards import IdleLimit
+from slipstream.rpc.guards import steady
 from slipstream.video.film_cuts import SHOT_PIECE_S, Cut, FoundShots, warn_short
 from slipstream.video.messages import DecodeLimits, DecodeRequest, Planned, SampledVideo, Window
 from slipstream.video.paths import open_video_path, root_of
@@ -131,27 +131,6 @@ class VideoBuffer:
         self.file, self._in_memory = disk, False
 
 
-async def _steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
-    """The chunks of an upload that goes on. Raises `SessionIdle` after a pause of `idle_s`, or when they come with less
-    than `least_rate` bytes a second; time counts only while the next is awaited."""
-    clock = asyncio.get_running_loop().time
-    patient = IdleLimit(chunks, idle_s, "the upload was ended; send it in smaller chunks, or raise --upload-idle-s")
-    waited_s, num_bytes = 0.0, 0
-    while True:
-        since = clock()
-        chunk = await anext(patient, None)
-        if chunk is None:
-            return
-        waited_s += clock() - since
-        num_bytes += len(chunk)
-        if num_bytes < least_rate * (waited_s - idle_s):
-            raise SessionIdle(
-                f"{num_bytes} bytes of the video came in {waited_s:.0f} s, and this server ends an upload of less than"
-                f" {least_rate:g} bytes a second (--min-upload-rate)"
-            )
-        yield chunk
-
-
 # -- media ------------------------------------------------------------------------------------------------------------
 
 _DIGEST_BYTES = 16 * 1024**2
@@ -224,7 +203,7 @@ class Media:
         largest = min(self._config.max_video_bytes, self._config.max_upload_bytes)
         with self._upload_bytes.held(0) as take, VideoBuffer(largest, self._temporary) as upload:
             with self._uploads.held():
-                async for chunk in _steady(chunks, self._config.upload_idle_s, self._config.min_upload_rate):
+                async for chunk in steady(chunks, self._config.upload_idle_s, self._config.min_upload_rate):
                     take(len(chunk))
                     await upload.write(chunk)
             yield await upload.finished()

@@ -16,7 +16,7 @@ from slipstream.documents.messages import (
     PagePicture,
     ReadEvent,
 )
-from slipstream.documents.pages import page_ranges
+from slipstream.documents.pages import first_ranges
 from slipstream.errors import ReaderFault, ReaderUnavailable, ServiceUnavailable, SlipstreamError
 from slipstream.logs import get_logger
 from slipstream.rpc.reader import ASK_TIMEOUT_S, RemoteReader
@@ -107,7 +107,7 @@ class PageSource:
         self._watch.on_asked(ocr=self._asks_ocr)
         request = replace(self._request, ocr=self._asks_ocr)
         if self._facts is not None:
-            request = replace(request, pages=page_ranges(self._facts.pages[self._num_drawn :]))
+            request = replace(request, pages=first_ranges(self._facts.pages[self._num_drawn :]))
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
         async with aclosing(events):
             while (event := await self._next(events)) is not None:

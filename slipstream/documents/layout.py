@@ -139,6 +139,7 @@ def _is_double(box: Box, surer: Box) -> bool:
 HEADING_RATIO = 1.25
 """A block of at most two lines that are so much taller than the page's median is taken for a heading."""
 _SAME_ROW, _SAME_LEVEL = 0.5, 0.3
+_PARAGRAPH_GAP = 3.5
 _BLOCK_GAP, _BLOCK_PITCH = 1.5, 1.3
 """Lines are one block that are closer than so many line heights, and than so many of the page's usual distances from
 line to line: boxes of a text layer are tight, those of an OCR are not."""
@@ -152,7 +153,7 @@ def make_regions(
     Zones that should hold text and do not are left out; figures stay, without a text. `also`: lines of the OCR's, for
     zones in which none of the others is.
     """
-    zones = [zone for zone in without_doubles(zones) if not _is_full_of_text(zone, lines)]
+    zones = [zone for zone in without_doubles(zones) if not _is_mistaken(zone, lines)]
     held, orphans = _sorted_in(zones, lines)
     held_also, _ = _sorted_in(zones, also)
     found = []
@@ -173,18 +174,55 @@ def make_regions(
 
 FULL_OF_TEXT = 0.2
 """Share of a figure that lines of text cover, from which it is none: labels of a drawing cover less."""
+ALONE = 0.2
+"""Share of the rows of two columns in which one of them has no line, at least; tables have few such rows."""
 MIN_TABLE_ROWS = 2
 TABLE_FILL = 0.7
 """Share of its column that the middle cell of a table fills at most; lines of a text fill more of theirs."""
 
 
-def _is_full_of_text(zone: Zone, lines: Sequence[TextLine]) -> bool:
-    """Layouts take tables, and small pages in two columns, for figures."""
-    if zone.kind is not RegionKind.FIGURE:
+def _is_mistaken(zone: Zone, lines: Sequence[TextLine]) -> bool:
+    """Layouts take tables, and small pages in two columns, for figures, and columns for tables."""
+    if zone.kind not in (RegionKind.FIGURE, RegionKind.TABLE):
         return False
     inside = [line for line in lines if 2 * zone.box.common(line.box) > line.box.area]
+    if zone.kind is RegionKind.TABLE:
+        return _are_columns(rows_of(inside, lambda line: line.box))
     is_covered = len(inside) > 1 and sum(line.box.area for line in inside) >= FULL_OF_TEXT * zone.box.area
     return is_covered or bool(_tables(inside)[0])
+
+
+def _are_columns(rows: Sequence[Sequence[TextLine]]) -> bool:
+    """Two of them, each with its own paragraphs: in some rows only one has a line. Where that is the right one it is no
+    table, whose rows begin on the left."""
+    pairs = [row for row in rows if len(row) == 2]
+    if len(pairs) < MIN_TABLE_ROWS or 10 * sum(len(row) > 2 for row in rows) > len(rows):
+        return False
+    gutter = median((row[0].box.right + row[1].box.left) / 2 for row in pairs)
+    num_alone = sum(_are_words(row) and not row[0].box.left < gutter < row[0].box.right for row in rows)
+    return _goes_on_right(rows) or num_alone >= ALONE * len(rows)
+
+
+def _goes_on_right(rows: Sequence[Sequence[TextLine]]) -> bool:
+    """Words stand alone below the right one of two lines, or above it, no more than a paragraph's gap away."""
+    return any(
+        len(pair) == 2
+        and _are_words(alone)
+        and pair[0].box.right < alone[0].box.left
+        and _is_beside(pair[1].box, alone[0].box)
+        for above, below in pairwise(rows)
+        for pair, alone in ((above, below), (below, above))
+    )
+
+
+def _are_words(row: Sequence[TextLine]) -> bool:
+    """A line alone, and not only figures, which may be a table's sum."""
+    return len(row) == 1 and any(map(str.isalpha, row[0].text))
+
+
+def _is_beside(box: Box, other: Box) -> bool:
+    gap = max(box.top, other.top) - min(box.bottom, other.bottom)
+    return gap < _PARAGRAPH_GAP * box.height and _is_under(box, other)
 
 
 def _tables(lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextLine]]:
@@ -198,7 +236,8 @@ def _tables(lines: Sequence[TextLine]) -> tuple[list[list[TextLine]], list[TextL
             tables.append([row])
         if number < len(rows) and _goes_on_alone(row, rows[number]):
             tables[-1] = [[]]
-    kept = [[line for row in rows for line in row] for rows in tables if _is_table(rows)]
+    least_cells = 3 if _goes_on_right(rows) else 2
+    kept = [[line for row in rows for line in row] for rows in tables if _is_table(rows, least_cells)]
     taken = {id(line) for table in kept for line in table}
     return kept, [line for line in lines if id(line) not in taken]
 
@@ -218,10 +257,10 @@ def _goes_on_alone(above: Sequence[TextLine], row: Sequence[TextLine]) -> bool:
     return is_alone and sum(_is_under(one.box, row[0].box) for one in above) == 1
 
 
-def _is_table(rows: Sequence[Sequence[TextLine]]) -> bool:
+def _is_table(rows: Sequence[Sequence[TextLine]], least_cells: int) -> bool:
     """Cells leave much of their column free, and but for the first of a row are mostly single words."""
     pairs = [pair for row in rows for pair in pairwise(row)]
-    if len(rows) < MIN_TABLE_ROWS or not pairs:
+    if len(rows) < MIN_TABLE_ROWS or max(map(len, rows)) < least_cells:
         return False
     fills = [cell.box.width / max(1, right.box.left - cell.box.left) for cell, right in pairs]
     num_single = sum(len(right.text.split()) == 1 for _, right in pairs)

@@ -207,7 +207,7 @@ class DocumentLimits:
     open_s: float = 20.0
     """Wall-clock time for opening a document."""
     page_s: float = 60.0
-    """Wall-clock time for one page: its picture and its draft."""
+    """Wall-clock time for one page's picture, and as much again for its draft."""
 
 
 MAX_REGIONS = 2_000

@@ -24,11 +24,11 @@ def parse_pages(asked: str, num_pages: int, max_pages: int) -> tuple[int, ...]:
     wanted: dict[int, None] = {}
     for part in asked.split(",") if asked.strip() else ["1-"]:
         wanted |= dict.fromkeys(_parse_range(part.strip(), num_pages))
-    if len(wanted) > max_pages:
-        raise LimitExceeded(
-            f"{len(wanted)} pages are asked for, and this server reads at most {max_pages} at a time; ask for them in"
-            f' parts, such as pages "1-{max_pages}"'
-        )
+        if len(wanted) > max_pages:  # before the next range, of which there may be hundreds of as many pages
+            raise LimitExceeded(
+                f"{len(wanted)} pages or more are asked for, and this server reads at most {max_pages} at a time; ask"
+                f' for them in parts, such as pages "1-{max_pages}"'
+            )
     return tuple(wanted)
 
 
@@ -41,6 +41,12 @@ def page_ranges(pages: Sequence[int]) -> str:
         else:
             parts.append([page])
     return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def first_ranges(pages: Sequence[int]) -> str:
+    """The same of as many of the first of them as a request may name."""
+    asked = page_ranges(pages)
+    return asked if len(asked) <= MAX_RANGE_CHARS else asked[: MAX_RANGE_CHARS + 1].rpartition(",")[0]
 
 
 def _parse_range(part: str, num_pages: int) -> range:

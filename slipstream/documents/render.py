@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from slipstream.documents.messages import Box, DocumentLimits, TextLine
 from slipstream.documents.page_reader import Picture
 from slipstream.documents.pages import check_image, picture_scale
-from slipstream.errors import InvalidRequest, UnreadableDocument
+from slipstream.errors import LimitExceeded, UnreadableDocument
 
 IMAGE_FORMATS = ("PNG", "JPEG", "TIFF")
 MAX_LAYER_LINES = 3000
@@ -38,7 +38,7 @@ class OpenDocument(Protocol):
 
 
 def open_document(data: bytes, limits: DocumentLimits) -> OpenDocument:
-    """Raises UnreadableDocument, or LimitExceeded for an image that is too large."""
+    """Raises UnreadableDocument, or LimitExceeded for an image of far too many pixels."""
     if _PDF_MARK in data[:_PDF_MARK_WITHIN]:
         return _Pdf(data)
     return _Images(data, limits)
@@ -133,7 +133,7 @@ class _Images:
             self._image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
             self.num_pages = getattr(self._image, "n_frames", 1) if self._image.format == "TIFF" else 1
         except Image.DecompressionBombError:
-            raise InvalidRequest("the image has far more pixels than are decoded; scale it down") from None
+            raise LimitExceeded("the image has far more pixels than are decoded; scale it down") from None
         except (OSError, SyntaxError, ValueError, TypeError, EOFError) as error:
             raise UnreadableDocument(
                 "this is neither a PDF nor a PNG, JPEG or TIFF image that can be read; it is damaged, empty or of"
@@ -149,7 +149,12 @@ class _Images:
             raise UnreadableDocument(f"image {page} of the file is damaged or cut off; export it again") from error
         shrink = math.sqrt(max_pixels / (upright.width * upright.height))
         if shrink < 1:
-            size = (max(1, int(upright.width * shrink)), max(1, int(upright.height * shrink)))
+            width, height = size = int(upright.width * shrink), int(upright.height * shrink)
+            if not width or not height:
+                raise LimitExceeded(
+                    f"an image of {upright.width} x {upright.height} pixels is too long and thin to be drawn in"
+                    f" {max_pixels} pixels"
+                )
             upright = upright.resize(size, Image.Resampling.BOX)
         return np.asarray(upright), 0.0
 

@@ -67,6 +67,27 @@ class IdleLimit(AsyncIterator[T], Generic[T]):
             raise SessionIdle(f"nothing was said for {self._idle_timeout_s:g} s, so {self._advice}") from None
 
 
+async def steady(chunks: AsyncIterator[bytes], idle_s: float, least_rate: float) -> AsyncIterator[bytes]:
+    """The chunks of an upload that goes on. Raises `SessionIdle` after a pause of `idle_s`, or when they come with less
+    than `least_rate` bytes a second; time counts only while the next is awaited."""
+    clock = asyncio.get_running_loop().time
+    patient = IdleLimit(chunks, idle_s, "the upload was ended; send it in smaller chunks, or raise --upload-idle-s")
+    waited_s, num_bytes = 0.0, 0
+    while True:
+        since = clock()
+        chunk = await anext(patient, None)
+        if chunk is None:
+            return
+        waited_s += clock() - since
+        num_bytes += len(chunk)
+        if num_bytes < least_rate * (waited_s - idle_s):
+            raise SessionIdle(
+                f"{num_bytes} bytes of the upload came in {waited_s:.0f} s, and this server ends one of less than"
+                f" {least_rate:g} bytes a second (--min-upload-rate)"
+            )
+        yield chunk
+
+
 class Arrivals:
     """Calls whose first message has not come yet. Each has `limit_s`; beyond `most` of them the oldest has no more."""
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.captioning.document_run import DocumentRun, PageRun
+from slipstream.captioning.document_run import MOST_UNTOLD, DocumentRun, PageRun
 from slipstream.documents.messages import DocumentFacts, PageDraft, PagePicture, ReadEvent
 from slipstream.documents.reading import DocumentEvent, page_readings
 from slipstream.errors import ProtocolViolation, ServiceUnavailable, UnreadableDocument
@@ -137,3 +137,31 @@ async def test_events_that_make_no_page() -> None:
 
     with pytest.raises(ProtocolViolation, match="has not read"):
         await anext(page_readings(only_a_draft()))
+
+
+@pytest.mark.parametrize("stays", ["the first page", "who hears it"])
+async def test_few_pages_are_held_behind_one_that_takes_long(stays: str) -> None:
+    """Or behind a caller who takes nothing: each has its picture with it."""
+    num_pages, drawn, long = 100, list[int](), asyncio.Event()
+
+    async def source() -> AsyncGenerator[ReadEvent, None]:
+        for page in range(1, num_pages + 1):
+            drawn.append(page)
+            yield PagePicture(page, 2, 1, 72, bytes(6))
+            yield PageDraft(page, 2, 1, ())
+
+    async def read(page: PageRun) -> None:
+        if page.picture.page == 1 and stays == "the first page":
+            await long.wait()
+
+    events = DocumentRun(source(), read, pages_at_once=2, pixels=False).events()
+    async with aclosing(events):
+        assert isinstance(await anext(events), PagePicture)
+        following = asyncio.ensure_future(anext(events)) if stays == "the first page" else None
+        for _ in range(20 * num_pages):
+            await asyncio.sleep(0)
+        assert len(drawn) == 2 + MOST_UNTOLD + 1, "the picture of one more is held ready"
+        long.set()
+        first = [await following] if following else []
+        pages = [event.page for event in [*first, *[event async for event in events]] if isinstance(event, PageDraft)]
+    assert pages == list(range(1, num_pages + 1))

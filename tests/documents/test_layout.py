@@ -171,3 +171,32 @@ def test_running_heads_come_first_and_feet_last() -> None:
     ]
     lines = [line(0, 910, "foot"), line(510, 10, "head"), line(0, 100, "body")]
     assert [region.text for region in make_regions(zones, lines, Origin.OCR)] == ["head", "body", "foot"]
+
+
+LEFT = ("Import the", "error is", "raised", "where it", "was left.")
+RIGHT = ("Decided", "waiting", "parses", "again.", "Keep")
+
+
+def columns(right_begins: int, num_right: int) -> list[TextLine]:
+    """Short lines on one grid, the right column from that row on, with a paragraph's gap in it."""
+    left = [line(0, 28 * row, text, 14) for row, text in enumerate(LEFT)]
+    places = [right_begins + row + (row >= 2) for row in range(num_right)]
+    return left + [line(150, 28 * place, text, 14) for place, text in zip(places, RIGHT, strict=False)]
+
+
+@pytest.mark.parametrize("kind", [None, TABLE])
+@pytest.mark.parametrize(("right_begins", "num_right"), [(0, 5), (3, 5), (1, 3)])
+def test_columns_of_short_lines_are_no_table(kind: RegionKind | None, right_begins: int, num_right: int) -> None:
+    zones = [] if kind is None else [Zone(Box(0, 0, 300, 300), kind, 0.7)]
+    regions = make_regions(zones, columns(right_begins, num_right), Origin.OCR)
+    assert {region.kind for region in regions} == {TEXT}
+    assert "\n".join(region.text for region in regions).split("\n") == [*LEFT, *RIGHT[:num_right]]
+
+
+def test_a_sum_below_the_right_cells_is_a_row_of_the_table() -> None:
+    cells = [
+        line(200 * (place % 2), 28 * (place // 2), text, 14) for place, text in enumerate(["Tea", "20", "Milk", "3"])
+    ]
+    lines = [*cells, line(200, 56, "23", 14)]
+    (table,) = make_regions([Zone(Box(0, 0, 300, 80), TABLE, 0.7)], lines, Origin.OCR)
+    assert (table.kind, table.text) == (TABLE, "Tea\t20\nMilk\t3\n23")

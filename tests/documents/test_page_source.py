@@ -47,6 +47,7 @@ class FakeReader:
     """Of each call, whether pages are to be read by OCR."""
     is_slow: bool = False
     """The OCR never ends."""
+    num_pages: int = NUM_PAGES
 
     async def ask(self, timeout_s: float) -> ReaderInfo:
         if not self.is_back:
@@ -60,17 +61,16 @@ class FakeReader:
         self.asked.append(request.pages)
         self.by_ocr.append(request.ocr)
         num_events, failure = self.calls.pop(0) if self.calls else (10**6, None)
-        for index, event in enumerate(self.events(parse_pages(request.pages, NUM_PAGES, 100))):
+        for index, event in enumerate(self.events(parse_pages(request.pages, self.num_pages, 500))):
             if failure is not None and index == num_events:
                 raise failure
             if self.is_slow and request.ocr and isinstance(event, PageDraft):
                 await asyncio.Event().wait()
             yield replace(event, regions=(WORDS,)) if request.ocr and isinstance(event, PageDraft) else event
 
-    @staticmethod
-    def events(pages: tuple[int, ...]) -> list[ReadEvent]:
+    def events(self, pages: tuple[int, ...]) -> list[ReadEvent]:
         told = [(PagePicture(page, 2, 1, 72, bytes(6)), PageDraft(page, 2, 1, (), (), 0.01)) for page in pages]
-        return [DocumentFacts(NUM_PAGES, pages), *(event for pair in told for event in pair)]
+        return [DocumentFacts(self.num_pages, pages), *(event for pair in told for event in pair)]
 
 
 def source_of(reader: FakeReader, pages: str = "", wait_s: float = 5.0, watch: OcrWatch | None = None) -> PageSource:
@@ -102,6 +102,15 @@ async def test_what_is_left_is_asked_for() -> None:
     reader = FakeReader([(4, LOSSES[0]), (3, LOSSES[1])])
     await collect(source_of(reader, "1-3,6"), [])
     assert reader.asked == ["1-3,6", "3,6", "6"]
+
+
+async def test_what_is_left_may_be_more_than_can_be_named_at_once() -> None:
+    """Pages that are named twice are short to ask for, and long without their names again."""
+    pages = ",".join(map(str, range(2, 500, 2))) + ",1-500"
+    reader = FakeReader([(3, LOSSES[0])], num_pages=500)
+    events = await collect(source_of(reader, pages), [])
+    drawn = [event.page for event in events if isinstance(event, PagePicture)]
+    assert tuple(drawn) == parse_pages(pages, 500, 500) and len(reader.asked) > 2
 
 
 @pytest.mark.parametrize(("num_events", "words"), [(0, "the document cannot be opened: it was"), (1, "page 1 cannot")])

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.documents.messages import DocumentLimits, DocumentRequest
-from slipstream.documents.pages import check_image, check_request, page_ranges, parse_pages, picture_scale
+from slipstream.documents.pages import (
+    MAX_RANGE_CHARS,
+    check_image,
+    check_request,
+    first_ranges,
+    page_ranges,
+    parse_pages,
+    picture_scale,
+)
 from slipstream.errors import InvalidRequest, LimitExceeded
 
 
@@ -87,3 +95,17 @@ def test_requests_and_images_beyond_the_limits() -> None:
     check_request(DocumentRequest(ocr_dpi=60))
     with pytest.raises(LimitExceeded, match="scale it down"):
         check_image(100_000, 100_000, DocumentLimits())
+
+
+def test_pages_are_counted_range_by_range() -> None:
+    """A thousand characters may name a hundred thousand pages hundreds of times; no more than needed are looked at."""
+    with pytest.raises(LimitExceeded):
+        parse_pages("1-,nonsense", 100_000, 10)
+
+
+@given(st.lists(st.integers(1, 5000), unique=True, min_size=1, max_size=400))
+def test_as_many_first_pages_as_can_be_named(pages: list[int]) -> None:
+    asked = first_ranges(pages)
+    found = parse_pages(asked, 5000, 5000)
+    assert found == tuple(pages[: len(found)]) and len(asked) <= MAX_RANGE_CHARS
+    assert len(found) == len(pages) or len(asked) + len(f",{pages[len(found)]}-5000") > MAX_RANGE_CHARS

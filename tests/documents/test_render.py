@@ -1,6 +1,8 @@
 """Images as pages, without the process around it: which way is up, and what of a file is a page."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from PIL import Image, ImageDraw
 
 from slipstream.documents.messages import DocumentLimits
 from slipstream.documents.render import OpenDocument, open_document
+from slipstream.errors import LimitExceeded
 
 TURNED = 6
 """The orientation of a photo whose top is on its right."""
@@ -26,6 +29,21 @@ def opened(image: Image.Image, kind: str, **options: object) -> OpenDocument:
     data = io.BytesIO()
     image.save(data, kind, **options)
     return open_document(data.getvalue(), DocumentLimits())
+
+
+@pytest.mark.parametrize(("width", "words"), [(60_000, "too long and thin"), (190_000_000, "scale it down")])
+def test_images_that_cannot_be_drawn_in_so_few_pixels(width: int, words: str) -> None:
+    """The second has more than Pillow opens."""
+    header = struct.pack(">IIBBBBB", width, 1, 1, 0, 0, 0, 0)
+    row = zlib.compress(bytes(1 + (width + 7) // 8))
+    parts = ((b"IHDR", header), (b"IDAT", row), (b"IEND", b""))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
+    with pytest.raises(LimitExceeded, match=words):
+        open_document(data, DocumentLimits()).draw(1, 100, 10_000)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "1", "P", "RGBA", "LA", "I;16"), "TIFF": ("1", "RGBA", "I;16")}

@@ -80,7 +80,9 @@ class Served:
 async def service() -> AsyncIterator[Served]:
     pytest.importorskip("pypdfium2")
     pool = ReaderPool(LIMITS, module="tests.support.bad_reader")
-    servicer = ReaderServicer(pool, max_documents=1, max_queued=1, owner_share=1.0, upload_idle_s=0.3)
+    servicer = ReaderServicer(
+        pool, max_documents=1, max_queued=1, owner_share=1.0, upload_idle_s=0.3, min_upload_rate=10_000
+    )
     async with served(servicer) as address:
         made = Served(pool, servicer.places, address)
         yield made
@@ -157,6 +159,21 @@ async def test_an_upload_that_stalls_gives_its_place_to_others(service: Served) 
     async with open_channel(service.address) as channel:
         call = reader_pb2_grpc.ReaderStub(channel).Read(stalling())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code().name == SessionIdle.status
+
+
+@pytest.mark.parametrize("piece", [b"", b"x"])
+async def test_an_upload_that_trickles_gives_its_place_to_others(service: Served, piece: bytes) -> None:
+    async def trickling() -> AsyncIterator[reader_pb2.ReadRequest]:
+        yield reader_pb2.ReadRequest(start=reader_pb2.ReadStart(num_bytes=10**6))
+        while True:
+            yield reader_pb2.ReadRequest(data=piece)
+            await asyncio.sleep(0.05)
+
+    async with open_channel(service.address) as channel:
+        call = reader_pb2_grpc.ReaderStub(channel).Read(trickling())
+        with pytest.raises(grpc.aio.AioRpcError, match="bytes a second") as caught:
             await call.read()
         assert caught.value.code().name == SessionIdle.status
 
