@@ -18,6 +18,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.messages import Caption
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
+from slipstream.services.front.batch_records import written_whole
 from slipstream.services.front.chat_messages import MediumKind, RemoteFile, StoredFile
 from slipstream.services.front.chat_request import ChatRequest, check_kind, read_chat
 from slipstream.services.front.completions import PAGE_BREAK, Completion
@@ -162,19 +163,20 @@ class ItemMaker:
                 "this server's batches take no media by value; give file:///PATH or https://",
                 param=medium.param, code="not_served",
             )  # fmt: skip
+        self.media_folder.mkdir(parents=True, exist_ok=True)
         path = self.media_folder / str(line.number)
         if isinstance(source, StoredFile):
             stored = self.files.path(self.owner, source.file_id)
             with stored.open("rb") as file:
                 is_paper = is_document(medium, file.read(16), self.info)
-            with _written(path) as output, stored.open("rb") as file:
+            with written_whole(path) as output, stored.open("rb") as file:
                 shutil.copyfileobj(file, output)
             return str(path), _kind(is_paper)
         assert isinstance(source, Media)
         window = line.json.window(source.start, source.end)
         is_paper = is_document(medium, window.read(16), self.info)
         window.seek(0)
-        with _written(path) as output:
+        with written_whole(path) as output:
             if is_paper or medium.kind in (MediumKind.VIDEO, MediumKind.FILE):
                 shutil.copyfileobj(window, output)
             else:
@@ -185,19 +187,6 @@ class ItemMaker:
 
 def _kind(is_paper: bool) -> JobKind:
     return JobKind.DOCUMENT if is_paper else JobKind.VIDEO
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[IO[bytes]]:
-    """A file that is whole when it has its name: a gateway may open it at any time, also one that is written anew."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".new")
-    try:
-        with unfinished.open("wb") as output:
-            yield output
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _document_values(document: DocumentOptions) -> Mapping[str, Any]:

@@ -4,12 +4,14 @@ knows. A record is replaced as a whole, so one that is read is sound, whoever wa
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from slipstream.services.front.api_errors import not_found
 from slipstream.services.front.file_store import owner_key
@@ -73,6 +75,19 @@ class HttpBatch:
         return f"file-{self.batch_id.removeprefix('batch_')[:31]}{'1' if what == 'output' else '2'}"
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that is whole when it has its name, whoever reads or writes the same at that time: a gateway, another
+    thread, another front of the same folder (in containers of one process id)."""
+    unfinished = path.with_suffix(f".{secrets.token_hex(8)}.new")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 class BatchRecords:
     """All records. Every method blocks; owners see their own."""
 
@@ -90,12 +105,10 @@ class BatchRecords:
         """Durable, in place of what it was."""
         path = self._path(owner, batch.batch_id)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = path.with_suffix(f".{os.getpid()}.new")
-        with unfinished.open("w") as file:
-            json.dump(asdict(batch), file)
+        with written_whole(path) as file:
+            file.write(json.dumps(asdict(batch)).encode())
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
 
     def list(self, owner: str) -> "list[HttpBatch]":
         """The owner's, the latest first."""

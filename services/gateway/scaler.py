@@ -33,6 +33,8 @@ LOOK_S = 1.0
 WATCH_S = 3600.0
 """After which a stream ends well: KEDA opens it again at once, where it would wait longer and longer after an error."""
 MAX_CALLS = 256
+MAX_SHARE = 1_000_000
+"""Jobs of one replica."""
 
 
 class ScalerServicer(externalscaler_pb2_grpc.ExternalScalerServicer):
@@ -95,8 +97,10 @@ def _share(told: str, otherwise: float) -> float:
         share = float(told or otherwise)
     except ValueError:
         share = math.nan
-    if not 0 < share < math.inf:
-        raise InvalidRequest(f"{SHARE_KEY} of the trigger must be a number above 0, not {told[:100]!r}")
+    if not 0 < share <= MAX_SHARE:
+        raise InvalidRequest(
+            f"{SHARE_KEY} of the trigger must be a number above 0 and at most {MAX_SHARE}, not {told[:100]!r}"
+        )
     return share
 
 
