@@ -18,7 +18,7 @@ from bench.common import ROOT, held_out_clips, say
 from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.async_captioner import connect_async
-from slipstream.client.caption_client import GatewayAddress
+from slipstream.client.connection import GatewayAddress
 from slipstream.rpc.security import new_token
 from slipstream.stack.local import Stack
 from tests.support.front import front_at

@@ -14,7 +14,7 @@ from typing import Any
 from bench.common import MODELS, PROMPT, Captioned, held_out_clips, is_whole, run_caption, say
 from bench.documents.resubmitted import HINTED, measure_resubmitted
 from slipstream import AsyncCaptioner, CaptionOptions
-from slipstream.client.caption_client import GatewayAddress
+from slipstream.client.connection import GatewayAddress
 from slipstream.stack.local import Stack, StackOptions
 
 PLAIN = "plain"

@@ -8,7 +8,8 @@ from pathlib import PurePath
 import grpc
 
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection, GatewayAddress, gateway_info
+from slipstream.client.caption_client import gateway_info
+from slipstream.client.connection import Connection, GatewayAddress
 from slipstream.errors import ServiceUnavailable, SlipstreamError
 from slipstream.rpc.calls import sent_along, token_metadata
 from slipstream.rpc.probe import probe

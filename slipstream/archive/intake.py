@@ -256,13 +256,15 @@ class Submission:
             answer: [job for job, said in zip(self._chunk, answers, strict=True) if said is answer]
             for answer in SubmitOutcome
         }
-        added, conflicts = by_answer[SubmitOutcome.ADDED], by_answer[SubmitOutcome.CONFLICT]
+        added, known, conflicts = (
+            by_answer[answer] for answer in (SubmitOutcome.ADDED, SubmitOutcome.KNOWN, SubmitOutcome.CONFLICT)
+        )
         room = MAX_NAMED_CONFLICTS - len(self._submitted.conflicts)
         return Submitted(
             self._spec.batch_id,
             num_added=len(added),
-            num_known=answers.count(SubmitOutcome.KNOWN),
+            num_known=len(known),
             num_conflicts=len(conflicts),
             conflicts=tuple(job.custom_id for job in conflicts[:room]),
-            num_rejected=sum(bool(job.rejection) for job in added),
+            num_rejected=sum(bool(job.rejection) for job in (*added, *known)),
         )

@@ -116,13 +116,13 @@ class Submitted:
     batch_id: str = ""
     num_added: int = 0
     num_known: int = 0
-    """Items that the batch had already."""
+    """Items that the batch had already, also of a call before that came to a full backlog."""
     num_conflicts: int = 0
     """Items whose custom_id the batch has with another source or other options; those stay as they were."""
     conflicts: tuple[str, ...] = ()
     """Custom ids of at most 100 of them a call."""
     num_rejected: int = 0
-    """Of the added ones, those that cannot run; they are failed jobs with their reason."""
+    """Of the added and known ones, those that cannot run; they are failed jobs with their reason."""
 
     @property
     def num_handed_in(self) -> int:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from slipstream.client.caption_client import GatewayAddress, RemotePath
+from slipstream.client.caption_client import RemotePath
+from slipstream.client.connection import GatewayAddress
 from slipstream.errors import InvalidConfig
 from slipstream.objects.store import is_object_url
 from slipstream.rpc.security import TOKEN_VARIABLE, new_token

@@ -15,7 +15,7 @@ import grpc
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPage, JobPart, PartPage, Submitted
 from slipstream.archive.quality import Norms
 from slipstream.archive.queue import JobState, UnknownBatch
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.errors import (
     InvalidConfig,
     Overloaded,
@@ -45,6 +45,7 @@ LONGEST_PAUSE_S = 30.0
 
 AnswerT = TypeVar("AnswerT")
 MessageT = TypeVar("MessageT")
+Method = Callable[[archive_pb2_grpc.ArchiveStub], Callable[..., Awaitable[AnswerT]]]
 Tell = Callable[[Submitted, str], None]
 """Takes what is handed in so far and what stands in the way now, "" for nothing."""
 
@@ -56,15 +57,17 @@ class ArchiveClient:
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._stub = archive_pb2_grpc.ArchiveStub(connection.channel)
+        self._connection = connection
         self._metadata = connection.metadata
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
     async def submit(self, batch: BatchOptions, items: Sequence[BatchItem]) -> Submitted:
         """Hands in items in one call. With a key it is safe to repeat, also after an error: nothing is taken twice."""
+        await self._connection.settle()
+        stub = _stub(self._connection.channel)
         requests = _each(codec.submit_messages(batch, items))
-        call = self._stub.SubmitBatch(requests, timeout=SUBMIT_TIMEOUT_S, metadata=self._metadata)
+        call = stub.SubmitBatch(requests, timeout=SUBMIT_TIMEOUT_S, metadata=self._metadata)
         first_status = FirstStatus(call)
         try:
             return codec.read_submitted(await call)
@@ -116,21 +119,25 @@ class ArchiveClient:
 
     async def get(self, batch: str) -> Batch:
         """How the batch stands."""
-        return codec.read_batch(await self._ask(self._stub.GetBatch, archive_pb2.GetBatchRequest(batch=batch)))
+        return codec.read_batch(
+            await self._ask(lambda archive: archive.GetBatch, archive_pb2.GetBatchRequest(batch=batch))
+        )
 
     async def list_batches(self, limit: int) -> list[Batch]:
         """The caller's batches, the latest first."""
-        answer = await self._ask(self._stub.ListBatches, archive_pb2.ListBatchesRequest(limit=limit))
+        answer = await self._ask(lambda archive: archive.ListBatches, archive_pb2.ListBatchesRequest(limit=limit))
         return [codec.read_batch(batch) for batch in answer.batches]
 
     async def cancel(self, batch: str) -> Batch:
         """Stops what waits and what runs; results stay."""
-        return codec.read_batch(await self._ask(self._stub.CancelBatch, archive_pb2.CancelBatchRequest(batch=batch)))
+        return codec.read_batch(
+            await self._ask(lambda archive: archive.CancelBatch, archive_pb2.CancelBatchRequest(batch=batch))
+        )
 
     async def retry(self, batch: str, include_failed: bool) -> int:
         """Queues dead jobs again, and failed ones where asked; how many those are."""
         request = archive_pb2.RetryDeadRequest(batch=batch, include_failed=include_failed)
-        answer: archive_pb2.RetryDeadResponse = await self._ask(self._stub.RetryDead, request)
+        answer: archive_pb2.RetryDeadResponse = await self._ask(lambda archive: archive.RetryDead, request)
         return answer.num_retried
 
     async def job_page(self, batch: str, states: Collection[JobState] = (), page_token: str = "") -> JobPage:
@@ -142,7 +149,7 @@ class ArchiveClient:
             page_token=page_token,
             page_size=PAGE_JOBS,
         )
-        return codec.read_job_page(await self._with_patience(self._stub.ListJobs, request))
+        return codec.read_job_page(await self._with_patience(lambda archive: archive.ListJobs, request))
 
     async def jobs(self, batch: str, states: Collection[JobState] = ()) -> AsyncGenerator[Job, None]:
         """The jobs in the order they were handed in, fetched page by page; no `states`: all."""
@@ -169,7 +176,7 @@ class ArchiveClient:
     async def part_page(self, batch: str, job_id: str, page_token: str = "") -> PartPage:
         """Some pages or segments of a job, in order, from `page_token` on. Waits for a gateway that restarts."""
         request = archive_pb2.ListPartsRequest(batch=batch, job_id=job_id, page_token=page_token)
-        answer: archive_pb2.ListPartsResponse = await self._with_patience(self._stub.ListParts, request)
+        answer: archive_pb2.ListPartsResponse = await self._with_patience(lambda archive: archive.ListParts, request)
         return PartPage(codec.read_parts(answer), answer.next_page_token)
 
     async def norms(self, batch: str) -> Norms:
@@ -190,22 +197,27 @@ class ArchiveClient:
 
     async def watch(self, batch: str) -> AsyncGenerator[Batch, None]:
         """The batch now and after every change until it has ended, through restarts of the gateway."""
-        last_heard = 0.0
+        await self._connection.settle()
+        was_there, away_since = False, None
         while True:
+            channel = self._connection.channel
             try:
-                async with aclosing(self._watch_once(batch)) as snapshots:
+                async with aclosing(self._watch_once(channel, batch)) as snapshots:
                     async for snapshot in snapshots:
-                        last_heard = time.monotonic()
+                        was_there, away_since = True, None
                         yield snapshot
                         if snapshot.is_ended:
                             return
-            except ServiceUnavailable:
-                if not last_heard or time.monotonic() - last_heard > PATIENCE_S:
+            except ServiceUnavailable as error:
+                away_since = away_since or time.monotonic()
+                if isinstance(error, ServiceUnreachable):
+                    self._connection.turn_from(channel)
+                if not was_there or time.monotonic() - away_since > PATIENCE_S:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _watch_once(self, batch: str) -> AsyncGenerator[Batch, None]:
-        call = self._stub.WatchBatch(archive_pb2.WatchBatchRequest(batch=batch), metadata=self._metadata)
+    async def _watch_once(self, channel: grpc.aio.Channel, batch: str) -> AsyncGenerator[Batch, None]:
+        call = _stub(channel).WatchBatch(archive_pb2.WatchBatchRequest(batch=batch), metadata=self._metadata)
         try:
             with _our_errors():
                 async for snapshot in call:
@@ -213,7 +225,7 @@ class ArchiveClient:
         finally:
             call.cancel()
 
-    async def _with_patience(self, method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
+    async def _with_patience(self, method: Method[AnswerT], request: object) -> AnswerT:
         """A call that may be repeated, through restarts of the gateway."""
         give_up_at = time.monotonic() + PATIENCE_S
         while True:
@@ -224,9 +236,16 @@ class ArchiveClient:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, method: Callable[..., Awaitable[AnswerT]], request: object) -> AnswerT:
-        with _our_errors():
-            return await method(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+    async def _ask(self, method: Method[AnswerT], request: object) -> AnswerT:
+        async def ask(channel: grpc.aio.Channel) -> AnswerT:
+            with _our_errors():
+                return await method(_stub(channel))(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata)
+
+        return await self._connection.ask(ask)
+
+
+def _stub(channel: grpc.aio.Channel) -> archive_pb2_grpc.ArchiveStub:
+    return archive_pb2_grpc.ArchiveStub(channel)
 
 
 async def _each(messages: Iterable[MessageT]) -> AsyncIterator[MessageT]:

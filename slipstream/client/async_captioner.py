@@ -13,14 +13,12 @@ from slipstream.client.batch_handles import AsyncArchive
 from slipstream.client.caption_client import (
     CAPTION_TIMEOUT_S,
     RESUME_WAIT_S,
-    Connection,
-    FilePath,
-    GatewayAddress,
     Video,
     caption_events,
     check_video,
     gateway_info,
 )
+from slipstream.client.connection import Connection, FilePath, GatewayAddress
 from slipstream.client.document_client import DocumentCall, check_document, document_events, with_document_keywords
 from slipstream.client.film_client import FilmCall, film_events, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, DocumentOptions, PageReading, page_readings

@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from slipstream.archive.messages import Batch, BatchItem, BatchOptions, Job, JobPart, Submitted
 from slipstream.archive.queue import JobState, Priority
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.errors import InvalidRequest
 from slipstream.objects.store import is_object_url
 from slipstream.options import CallOptions, keywords_of

@@ -1,17 +1,17 @@
-"""The gateway's client: how to reach it, a connection, and one caption as a stream of plain events."""
+"""The gateway's client: one caption as a stream of plain events."""
 
 import asyncio
 import os
 import stat
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import grpc
 
+from slipstream.client.connection import CONNECT_S, Connection
 from slipstream.errors import (
     InvalidRequest,
     ProtocolViolation,
@@ -24,78 +24,11 @@ from slipstream.errors import (
 )
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, StageChange
 from slipstream.options import CaptionOptions
-from slipstream.rpc.calls import FirstStatus, as_slipstream_error, open_channel, token_metadata
+from slipstream.rpc.calls import FirstStatus, as_slipstream_error, is_answer
 from slipstream.rpc.codec import options_message, read_caption_event, read_gateway_info
 from slipstream.rpc.grpc_options import UPLOAD_CHUNK_BYTES
-from slipstream.rpc.tls import make_peer_security
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.service_info import GatewayInfo
-
-# -- connection -------------------------------------------------------------------------------------------------------
-
-FilePath = str | os.PathLike[str]
-
-
-@dataclass(frozen=True)
-class GatewayAddress:
-    """Where a gateway is, and how to call it."""
-
-    address: str
-    """`host:port`, or `unix:PATH`; several, separated by `,`, are gateways that stand in for each other."""
-    token: str = field(default="", repr=False)
-    ca: FilePath | None = None
-    """PEM file of the authority of the gateway's certificate; None: plaintext."""
-    cert: FilePath | None = None
-    """PEM file of the certificate to show, where the gateway asks for one, and in `key` its private key."""
-    key: FilePath | None = None
-    option_prefix: str = ""
-    """What its user writes before `ca`, `cert` and `key`, for complaints: "--" on a command line."""
-
-    def open(self) -> "Connection":
-        """The connection, which connects when it is first used. Needs a running event loop.
-
-        Raises:
-            InvalidConfig: a file that cannot be used, or a token that is malformed or would travel in plaintext.
-        """
-        security = None
-        if self.ca or self.cert or self.key:
-            own = self._named("cert", self.cert), self._named("key", self.key)
-            security = make_peer_security(self._named("ca", self.ca), *own)
-        addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
-        metadata = [token_metadata(address, security, self.token) for address in addresses]
-        channel, *others = [open_channel(address, security) for address in addresses]
-        return Connection(channel, metadata[0], deque(others))
-
-    def _named(self, name: str, path: FilePath | None) -> tuple[str, str]:
-        return self.option_prefix + name, os.fspath(path or "")
-
-
-@dataclass
-class Connection:
-    """An open channel to a gateway, and what every call on it carries. An async context manager."""
-
-    channel: grpc.aio.Channel
-    metadata: grpc.aio.Metadata = field(default_factory=grpc.aio.Metadata, repr=False)
-    others: deque[grpc.aio.Channel] = field(default_factory=deque, repr=False)
-    """To the gateways that stand in for this one."""
-
-    def turn_from(self, lost: grpc.aio.Channel) -> None:
-        """Calls go to the next gateway from now on, unless somebody else who lost this one has turned already."""
-        if self.channel is lost:
-            self.others.append(lost)
-            self.channel = self.others.popleft()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Ends what runs on it."""
-        for channel in (self.channel, *self.others):
-            await channel.close()
-
 
 # -- videos -----------------------------------------------------------------------------------------------------------
 
@@ -208,6 +141,13 @@ class Upload:
             yield chunk
 
 
+def call_failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
+    """What the failure of a call means that had so long; what the gateway itself says of a time limit is passed on."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_answer(error):
+        return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
+    return as_slipstream_error(error, "gateway")
+
+
 # -- captions ---------------------------------------------------------------------------------------------------------
 
 CAPTION_TIMEOUT_S = 600.0
@@ -215,7 +155,7 @@ INFO_TIMEOUT_S = 10.0
 MAX_RESUMPTIONS = 5
 RESUME_WAIT_S = 30.0
 """How long to wait for a gateway that was lost, each time."""
-FIRST_PAUSE_S, CONNECT_S = 0.25, 2.0
+FIRST_PAUSE_S = 0.25
 
 
 @dataclass
@@ -248,9 +188,7 @@ class _Received:
 
     def failure(self, error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
         """What the call's failure means for a caption of which so much has come."""
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
-        failure = as_slipstream_error(error, "gateway")
+        failure = call_failure(error, timeout_s)
         if isinstance(failure, ServiceUnreachable) and self.num_events:
             return ServiceUnavailable(f"the gateway was lost ({len(self.tokens)} tokens were delivered); ask it again")
         return failure
@@ -331,13 +269,9 @@ class _Asking:
         loop, connection = asyncio.get_running_loop(), self.connection
         deadline = min(loop.time() + self.resume_wait_s, self._deadline)
         while (left_s := deadline - loop.time()) > 0:
-            channel = connection.channel
             try:
-                async with asyncio.timeout(min(left_s, CONNECT_S)):
-                    await channel.channel_ready()
-                return True
-            except TimeoutError:
-                connection.turn_from(channel)
+                if await connection.is_ready(min(left_s, CONNECT_S)):
+                    return True
             except grpc.aio.UsageError:  # closed on this side
                 return False
         return False
@@ -391,10 +325,15 @@ async def caption_events(
 
 async def gateway_info(connection: Connection) -> GatewayInfo:
     """What the gateway serves and its limits. Raises `ServiceUnavailable`, or what the gateway says."""
-    stub = gateway_pb2_grpc.GatewayStub(connection.channel)
-    request = gateway_pb2.GetGatewayRequest()
-    try:
-        message = await stub.GetGateway(request, timeout=INFO_TIMEOUT_S, metadata=connection.metadata)
-    except grpc.aio.AioRpcError as error:
-        raise as_slipstream_error(error, "gateway") from error
-    return read_gateway_info(message)
+
+    async def ask(channel: grpc.aio.Channel) -> gateway_pb2.GatewayInfo:
+        stub, request = gateway_pb2_grpc.GatewayStub(channel), gateway_pb2.GetGatewayRequest()
+        try:
+            info: gateway_pb2.GatewayInfo = await stub.GetGateway(
+                request, timeout=INFO_TIMEOUT_S, metadata=connection.metadata
+            )
+            return info
+        except grpc.aio.AioRpcError as error:
+            raise as_slipstream_error(error, "gateway") from error
+
+    return read_gateway_info(await connection.ask(ask))

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from slipstream.client.caption_client import Connection, RemotePath, Upload, Video, check_video
+from slipstream.client.caption_client import RemotePath, Upload, Video, call_failure, check_video
+from slipstream.client.connection import Connection
 from slipstream.documents.messages import DocumentRequest, PageDraft
 from slipstream.documents.reading import DocumentEvent, DocumentOptions
 from slipstream.errors import (
@@ -16,11 +17,10 @@ from slipstream.errors import (
     ProtocolViolation,
     ServiceUnavailable,
     ServiceUnreachable,
-    SlipstreamError,
     UnreadableDocument,
 )
 from slipstream.options import CallOptions, keywords_of
-from slipstream.rpc.calls import FirstStatus, as_slipstream_error
+from slipstream.rpc.calls import FirstStatus
 from slipstream.rpc.document_codec import (
     call_read_document,
     document_chunk_message,
@@ -99,6 +99,7 @@ async def document_events(
     path = document.path if isinstance(document, RemotePath) else ""
     first = document_options_message(asked, path=path, request_id=request_id)
     upload = Upload(document, first, document_chunk_message)
+    await connection.settle()
     call = call_read_document(connection.channel, upload.messages(), timeout_s=timeout_s, metadata=connection.metadata)
     answered = answered_events(call, upload, read_document_events(call), PageDraft, LOST, timeout_s)
     async with aclosing(answered) as events:
@@ -126,7 +127,7 @@ async def answered_events(
                 is_begun, num_parts = True, num_parts + isinstance(event, whole)
                 yield event
     except grpc.aio.AioRpcError as error:
-        failure = _failure(await first_status.correct(error), timeout_s)
+        failure = call_failure(await first_status.correct(error), timeout_s)
         if isinstance(failure, ServiceUnreachable) and is_begun:
             failure = ServiceUnavailable(lost.format(num_parts))
         raise failure from error
@@ -139,9 +140,3 @@ async def answered_events(
         upload.close()
     if not is_begun:
         raise ProtocolViolation("the gateway ended the call without a word")
-
-
-def _failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return ServiceUnavailable(f"the gateway did not finish within {timeout_s:g} s")
-    return as_slipstream_error(error, "gateway")

@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from slipstream.client.caption_client import Connection, RemotePath, Upload, Video
+from slipstream.client.caption_client import RemotePath, Upload, Video
+from slipstream.client.connection import Connection
 from slipstream.client.document_client import DOCUMENT_TIMEOUT_S, answered_events
 from slipstream.errors import InvalidRequest, ProtocolViolation
 from slipstream.messages import Caption, CommittedText, CommittedToken, FilmEvent, Segment, SegmentCaption
@@ -13,7 +14,7 @@ from slipstream.rpc.codec import options_message
 from slipstream.rpc.film_codec import call_caption_segments, film_chunk_message, film_request, read_film_events
 
 FILM_TIMEOUT_S = DOCUMENT_TIMEOUT_S
-LOST = "the gateway was lost when {} segments were captioned; its archive, if it has one, goes on where it was"
+LOST = "the gateway was lost behind {} captions of segments; its archive, if it has one, goes on where it was"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ async def film_events(
     path = film.path if isinstance(film, RemotePath) else ""
     first = film_request(options_message(options, path=path, request_id=request_id))
     upload = Upload(film, first, film_chunk_message)
+    await connection.settle()
     call = call_caption_segments(
         connection.channel, upload.messages(), timeout_s=timeout_s, metadata=connection.metadata
     )

@@ -5,6 +5,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, Generic, Self, TypeVar
 
@@ -19,7 +20,8 @@ from slipstream.client.async_captioner import (
     with_keywords,
 )
 from slipstream.client.batch_handles import Archive
-from slipstream.client.caption_client import FilePath, GatewayAddress, Video
+from slipstream.client.caption_client import Video
+from slipstream.client.connection import FilePath, GatewayAddress
 from slipstream.client.document_client import DocumentCall, with_document_keywords
 from slipstream.client.film_client import FilmCall, segment_captions, with_film_keywords
 from slipstream.documents.reading import DocumentEvent, PageReading, page_readings
@@ -56,28 +58,31 @@ def run_in_background(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
         future.cancel()  # does nothing to one that is done
 
 
-_open_captioners: set[AsyncCaptioner] = set()
+_open_captioners = defaultdict[int, set[AsyncCaptioner]](set)
+"""By the process that opened them: they are not those of its forks, whose copies of them are no concern of anybody."""
 
 
-def _close(captioner: AsyncCaptioner) -> None:
+def _close(captioner: AsyncCaptioner, pid: int) -> None:
     """Closes without waiting: the garbage collector may call this in any thread, also in the loop's own."""
+    if pid != os.getpid():
+        return
     asyncio.run_coroutine_threadsafe(_close_now(captioner), _background_loop())
 
 
 async def _close_now(captioner: AsyncCaptioner) -> None:
     await captioner.close()
-    _open_captioners.discard(captioner)
+    _open_captioners[os.getpid()].discard(captioner)
 
 
 async def _close_all() -> None:
     async with asyncio.timeout(LAST_CLOSE_S):
-        await asyncio.gather(*map(_close_now, set(_open_captioners)), return_exceptions=True)
+        await asyncio.gather(*map(_close_now, set(_open_captioners[os.getpid()])), return_exceptions=True)
 
 
 @atexit.register
 def _close_at_exit() -> None:
     """Leaves no process and no folder behind for who did not close."""
-    if _open_captioners:
+    if _open_captioners[os.getpid()]:
         run_in_background(_close_all())
 
 
@@ -194,8 +199,8 @@ class Captioner:
             threads=threads,
             gateway=gateway,
         )
-        _open_captioners.add(self._async)
-        weakref.finalize(self, _close, self._async).atexit = False
+        _open_captioners[os.getpid()].add(self._async)
+        weakref.finalize(self, _close, self._async, os.getpid()).atexit = False
         run_in_background(self._async.connection())
 
     @with_keywords

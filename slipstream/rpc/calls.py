@@ -95,7 +95,7 @@ def request_metadata(request_id: str) -> grpc.aio.Metadata:
 def as_slipstream_error(error: grpc.aio.AioRpcError, peer: str) -> SlipstreamError:
     """What a failed call means for a request: the peer's own complaint, or that the peer is not to be had."""
     code = error.code()
-    is_gone = code in _GONE and not _is_answer(error)
+    is_gone = code in _GONE and not is_answer(error)
     if is_gone or error.details() == WRITE_FAILED:
         return ServiceUnreachable(f"the {peer} is not reachable ({code.name.lower()}); try again when it is up")
     details = error.details() or f"the {peer} failed with {code.name}"
@@ -109,7 +109,7 @@ def is_too_large(error: grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (error.details() or "")
 
 
-def _is_answer(error: grpc.aio.AioRpcError) -> bool:
+def is_answer(error: grpc.aio.AioRpcError) -> bool:
     """Whether the peer said so itself: one that is up may be without its own store, or stopping."""
     return any(key == ANSWERED_KEY for key, _ in error.trailing_metadata() or ())
 

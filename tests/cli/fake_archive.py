@@ -46,6 +46,8 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         self.refusals: list[grpc.StatusCode] = []
         self.refused_with: tuple[tuple[str, str], ...] = ()
         self.room = 1
+        self.hint_ms = 10
+        """How long a refused caller is told to wait."""
         self.lost_watches = 0
         self.page_states: list[list[int]] = []
 
@@ -63,7 +65,9 @@ class FakeArchive(FakeGateway, archive_pb2_grpc.ArchiveServicer):
         answer = pb.SubmitBatchResponse(batch_id=f"batch-{list(self.batches).index(opened.key)}")
         async for request in request_iterator:
             if refusal is not None and answer.num_added == self.room:
-                await context.abort(refusal, "as many jobs wait as may", (("retry-after-ms", "10"), *self.refused_with))
+                await context.abort(
+                    refusal, "as many jobs wait as may", (("retry-after-ms", str(self.hint_ms)), *self.refused_with)
+                )
             self._take(batch, request.item, answer)
         return answer
 

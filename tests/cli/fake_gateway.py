@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import grpc
 
+from slipstream.rpc.guards import ANSWERED
 from slipstream.rpc.v1 import gateway_pb2, gateway_pb2_grpc
 from slipstream.rpc.v1.gateway_pb2 import CaptionEvent, CommittedText, CommittedToken, StageChange, Summary
 from slipstream.rpc.v1.target_pb2 import FinishReason
@@ -91,8 +92,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
                 chunks.append(request.video)
         self.chunk_sizes = [len(chunk) for chunk in chunks]
         self.received = b"".join(chunks)
-        if self.received.startswith(b"refuse "):
-            await context.abort(grpc.StatusCode[self.received.decode().removeprefix("refuse ")], DETAILS)
+        await self._refuse(context)
         for done in range(1, 4):
             yield CaptionEvent(stage=StageChange(stage="encode", done=done, total=3))
         num_known = await self._find_again(after, context) if after else 0
@@ -106,6 +106,12 @@ class FakeGateway(gateway_pb2_grpc.GatewayServicer):
         is_whole.set()
         if self.received != b"no summary":
             yield CaptionEvent(summary=make_summary(self.options.method or "slipstream"))
+
+    async def _refuse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """With the status that the video names: by gRPC itself, or answered by this server."""
+        for verb, metadata in (("refuse ", ()), ("answer ", ANSWERED)):
+            if self.received.startswith(verb.encode()):
+                await context.abort(grpc.StatusCode[self.received.decode().removeprefix(verb)], DETAILS, metadata)
 
     async def _find_again(self, after: list[int], context: grpc.aio.ServicerContext[Any, Any]) -> int:
         """How many tokens need not be sent, as the caller has them."""

@@ -168,7 +168,7 @@ def test_what_came_before_an_error_is_shown_and_written(
     output = capsys.readouterr()
     assert (
         "A dog." in output.out
-        and "lost when 1 segments were captioned" in output.err
+        and "lost behind 1 captions of segments" in output.err
         and "A dog." in subtitles.read_text()
     )
     assert run(["caption", str(film), "--gateway", films.address, "--segments", "fixed:0s"]) == 2

@@ -23,6 +23,7 @@ from slipstream.errors import (
     ProtocolViolation,
     ServiceUnavailable,
     ServiceUnreachable,
+    SlipstreamError,
     UnreadableVideo,
     VideoNotFound,
 )
@@ -268,6 +269,8 @@ def test_what_the_gateway_says(captioner: Captioner, tmp_path: Path) -> None:
         captioner.caption(refused_video(tmp_path / "a.mp4", "OUT_OF_RANGE"))
     with pytest.raises(LimitExceeded, match=DETAILS):
         captioner.caption(bytes(20_000_000), "refuse")
+    with pytest.raises(SlipstreamError, match=DETAILS):  # of a time limit of its own
+        captioner.caption(b"answer DEADLINE_EXCEEDED")
     with pytest.raises(ProtocolViolation, match="without a summary"):
         captioner.caption(b"no summary")
     with pytest.raises(ServiceUnavailable, match=r"did not finish within 0\.3 s"):
@@ -285,7 +288,7 @@ def test_a_lost_gateway_leaves_what_was_delivered(proxy: Proxy) -> None:
 
 
 def test_a_gateway_that_runs_has_its_own_models(tmp_path: Path) -> None:
-    from slipstream.client.caption_client import GatewayAddress
+    from slipstream.client.connection import GatewayAddress
 
     with pytest.raises(InvalidConfig, match="its own target"):
         Captioner("big", gateway=GatewayAddress("a:1"))
@@ -317,3 +320,17 @@ def test_an_open_captioner_does_not_keep_the_interpreter(gateway: FakeGateway) -
     script = f"import slipstream; captioner = slipstream.connect({gateway.address!r}); print(captioner.info().version)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("9.9.9\n", "")
+
+
+def test_a_fork_closes_nothing_of_its_parent(gateway: FakeGateway) -> None:
+    script = f"""
+import os, sys, slipstream
+captioner = slipstream.connect({gateway.address!r})
+if not os.fork():
+    slipstream.AsyncCaptioner.close = lambda captioner: print("closed")
+    del captioner
+    sys.exit()
+print(os.wait()[1], captioner.info().version)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0 9.9.9\n"

@@ -28,7 +28,7 @@ from slipstream.client.archive_audit import Audit, audit
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.client.archive_estimate import caption_sample
 from slipstream.client.archive_search import open_batch
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.errors import InvalidRequest, VideoNotFound
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.local import Stack

@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.archive.messages import BatchItem, BatchOptions
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import GatewayAddress
+from slipstream.client.connection import GatewayAddress
 from slipstream.config import parse_config
 from slipstream.errors import InvalidConfig
 from slipstream.rpc.tracing import Tracing

@@ -10,7 +10,7 @@ import pytest
 from slipstream.archive.messages import BatchItem, BatchOptions, JobPart
 from slipstream.archive.quality import LEAST_RESULTS, UNKNOWN
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import GatewayAddress
+from slipstream.client.connection import GatewayAddress
 from slipstream.messages import Segment
 from slipstream.rpc.security import new_token
 from slipstream.rpc.v1 import archive_pb2 as pb

@@ -10,7 +10,7 @@ from slipstream.archive.messages import BatchItem, BatchOptions, JobKind, JobPar
 from slipstream.archive.queue import JobState, Lease, Outcome
 from slipstream.archive.records import read_batch, read_job, write_part
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.documents.messages import Box, Origin, PageDraft, Region, RegionKind
 from slipstream.errors import InvalidRequest
 from slipstream.messages import Caption

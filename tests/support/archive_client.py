@@ -8,7 +8,7 @@ import grpc
 from slipstream.archive.messages import Job
 from slipstream.archive.queue import JobState
 from slipstream.client.batch_handles import AsyncArchive, AsyncBatchHandle
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.rpc.v1 import archive_pb2, archive_pb2_grpc, gateway_pb2
 
 TIMEOUT_S = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slipstream.archive.messages import Job, JobPart
 from slipstream.client.archive_client import ArchiveClient
-from slipstream.client.caption_client import Connection
+from slipstream.client.connection import Connection
 from slipstream.rpc.calls import open_channel
 from slipstream.stack.process import ServiceProcess
 from tests.support.processes import START_S, logged, new_process

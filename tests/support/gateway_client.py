@@ -6,7 +6,8 @@ from typing import Any
 
 import grpc
 
-from slipstream.client.caption_client import Connection, RemotePath, caption_events
+from slipstream.client.caption_client import RemotePath, caption_events
+from slipstream.client.connection import Connection
 from slipstream.messages import Caption, CaptionEvent, CommittedText, CommittedToken, KeptTokens, StageChange, Trace
 from slipstream.options import CaptionOptions
 from slipstream.rpc.calls import FirstStatus

@@ -1,0 +1,111 @@
+"""How to reach a gateway, or several that stand in for each other, and an open connection to them."""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Self, TypeVar
+
+import grpc
+
+from slipstream.errors import ServiceUnreachable
+from slipstream.rpc.calls import open_channel, token_metadata
+from slipstream.rpc.tls import make_peer_security
+
+CONNECT_S = 2.0
+"""How long one of several gateways has to be reached."""
+AnswerT = TypeVar("AnswerT")
+FilePath = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class GatewayAddress:
+    """Where a gateway is, and how to call it."""
+
+    address: str
+    """`host:port`, or `unix:PATH`; several, separated by `,`, are gateways that stand in for each other."""
+    token: str = field(default="", repr=False)
+    ca: FilePath | None = None
+    """PEM file of the authority of the gateway's certificate; None: plaintext."""
+    cert: FilePath | None = None
+    """PEM file of the certificate to show, where the gateway asks for one, and in `key` its private key."""
+    key: FilePath | None = None
+    option_prefix: str = ""
+    """What its user writes before `ca`, `cert` and `key`, for complaints: "--" on a command line."""
+
+    def open(self) -> "Connection":
+        """The connection, which connects when it is first used. Needs a running event loop.
+
+        Raises:
+            InvalidConfig: a file that cannot be used, or a token that is malformed or would travel in plaintext.
+        """
+        security = None
+        if self.ca or self.cert or self.key:
+            own = self._named("cert", self.cert), self._named("key", self.key)
+            security = make_peer_security(self._named("ca", self.ca), *own)
+        addresses = [self.address] if self.address.startswith(("ipv4:", "ipv6:")) else self.address.split(",")
+        metadata = [token_metadata(address, security, self.token) for address in addresses]
+        channel, *others = [open_channel(address, security) for address in addresses]
+        return Connection(channel, metadata[0], deque(others))
+
+    def _named(self, name: str, path: FilePath | None) -> tuple[str, str]:
+        return self.option_prefix + name, os.fspath(path or "")
+
+
+@dataclass
+class Connection:
+    """An open channel to a gateway, and what every call on it carries. An async context manager."""
+
+    channel: grpc.aio.Channel
+    metadata: grpc.aio.Metadata = field(default_factory=grpc.aio.Metadata, repr=False)
+    others: deque[grpc.aio.Channel] = field(default_factory=deque, repr=False)
+    """To the gateways that stand in for this one."""
+
+    def turn_from(self, lost: grpc.aio.Channel) -> None:
+        """Calls go to the next gateway from now on, unless somebody else who lost this one has turned already."""
+        if self.channel is lost:
+            self.others.append(lost)
+            self.channel = self.others.popleft()
+
+    async def ask(self, ask: Callable[[grpc.aio.Channel], Awaitable[AnswerT]]) -> AnswerT:
+        """What the first gateway answers that is there. Raises what it says, and `ServiceUnreachable` if none is."""
+        untried = len(self.others)
+        while True:
+            channel = self.channel
+            try:
+                return await ask(channel)
+            except ServiceUnreachable:
+                self.turn_from(channel)
+                if not untried:
+                    raise
+            untried -= 1
+
+    async def is_ready(self, wait_s: float) -> bool:
+        """Whether the gateway can be reached in that time; else calls go to the next. Raises `grpc.aio.UsageError` on a
+        connection that is closed."""
+        channel = self.channel
+        try:
+            async with asyncio.timeout(wait_s):
+                await channel.channel_ready()
+            return True
+        except TimeoutError:
+            self.turn_from(channel)
+            return False
+
+    async def settle(self) -> None:
+        """For calls that cannot be repeated: they go to a gateway that can be reached, where there is a choice."""
+        for _ in self.others.copy():
+            if await self.is_ready(CONNECT_S):
+                return
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what runs on it."""
+        for channel in (self.channel, *self.others):
+            await channel.close()
