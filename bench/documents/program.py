@@ -23,7 +23,7 @@ from bench.documents.recaption import is_recaption_kept, measure_recaption
 from bench.documents.resubmitted import newer_checkpoint
 from bench.documents.scans import are_scans_kept, measure_scans
 from bench.documents.stages import are_stages_kept, measure_stages
-from bench.documents.whole import is_whole_kept, measure_live, measure_replayed
+from bench.documents.whole import PAGE_TOKENS, is_whole_kept, measure_live, measure_replayed
 from bench.output import finish
 from bench.replay.rows import TABLES
 from bench.tables import print_rows
@@ -39,7 +39,9 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "faults": lambda given: run_to_end(measure_faults(given.reader_model, given.read_pages)),
     "reading": lambda given: run_to_end(measure_reading(given.reader_model, given.read_pages, given.rounds)),
     "live": lambda given: run_to_end(measure_live(given.reader_model, given.whole_pages, given.rounds)),
-    "replayed": lambda given: run_to_end(measure_replayed(given.reader_model, given.table, given.whole_pages, 1)),
+    "replayed": lambda given: run_to_end(
+        measure_replayed(given.reader_model, given.table, given.page_tokens, given.whole_pages, 1)
+    ),
     "scans": lambda given: run_to_end(measure_scans(given.folder, given.reader_model, given.timed_files)),
     "stages": lambda given: run_to_end(measure_stages(given.reader_model, given.stage_pages, given.rounds)),
 }
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> None:
     counts |= {"read_pages": (50, "that are read"), "reader_model": (POCKET_READER, "checkpoint that reads pages")}
     counts |= {"folder": ("", "of scans and manuals, for `scans`"), "timed_files": (16, "of those that can be read")}
     counts |= {"whole_pages": (28, "of `live` and `replayed`"), "table": (TABLES / "0.5b-7b.json", "of `replayed`")}
+    counts |= {"page_tokens": (PAGE_TOKENS, "of a page's prompt in `replayed`; a prefill lasts in proportion")}
     counts |= {"stage_pages": (14, "that are read by regions, too")}
     counts |= {"newer": ("", "checkpoint that captions again; made here where none is named")}
     counts |= {"older": (MODELS["target"], "checkpoint of the same model whose captions are hints, too")}

@@ -2,7 +2,8 @@
 
 - `live`: the pocket reader as fast as it is here, where the OCR of a page takes longer than the page.
 - `replayed`: REPLAY. The same target decides the tokens, and each of its passes lasts as long as a table says of a
-  model that is slow beside the OCR, as paper 003's is. The reader and the OCR are as fast as they are.
+  model that is slow beside the OCR, as paper 003's is, and its prefills in proportion to the tokens of a page of such a
+  model. The reader and the OCR are as fast as they are.
 
 A kind of pages is one document. It is read plainly without the OCR, with drafts that are there already, with the OCR
 working ahead, and with it while it pays, by a gate that knows nothing yet.
@@ -10,6 +11,7 @@ working ahead, and with it while it pays, by a gate that knows nothing yet.
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +40,9 @@ REQUEST = request_at(NOISE_DPI[-1])
 TEXT_KINDS = ("prose", "report", "list", "columns")
 LEAST_TEXT_SPEEDUP, LEAST_SPEEDUP, LEAST_HIDDEN = 2.5, 0.97, 0.9
 LOOK_S, CALM_LOOKS = 0.1, 5
-NOTE = "REPLAY: the target's passes last as long as the table says; tokens, reader and OCR are those of this machine"
+PAGE_TOKENS = 2772
+"""Of an A4 page at 150 dpi for Qwen2.5-VL, one for 28 x 28 pixels: 44 x 63."""
+NOTE = "REPLAY: the target's passes and prefills last as the table says; tokens, reader and OCR are of this machine"
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,18 @@ async def measure_live(model: Path, num_pages: int, rounds: int) -> dict[str, An
     return await _measure(_options(model), shown_pages(model, num_pages), rounds)
 
 
-async def measure_replayed(model: Path, table: Path, num_pages: int, rounds: int) -> dict[str, Any]:
+async def measure_replayed(model: Path, table: Path, page_tokens: int, num_pages: int, rounds: int) -> dict[str, Any]:
     """At the pace of a table, which must be run at its own speed: the OCR's is not to be changed."""
     if why := what_is_missing(model):
         return {"shown": False, "why": why}
-    replay = open_replay(table, 1.0)
-    options = replaying(_options(model), table, replay.speed, ("target",))
-    found = await _measure(options, shown_pages(model, num_pages), rounds)
+    with tempfile.TemporaryDirectory(prefix="slipstream-table-") as folder:
+        replay = open_replay(table, 1.0).of_prompts(Path(folder), page_tokens)
+        options = replaying(_options(model), replay.path, replay.speed, ("target",))
+        found = await _measure(options, shown_pages(model, num_pages), rounds)
     pass_s = median(row["pass_s"] for row in found["rows"])
     late = pass_s > LATE * replay.target.pass_s(1) / replay.speed
-    return {"replay": True, "note": NOTE, "table": replay.name, "speed": replay.speed, "late": late} | found
+    paced = {"table": replay.name, "speed": replay.speed, "prefill_s": replay.target.prefill_s, "late": late}
+    return {"replay": True, "note": NOTE} | paced | found
 
 
 def is_whole_kept(found: Mapping[str, Any]) -> bool:

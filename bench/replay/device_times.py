@@ -2,14 +2,14 @@
 
 A table is a JSON file, made from a paper's figures or measured on a device; all times are seconds:
 
-    {"name": "7B/72B", "source": "where the figures are from",
+    {"name": "7B/72B", "source": "where the figures are from", "prefill_tokens": 25088,
      "target": {"pass_s": {"1": 0.42, "9": 0.43}, "prefill_s": 44.2, "guidance_s": 11.0, "encode_frame_s": 0.01},
      "draft": {"pass_s": {"0": 0.078, "0.9": 0.047}, "prefill_s": 7.9, "row_share": 0.05}}
 
 `pass_s` is by the number of rows for the target (a window and one), by the pruned share alpha for the draft: straight
 lines between the points, flat outside. `row_share` is what each row beyond a session's first adds to a draft's pass, as
-a share of it. `prefill_s` is of a whole prompt, `guidance_s` the part of it up to layer L. What is left out lasts what
-it really takes.
+a share of it. `prefill_s` is of a whole prompt of `prefill_tokens`, `guidance_s` the part of it up to layer L. What is
+left out lasts what it really takes.
 """
 
 import itertools

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.methods.samples import Sample, median
 from bench.replay.device_times import ROLES, DeviceTimes, load_device_times
+from slipstream.errors import InvalidConfig
 from slipstream.stack.local import StackOptions
 
 TABLES = Path(__file__).parent / "tables"
@@ -25,6 +26,8 @@ class Replay:
     draft: DeviceTimes
     paper_speedups: dict[str, float]
     """What the paper measured at this working point, by method."""
+    prefill_tokens: int | None = None
+    """Of the prompt whose prefill the table has."""
 
     @property
     def name(self) -> str:
@@ -32,13 +35,26 @@ class Replay:
 
     def without_prefill(self, folder: Path) -> "Replay":
         """The same from a copy in `folder`, in which prefills and frames last what they really take."""
+        return self._with_prefills(folder, None)
+
+    def of_prompts(self, folder: Path, num_tokens: int) -> "Replay":
+        """The same from a copy in `folder`, in which a prompt has so many tokens and its prefill lasts in proportion.
+        Raises `InvalidConfig` for a table that says no `prefill_tokens`."""
+        if not self.prefill_tokens:
+            raise InvalidConfig(f"{self.path} does not say of how many prefill_tokens its prefill_s are")
+        return self._with_prefills(folder, num_tokens / self.prefill_tokens)
+
+    def _with_prefills(self, folder: Path, share: float | None) -> "Replay":
+        """None: they last what they really take."""
         table = json.loads(self.path.read_text())
-        for role in ("target", "draft"):
-            table[role] = {key: table[role][key] for key in ("pass_s", "row_share") if key in table[role]}
+        for role in ROLES:
+            part = table[role]
+            table[role] = {name: part[name] for name in ("pass_s", "row_share") if name in part}
+            if share is not None:
+                table[role] |= {name: share * part[name] for name in ("prefill_s", "guidance_s") if name in part}
         path = folder / self.path.name
         path.write_text(json.dumps(table))
-        target, draft = (replace(times, prefill_s=None, guidance_s=None) for times in (self.target, self.draft))
-        return replace(self, path=path, target=target, draft=draft)
+        return replace(open_replay(path, self.speed), paper_speedups=self.paper_speedups)
 
 
 def replaying(options: StackOptions, table: Path, speed: float = 1.0, roles: Sequence[str] = ROLES) -> StackOptions:
@@ -55,8 +71,8 @@ def open_replay(path: Path, speed: float) -> Replay:
     target, draft = (load_device_times(str(path), role, 1.0) for role in ("target", "draft"))
     shortest_target_s, shortest_draft_s = (min(seconds for _, seconds in times.points) for times in (target, draft))
     fastest = min(shortest_target_s / LEAST_TARGET_PASS_S, shortest_draft_s / LEAST_DRAFT_PASS_S)
-    speedups = json.loads(path.read_text()).get("speedups", {})
-    return Replay(path, min(speed, fastest), target, draft, speedups)
+    said = json.loads(path.read_text())
+    return Replay(path, min(speed, fastest), target, draft, said.get("speedups", {}), said.get("prefill_tokens"))
 
 
 PLAIN = "autoregressive"

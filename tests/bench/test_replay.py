@@ -10,6 +10,7 @@ from bench.methods.samples import Sample, WindowCost
 from bench.replay.device_times import load_device_times
 from bench.replay.rows import TABLES, open_replay, replay_rows, replaying
 from slipstream import connect_async
+from slipstream.errors import InvalidConfig
 from slipstream.rpc.calls import open_channel
 from slipstream.rpc.v1.common_pb2 import GetModelRequest
 from slipstream.rpc.v1.target_pb2_grpc import TargetStub
@@ -39,6 +40,16 @@ def test_a_table_without_its_prefill_is_the_same_otherwise(tmp_path: Path) -> No
     assert load_device_times(str(short.path), "target", 1.0) == short.target
     assert load_device_times(str(short.path), "draft", 1.0) == short.draft
     assert short.target.points == whole.target.points
+
+
+def test_a_shorter_prompt_is_prefilled_in_proportion(tmp_path: Path) -> None:
+    page = open_replay(LARGEST, 2.0).of_prompts(tmp_path, 2508)
+    assert (page.target.prefill_s, page.draft.prefill_s) == pytest.approx((44.23 * 2508 / 25088, 7.92 * 2508 / 25088))
+    assert page.target.points == open_replay(LARGEST, 2.0).target.points and page.speed == 2.0
+    own = {"name": "own", "target": {"pass_s": {"1": 1}}, "draft": {"pass_s": {"0": 1}}}
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    with pytest.raises(InvalidConfig, match="prefill_tokens"):
+        open_replay(tmp_path / "own.json", 1.0).of_prompts(tmp_path, 100)
 
 
 def test_a_replaying_stack_has_other_model_services(tmp_path: Path) -> None:
