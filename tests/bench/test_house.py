@@ -61,6 +61,7 @@ CAME_WITH = {
     "receipts that callers write, and who reads documents for the command": 2,
     "what is damaged of clips and of films, and the packets of a film, listed once": 2,
     "weights that are joined when a model is loaded; copies to a device that nobody waits for, for sampling, too": 2,
+    "how gateways are reached, whatever is asked of them": 1,
 }
 """Modules beyond the renovation's bound, by the capability that they brought."""
 CODECS_CAME_WITH = {"documents at the gateway", "films in segments", "what KEDA is told"}
