@@ -301,13 +301,14 @@ class DecodePool:
                 if is_last_try or not loss.may_retry:
                     raise loss.error from None
                 get_logger().info("decoder.retried")
+                while self._idle:  # whoever killed one may have killed all, and their ends are seen late
+                    self._discard(self._idle.pop())
             finally:
                 self._give_back(decoder)
             is_last_try = True
 
     async def _take(self, owner: str) -> Decoder:
-        """A decoder that is ready and has seen no other owner's videos; the caller has a turn, so one may be
-        started."""
+        """A decoder that is ready and has seen no other owner's videos; one may be started: the caller has a turn."""
         for decoder in [decoder for decoder in self._idle if not decoder.is_alive]:
             self._idle.remove(decoder)
             self._discard(decoder)
@@ -365,8 +366,7 @@ class DecodePool:
 
     def _discard(self, decoder: Decoder) -> None:
         if not self._is_closed:
-            has_ended = decoder.process.returncode is not None
-            cause = "lost" if has_ended else "stopped" if decoder.is_killed else "worn"
+            cause = "lost" if decoder.process.returncode is not None else "stopped" if decoder.is_killed else "worn"
             metrics.DECODER_RESTARTS.labels(cause).inc()
         decoder.kill()
         self._decoders.discard(decoder)

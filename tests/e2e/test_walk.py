@@ -6,11 +6,11 @@ from tests.support.walk import CAPTION, JOB, STARTING, Note, Walk, count, measur
 
 pytestmark = pytest.mark.timeout(900)
 
-MOST_FOR_A_CAPTION = 65 + 10
+MOST_FOR_A_CAPTION = 65 + 11
 """65 at the renovation. Then parts of files that had become two ideas, or too long, left them: the limit of processor
 time, what the gate remembers, the gate, what gateway and models exchange, and the draft's writer. The others are fused
 layers, which all steps take, and the attention of a CPU. Then the weights that they join and what is uploaded to a
-device without a wait, apart from engine and sampling, and what is damaged of a clip."""
+device without a wait, apart from engine and sampling, what is damaged of a clip, and how a gateway is reached."""
 MOST_FOR_A_ROUND = 30 + 7
 """The last five again, and the draft's session."""
 MOST_MORE_FOR_A_JOB = 17 + 6

@@ -344,11 +344,11 @@ async def test_a_reader_that_leaves_pages_out_is_not_asked_for_ever() -> None:
 async def test_more_ranges_than_a_request_can_name_are_asked_for_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipstream.archive.document_runner.MAX_RANGE_CHARS", 3)
     world = World(FakeSource(fails_at=7))
     await world.ended(await world.submit(pages="7,5,3,1"))
     await world.queue.retry_dead("batch", frozenset({JobState.FAILED}))
     world.source.fails_at = 0
+    monkeypatch.setattr("slipstream.documents.pages.MAX_RANGE_CHARS", 3)
     assert (await world.ended(await world.take())).state is JobState.DONE
     assert world.source.asked == ["7,5,3,1", "7,5", "3,1"]
     assert await world.texts() == ["text 7", "text 5", "text 3", "text 1"]

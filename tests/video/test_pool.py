@@ -179,6 +179,29 @@ async def test_a_decoder_killed_from_outside_in_its_work_is_tried_once_more(pool
                 assert len((await pool.sample(file, 60, on_progress=kill_the_first)).frames) == 60
 
 
+async def test_decoders_that_are_killed_together_cost_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' ends may not be seen yet when the first one's is."""
+    pool, tries = make_pool(2), list[int]()
+
+    def kill_all(done: int, total: int) -> None:
+        if not tries:
+            for pid in pool.pids:
+                os.kill(pid, signal.SIGKILL)
+        tries.append(done)
+
+    try:
+        with file_of(make_clip(ClipSpec(even_times_ms(60), width=320, height=240))) as file:
+            async with asyncio.timeout(120):
+                while tries.count(1) != 2:  # else the decoder was done before it was killed
+                    await asyncio.gather(still_works(pool), still_works(pool))
+                    tries.clear()
+                    with monkeypatch.context() as unseen:
+                        unseen.setattr(Decoder, "is_alive", property(lambda decoder: not decoder.is_killed))
+                        assert len((await pool.sample(file, 60, on_progress=kill_all)).frames) == 60
+    finally:
+        pool.close()
+
+
 async def test_a_stop_signal_of_a_terminal_does_not_reach_decoders(pool: DecodePool) -> None:
     await still_works(pool)
     (pid,) = pool.pids
