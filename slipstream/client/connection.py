@@ -68,13 +68,13 @@ class Connection:
             self.others.append(lost)
             self.channel = self.others.popleft()
 
-    async def ask(self, ask: Callable[[grpc.aio.Channel], Awaitable[AnswerT]]) -> AnswerT:
+    async def ask(self, call: Callable[[grpc.aio.Channel], Awaitable[AnswerT]]) -> AnswerT:
         """What the first gateway answers that is there. Raises what it says, and `ServiceUnreachable` if none is."""
         untried = len(self.others)
         while True:
             channel = self.channel
             try:
-                return await ask(channel)
+                return await call(channel)
             except ServiceUnreachable:
                 self.turn_from(channel)
                 if not untried:

@@ -140,6 +140,7 @@ HEADING_RATIO = 1.25
 """A block of at most two lines that are so much taller than the page's median is taken for a heading."""
 _SAME_ROW, _SAME_LEVEL = 0.5, 0.3
 _PARAGRAPH_GAP = 3.5
+"""Between paragraphs of one column there are fewer line heights than that."""
 _BLOCK_GAP, _BLOCK_PITCH = 1.5, 1.3
 """Lines are one block that are closer than so many line heights, and than so many of the page's usual distances from
 line to line: boxes of a text layer are tight, those of an OCR are not."""
