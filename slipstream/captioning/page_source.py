@@ -109,8 +109,8 @@ class PageSource:
         if self._facts is not None:
             request = replace(request, pages=first_ranges(self._facts.pages[self._num_drawn :]))
         events = self._reader.read(self._data, request, request_id=self._request_id, silence_s=self._silence_s)
-        async with aclosing(events):
-            while (event := await self._next(events)) is not None:
+        async with aclosing(one_ahead(events)) as ahead:
+            while (event := await self._next(ahead)) is not None:
                 match event:
                     case DocumentFacts():
                         if self._is_news(event):
@@ -203,6 +203,24 @@ class PageSource:
             raise error(f"the document cannot be opened: {failure}")
         page = self._facts.pages[self._num_drawn]
         raise error(f"the picture of page {page} cannot be had: {failure}")
+
+
+async def one_ahead(events: AsyncGenerator[ReadEvent, None]) -> AsyncGenerator[ReadEvent, None]:
+    """The events, each fetched while the one before is in use: a picture is some 6 MB, which take their time to come,
+    and the draft before it may be held for as long as its page is read."""
+    async with aclosing(events):
+        fetching = asyncio.create_task(_next_of(events))
+        try:
+            while (event := await fetching) is not None:
+                fetching = asyncio.create_task(_next_of(events))
+                yield event
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+
+async def _next_of(events: AsyncGenerator[ReadEvent, None]) -> ReadEvent | None:
+    return await anext(events, None)
 
 
 def missing_draft(picture: PagePicture, reason: str) -> PageDraft:

@@ -48,6 +48,8 @@ class FakeReader:
     is_slow: bool = False
     """The OCR never ends."""
     num_pages: int = NUM_PAGES
+    has_drawn: asyncio.Event = field(default_factory=asyncio.Event)
+    """The last page's picture was asked for."""
 
     async def ask(self, timeout_s: float) -> ReaderInfo:
         if not self.is_back:
@@ -66,6 +68,8 @@ class FakeReader:
                 raise failure
             if self.is_slow and request.ocr and isinstance(event, PageDraft):
                 await asyncio.Event().wait()
+            if isinstance(event, PagePicture) and event.page == self.num_pages:
+                self.has_drawn.set()
             yield replace(event, regions=(WORDS,)) if request.ocr and isinstance(event, PageDraft) else event
 
     def events(self, pages: tuple[int, ...]) -> list[ReadEvent]:
@@ -185,6 +189,16 @@ async def test_a_target_that_reads_pages_at_once_is_never_kept_by_an_ocr_that_no
     reader, watch = FakeReader([], is_slow=True), OcrWatch(OcrGate())
     events = await read_at_once(source_of(reader, watch=watch), watch)
     assert len(events) == 1 + 2 * NUM_PAGES and reader.by_ocr == [False]
+
+
+async def test_the_next_picture_is_fetched_while_a_page_is_read() -> None:
+    """Its draft is held then, as nobody asked the OCR."""
+    reader, watch = FakeReader([], num_pages=2), OcrWatch(OcrGate())
+    async for event in source_of(reader, watch=watch).events():
+        if isinstance(event, PagePicture):
+            watch.on_begun()
+            asyncio.create_task(reader.has_drawn.wait()).add_done_callback(lambda _: watch.on_ended(PAGE))
+    assert reader.asked == [""]
 
 
 @pytest.mark.parametrize("failure", [None, LOSSES[0]])
