@@ -101,8 +101,11 @@ class HostInjector(FaultInjector):
         say(f"strike: {strike.kind} {strike.victim}")
         host = int(strike.victim.partition("-")[2] or 0)
         if strike.kind in PROCESS_KINDS:
+            began = time.time()
             await super().strike(strike)
             await self._hosts.wait_whole()
+            if strike.victim.partition("-")[0] in ("redis", *STORE):  # another server may lead since
+                self._remember(strike.kind, "redis", began)
         elif strike.kind == "fail over":
             await self.fail_over()
         else:

@@ -322,7 +322,7 @@ class SimulationResult:
     tau: float
     """Share of the draft's tokens that agreed, among those that were compared."""
     mean_accepted_length: float
-    """Tokens between two deaths of the line (paper 000's M)."""
+    """Tokens between two deaths of the line (ParallelVLM's M)."""
     gate_closings: int = 0
     gated_tokens: int = 0
 

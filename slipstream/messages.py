@@ -156,7 +156,7 @@ class Speculation:
     drafts_lost: int = 0
     tau: float = 0.0
     mean_accepted_length: float = 0.0
-    """Mean run of tokens between two deaths of the line: M of paper 000."""
+    """Mean run of tokens between two deaths of the line: ParallelVLM's M."""
     target_pass_s: float = 0.0
     plain_pass_s: float = 0.0
     draft_pass_s: float = 0.0

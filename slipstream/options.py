@@ -174,7 +174,7 @@ class CaptionOptions:
         fallback=(),
     )
     tolerance: float = _option(
-        "tau of paper 003 (method hsd): below 1 what a prediction has is taken if it is nearly as likely.",
+        "tau of hierarchical speculative decoding (hsd): below 1 what a prediction has is taken if nearly as likely.",
         "baselines",
         default="1",
         low=0,

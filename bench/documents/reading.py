@@ -1,4 +1,4 @@
-"""Held-out pages read by the pocket reader, the OCR's text as its hint, as in paper 003: how good drafts are.
+"""Held-out pages read by the pocket reader, the OCR's text as its hint: how good drafts are.
 
 The gateway's own code reads pages whose pictures and drafts are at hand; `faults` and `live` have a reader at work.
 

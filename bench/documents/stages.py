@@ -1,4 +1,4 @@
-"""Paper 003's two stages: what reading a page's regions first is worth, and what it costs.
+"""The two stages of hierarchical speculative decoding: what reading a page's regions first is worth, and what it costs.
 
 The gateway's own code reads pages whose pictures and drafts are at hand, so that only the target's work counts. Plain
 decoding, either stage alone, and both; by `hints` and, at tau 1 and 0.75 and by both readings of eq. 10, by `hsd`; with

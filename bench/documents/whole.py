@@ -2,8 +2,8 @@
 
 - `live`: the pocket reader as fast as it is here, where the OCR of a page takes longer than the page.
 - `replayed`: REPLAY. The same target decides the tokens, and each of its passes lasts as long as a table says of a
-  model that is slow beside the OCR, as paper 003's is, and its prefills in proportion to the tokens of a page of such a
-  model. The reader and the OCR are as fast as they are.
+  model that is slow beside the OCR, as in hierarchical speculative decoding, and its prefills in proportion to the
+  tokens of a page of such a model. The reader and the OCR are as fast as they are.
 
 A kind of pages is one document. It is read plainly without the OCR, with drafts that are there already, with the OCR
 working ahead, and with it while it pays, by a gate that knows nothing yet.

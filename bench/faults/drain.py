@@ -15,6 +15,7 @@ from bench.faults.batches import list_jobs, submit, wait_ended
 from slipstream import AsyncCaptioner, CaptionOptions, RemotePath
 from slipstream.archive.messages import BatchItem, Job
 from slipstream.archive.queue import JobState
+from slipstream.errors import ServiceUnavailable
 from tests.support.archive_faults.checker import Verdict, check
 from tests.support.archive_faults.history import History, Kind, count_events, read_entries
 from tests.support.archive_faults.injector import FaultInjector, plan_strikes
@@ -28,6 +29,7 @@ DRAIN_TIMEOUT_S = 900.0
 HARM_GRACE_S = 60.0
 """How long the injector may go on with what it had begun when the batch ended; then there is nothing more to harm."""
 CONCURRENCY = 4
+AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,17 @@ async def undisturbed_texts(cluster: Cluster, items: Sequence[BatchItem]) -> dic
     return texts
 
 
+async def _handed_in(captioner: AsyncCaptioner, key: str, items: Sequence[BatchItem]) -> str:
+    """The batch's id; it is handed in again where the queue's leader was just replaced, as it is by one key."""
+    async with asyncio.timeout(DRAIN_TIMEOUT_S):
+        while True:
+            try:
+                return await submit(captioner, key, items)
+            except ServiceUnavailable as error:
+                say(f"{key}: handed in again: {error}")
+                await asyncio.sleep(AGAIN_S)
+
+
 async def harm_batch(
     cluster: Cluster,
     key: str,
@@ -103,7 +116,7 @@ async def harm_batch(
     injector = injector or FaultInjector(cluster, say)
     async with AsyncExitStack() as stack:
         captioners = [await stack.enter_async_context(cluster.captioner(name)) for name in cluster.gateways]
-        batch_id = await submit(captioners[0], key, items)
+        batch_id = await _handed_in(captioners[0], key, items)
         harming = asyncio.create_task(harm(injector))
         try:
             await wait_ended(captioners, batch_id, DRAIN_TIMEOUT_S)

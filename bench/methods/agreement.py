@@ -114,7 +114,7 @@ def _read(
 
 def accepted_shares(task: Task, texts: Mapping[str, Sequence[int]]) -> dict[str, float]:
     """Of every text, the share of tokens that the target with all of the video would choose after what precedes them:
-    the papers' A of a lossy method (paper 000, table 2)."""
+    the papers' A of a lossy method (ParallelVLM, table 2)."""
     target, frames = engine_model(task.target), frames_of(task)
     plan = target.plan_prompt(task.prompt, len(frames))
     shares = {}

@@ -73,7 +73,7 @@ class BenchMethod:
     @property
     def m_kind(self) -> str | None:
         """What M counts: for drafting in turns the tokens that a verification yields, for drafting in parallel the
-        accepted run between two rejections (paper 000)."""
+        accepted run between two rejections (ParallelVLM)."""
         if self.family in (Family.SEQUENTIAL, Family.SELF):
             return TOKENS_A_VERIFICATION
         return RUN_BETWEEN_DEATHS if self.family is Family.PARALLEL else None

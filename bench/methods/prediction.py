@@ -4,8 +4,8 @@ Theory gets what was measured: the seconds of a target pass by window (of the mo
 method together, scaled to the pace of the one at hand), T_q, what a round takes beside its pass, and for every output
 position where the target's token stands among the draft's candidates. A chain with a draft is played by the event
 simulator, and so is a dynamic tree, whose draft's pass takes by its rows what such passes took in the reference
-process. Static trees and self-drafting are rounds in turns, with paper 000's lemma 1 for the tokens that one yields; so
-is plain decoding, whose rounds yield one.
+process. Static trees and self-drafting are rounds in turns, with ParallelVLM's lemma 1 for the tokens that one yields;
+so is plain decoding, whose rounds yield one.
 (A measured caption begins with a window that was written under the prefill; a simulated one does not, which in a short
 caption is worth up to one plain pass to the measured side.)
 """
@@ -118,7 +118,7 @@ def _in_turns(method: Method, sample: Sample, pass_table: Mapping[int, float]) -
 
 
 def expected_accepted(tau: float, num_tokens: int) -> float:
-    """Of so many draft tokens in a row, those before the first that is rejected (paper 000, lemma 1)."""
+    """Of so many draft tokens in a row, those before the first that is rejected (ParallelVLM, lemma 1)."""
     return sum(tau**length for length in range(1, num_tokens + 1))
 
 

@@ -188,7 +188,7 @@ def make_app(front: Front, endpoints: Sequence[Endpoint]) -> ASGIApp:
             app,
             allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
+            allow_headers=["*"],  # clients send their own, such as x-stainless-*
+            expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
         )
     return app

@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.archive.messages import Batch
 from slipstream.archive.queue import BatchState
+from slipstream.errors import SlipstreamError
 from slipstream.services.front.api_errors import ApiError
 from slipstream.services.front.batch_lines import ENDPOINT
 from slipstream.services.front.batch_records import Ending, HttpBatch, Stage
@@ -120,8 +121,17 @@ async def list_batches(call: Call) -> None:
     found = await asyncio.to_thread(batches_of(call).records.list, call.owner)
     page, has_more = listed(call, [batch.batch_id for batch in found], found, MOST_LISTED)
     async with call.while_there():
-        shown_now = await asyncio.gather(*(_shown_now(call, batch.batch_id) for batch in page))
+        shown_now = await asyncio.gather(*(_shown_in_list(call, batch) for batch in page))
     await call.answer(list_of(shown_now, has_more))
+
+
+async def _shown_in_list(call: Call, batch: HttpBatch) -> dict[str, Any]:
+    """What is on record of one that cannot be looked up: the others are shown all the same."""
+    try:
+        return await _shown_now(call, batch.batch_id)
+    except (ApiError, SlipstreamError):
+        ending = await asyncio.to_thread(batches_of(call).records.ending, call.owner, batch.batch_id)
+        return shown(batch, None, ending)
 
 
 async def _shown_now(call: Call, batch_id: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 gateways can open."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -169,8 +170,7 @@ class ItemMaker:
             stored = self.files.path(self.owner, source.file_id)
             with stored.open("rb") as file:
                 is_paper = is_document(medium, file.read(16), self.info)
-            with written_whole(path) as output, stored.open("rb") as file:
-                shutil.copyfileobj(file, output)
+            _name_again(stored, path)
             return str(path), _kind(is_paper)
         assert isinstance(source, Media)
         window = line.json.window(source.start, source.end)
@@ -183,6 +183,17 @@ class ItemMaker:
                 frames = frame_windows(line.json.spool, medium.frames or (source,))
                 write_avi(frames, medium.frames_per_second, output, medium.param)
         return str(path), _kind(is_paper)
+
+
+def _name_again(stored: Path, path: Path) -> None:
+    """A second name of a file, however many lines are about it; a copy where it can have none, as in another file
+    system."""
+    try:
+        with suppress(FileExistsError):  # the line was handed in before
+            os.link(stored, path)
+    except OSError:
+        with written_whole(path) as output, stored.open("rb") as file:
+            shutil.copyfileobj(file, output)
 
 
 def _kind(is_paper: bool) -> JobKind:

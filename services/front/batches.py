@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from slipstream.archive.messages import Batch, BatchOptions, Job
+from slipstream.archive.messages import Batch, BatchOptions, Job, Submitted
 from slipstream.archive.queue import BatchState, JobState, UnknownBatch
 from slipstream.client.archive_client import ArchiveClient
 from slipstream.errors import (
@@ -58,6 +58,10 @@ PATIENCE_S = 2.0
 """How long who asks waits for a step that is about to end."""
 
 
+class _ToEnd(Exception):
+    """A batch is to end that is still being handed in."""
+
+
 class Batches:
     """The batches of all owners. Where tokens are asked for, only who calls can be answered for: a batch goes on with
     its owner's next call, and while this process knows the token of the last one."""
@@ -97,13 +101,16 @@ class Batches:
         await asyncio.gather(*self._steps.values(), return_exceptions=True)
 
     async def open(self, owner: str, token: str, batch: HttpBatch) -> HttpBatch:
-        """A new batch, or the one that has its id already."""
+        """A new batch, or the one that has its id already; what was handed in of that is left to the next look."""
         try:
             known = await asyncio.to_thread(self.records.get, owner, batch.batch_id)
         except ApiError:
             await asyncio.to_thread(self.records.put, owner, batch)
             known = batch
-        self._begin(owner, token, known)
+        if known.stage is Stage.VALIDATING:
+            self._begin(owner, token, known)
+        else:
+            self._open[known.batch_id] = (owner, token)
         return known
 
     async def state(self, owner: str, token: str, batch_id: str) -> tuple[HttpBatch, Batch | None]:
@@ -169,8 +176,6 @@ class Batches:
     async def _step(self, owner: str, token: str, batch: HttpBatch) -> None:
         """One that fails is taken again with the next look, as what stands in its way may pass. A fault of this server
         itself rarely does: the batch fails with it after `MAX_FAULTS` looks."""
-        if batch.stage in (Stage.FAILED, Stage.ENDED):
-            return
         step = self._hand_in if batch.stage is Stage.VALIDATING else self._write_out
         try:
             await step(owner, token, batch)
@@ -185,42 +190,53 @@ class Batches:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     async def _hand_in(self, owner: str, token: str, batch: HttpBatch) -> None:
-        put, now = self.records.put, int(time.time())
         errors, num_lines = await asyncio.to_thread(self._check, owner, batch)
+        batch = replace(batch, num_lines=num_lines)
         if errors:
             if errors[0].code == FILE_GONE:  # of which some may have been handed in before
                 await self._cancel_jobs(token, batch)
-            await self._fail(owner, replace(batch, num_lines=num_lines), errors)
+            await self._fail(owner, batch, errors)
             return
-        ending, _ = await asyncio.to_thread(self.records.ending, owner, batch.batch_id)
-        num_refused = 0
-        if ending:
+        try:
+            num_refused = await self._submit(owner, token, batch)
+        except _ToEnd as why:
             await self._cancel_jobs(token, batch)
-            batch = replace(batch, num_lines=num_lines, num_failed=num_lines, ending=ending)
-            await asyncio.to_thread(put, owner, replace(batch, stage=Stage.ENDED, ended_s=now))
+            await self._finish(owner, replace(batch, stage=Stage.ENDED, num_failed=num_lines, ending=str(why)))
             return
+        except _HOPELESS as error:
+            await self._give_up(owner, token, batch, BadLine(0, str(error), "not_served"))
+            return
+        handed_in = replace(batch, stage=Stage.HANDED_IN, num_refused=num_refused, handed_in_s=int(time.time()))
+        await asyncio.to_thread(self.records.put, owner, handed_in)
+        get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
+
+    async def _submit(self, owner: str, token: str, batch: HttpBatch) -> int:
+        """How many requests were refused; the archive has the others. Raises `_ToEnd` where the batch is to end, as is
+        looked up before each wait for room."""
+
+        def tell(_: Submitted, obstacle: str) -> None:
+            if obstacle:
+                self._look_for_end(owner, batch)
+
+        await asyncio.to_thread(self._look_for_end, owner, batch)
         info = await self._gateways.info(token)
         media = self._media / batch.batch_id if self._config.shared_media else None
         maker = ItemMaker(info, self._gateways.served_name(info), owner, self._files, media)
         refusals = self.records.refusals(owner, batch.batch_id)
         with refusals.open("wb") as refused, self._input(owner, batch) as file, self._lines(file) as lines:
             items = BatchItems(batch.batch_id, lines, maker, refused)
-            archive = self._gateways.archive(token)
             try:
-                await archive.submit_all(BatchOptions(batch.key), items)
+                await self._gateways.archive(token).submit_all(BatchOptions(batch.key), items, tell)
             except VideoNotFound:  # there is no item: all were refused
-                if items.num_refused != num_lines:
+                if items.num_refused != batch.num_lines:
                     raise
-            except _HOPELESS as error:
-                hopeless = BadLine(0, str(error), "not_served")
-                await self._give_up(owner, token, replace(batch, num_lines=num_lines), hopeless)
-                return
-            num_refused = items.num_refused
-        handed_in = replace(
-            batch, stage=Stage.HANDED_IN, num_lines=num_lines, num_refused=num_refused, handed_in_s=int(time.time())
-        )
-        await asyncio.to_thread(put, owner, handed_in)
-        get_logger().info("batch.handed_in", batch_id=batch.batch_id, num_lines=num_lines, num_refused=num_refused)
+            return items.num_refused
+
+    def _look_for_end(self, owner: str, batch: HttpBatch) -> None:
+        """Raises `_ToEnd`."""
+        ending, _ = self.records.ending(owner, batch.batch_id)
+        if ending:
+            raise _ToEnd(ending)
 
     async def _give_up(self, owner: str, token: str, batch: HttpBatch, error: BadLine) -> None:
         """It has failed, and what of it the archive has already is cancelled. Raises what `_cancel_jobs` does."""
@@ -237,10 +253,14 @@ class Batches:
 
     async def _fail(self, owner: str, batch: HttpBatch, errors: Sequence[BadLine]) -> HttpBatch:
         shown = tuple(error.shown() for error in errors)
-        failed = replace(batch, stage=Stage.FAILED, errors=shown, ended_s=int(time.time()))
-        await asyncio.to_thread(self.records.put, owner, failed)
+        return await self._finish(owner, replace(batch, stage=Stage.FAILED, errors=shown))
+
+    async def _finish(self, owner: str, batch: HttpBatch) -> HttpBatch:
+        """Its last record, after which nobody looks for its media."""
         await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
-        return failed
+        finished = replace(batch, ended_s=int(time.time()))
+        await asyncio.to_thread(self.records.put, owner, finished)
+        return finished
 
     def _check(self, owner: str, batch: HttpBatch) -> tuple[list[BadLine], int]:
         """What is wrong with the file as such, and how many requests it holds."""
@@ -300,20 +320,20 @@ class Batches:
                 num_failed=num_failed,
                 has_output=bool(output.num_bytes),
                 has_errors=bool(errors.num_bytes),
-                ended_s=int(time.time()),
                 ending=ending if num_done < batch.num_lines else "",
             )
-        await asyncio.to_thread(self.records.put, owner, ended)
-        await asyncio.to_thread(shutil.rmtree, self._media / batch.batch_id, True)
+        await self._finish(owner, ended)
         get_logger().info("batch.ended", batch_id=batch.batch_id, num_done=num_done, num_failed=num_failed)
 
     async def _write_jobs(
         self, archive: ArchiveClient, batch: HttpBatch, model: str, output: NewFile, errors: NewFile, ending: str
     ) -> tuple[int, int]:
-        """How many were done, and how many were not."""
+        """How many were done, and how many were not. Raises `ServiceUnavailable` for one that has not ended."""
         num_done = num_failed = 0
         async with aclosing(archive.jobs(batch.key)) as jobs:
             async for job in jobs:
+                if not job.state.is_terminal:
+                    raise ServiceUnavailable(f"the archive still has {job.custom_id!r} as {job.state}")
                 if job.state is JobState.DONE:
                     num_done += 1
                     line = answer_line(batch.batch_id, job, await _captions(archive, batch, job), model)

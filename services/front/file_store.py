@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -57,18 +58,52 @@ class KeptFile:
         }
 
 
+class Room:
+    """The bytes of one owner: those of kept files, and those of all that are being written."""
+
+    def __init__(self, most: int) -> None:
+        self.kept = 0
+        """As last counted on disk."""
+        self._written = 0
+        self._most = most
+        self._lock = threading.Lock()
+
+    def check(self, num_bytes: int) -> None:
+        """Raises `ApiError` where there is no room for so many more."""
+        used = self.kept + self._written
+        if used + num_bytes > self._most:
+            raise ApiError(
+                f"your files have {used} of {self._most} bytes, those among them that are being written; delete some",
+                status=413, code="quota_exceeded",
+            )  # fmt: skip
+
+    def take(self, num_bytes: int) -> None:
+        """For a file that is being written. Raises `ApiError`, as `check` does."""
+        with self._lock:
+            self.check(num_bytes)
+            self._written += num_bytes
+
+    def leave(self, num_bytes: int, is_kept: bool) -> None:
+        """A file of so many bytes is written no more."""
+        with self._lock:
+            self._written -= num_bytes
+            self.kept += num_bytes if is_kept else 0
+
+
 class NewFile:
     """A file that is being written. Nobody sees it before `keep`; a context manager that leaves nothing else behind."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, room: Room) -> None:
         self._folder = folder / f"{_NEW}{secrets.token_hex(8)}"
         self._folder.mkdir(parents=True, mode=0o700)
         self._file: IO[bytes] = (self._folder / _CONTENT).open("wb")
-        self._limit = limit
+        self._limit, self._room = limit, room
+        self._is_kept = False
         self.num_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Raises `ApiError` where it becomes too large, or the disk is full."""
+        """Raises `ApiError` where it becomes too large, its owner has too much, or the disk is full."""
+        self._room.take(len(data))
         self.num_bytes += len(data)
         if self.num_bytes > self._limit:
             raise too_large(f"the file has more than {self._limit} bytes, which is all that is taken", param="file")
@@ -91,6 +126,7 @@ class NewFile:
             _sync(target.parent)
         except OSError as error:
             raise _no_room(error) from None
+        self._is_kept = True
         return kept
 
     def __enter__(self) -> "NewFile":
@@ -99,6 +135,7 @@ class NewFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._room.leave(self.num_bytes, self._is_kept)
 
 
 class FileStore:
@@ -107,24 +144,26 @@ class FileStore:
     def __init__(self, config: FrontConfig) -> None:
         self._folder = Path(config.data) / "files"
         self._config = config
+        self._rooms: dict[str, Room] = {}
 
     def new(self, owner: str, limit: int | None = None) -> NewFile:
         """A file to write. Raises `ApiError` for an owner who has too many or too much. `limit`: of its bytes, where
         that is not what the owner has left."""
-        folder = self._folder / owner_key(owner)
-        if limit is None:
-            kept = list(self._all(owner))
-            left = self._config.max_owner_bytes - sum(file.num_bytes for file in kept)
-            if len(kept) >= MAX_FILES or left <= 0:
-                raise ApiError(
-                    f"you have {len(kept)} files of {self._config.max_owner_bytes - left} bytes; delete some first",
-                    status=413, code="quota_exceeded",
-                )  # fmt: skip
-            limit = min(left, self._config.max_file_bytes)
+        room = self._room(owner) if limit is None else Room(limit)
         try:
-            return NewFile(folder, limit)
+            return NewFile(self._folder / owner_key(owner), limit or self._config.max_file_bytes, room)
         except OSError as error:
             raise _no_room(error) from None
+
+    def _room(self, owner: str) -> Room:
+        """The owner's, counted anew. Raises `ApiError` for one who has too much or too many."""
+        kept = list(self._all(owner))
+        if len(kept) >= MAX_FILES:
+            raise ApiError(f"you have {len(kept)} files; delete some first", status=413, code="quota_exceeded")
+        room = self._rooms.setdefault(owner, Room(self._config.max_owner_bytes))
+        room.kept = sum(file.num_bytes for file in kept)
+        room.check(1)
+        return room
 
     def get(self, owner: str, file_id: str) -> KeptFile:
         """Raises `ApiError` where the owner has none of that id."""

@@ -11,21 +11,25 @@ from slipstream.services.front.json_body import Media, Window
 MAX_AVI_BYTES = 2**31
 _SIZES = {0xC0, 0xC1, 0xC2}
 """JPEG markers that tell the size: baseline, extended, progressive."""
-_SCANNED = 64 * 1024
+_MAX_SEGMENTS = 1000
+"""Looked at in search of that one: each holds up to 64 KiB of metadata."""
 _HAS_INDEX, _KEY_FRAME = 0x10, 0x10
 
 
-def jpeg_size(head: bytes) -> tuple[int, int]:
-    """Width and height, from a JPEG's first bytes. Raises ValueError for what is no JPEG."""
-    if head[:2] != b"\xff\xd8":
+def jpeg_size(picture: Window) -> tuple[int, int]:
+    """Width and height, of which a JPEG tells behind its metadata. Raises ValueError for what is no JPEG."""
+    picture.seek(0)
+    if picture.read(2) != b"\xff\xd8":
         raise ValueError("it is no JPEG")
     position = 2
-    while position + 9 <= len(head):
-        if head[position] != 0xFF:
+    for _ in range(_MAX_SEGMENTS):
+        picture.seek(position)
+        head = picture.read(9)
+        if len(head) < 9 or head[0] != 0xFF:
             break
-        marker, length = head[position + 1], int.from_bytes(head[position + 2 : position + 4], "big")
+        marker, length = head[1], int.from_bytes(head[2:4], "big")
         if marker in _SIZES:
-            height, width = struct.unpack(">HH", head[position + 5 : position + 9])
+            height, width = struct.unpack(">HH", head[5:9])
             if not width or not height:
                 break
             return width, height
@@ -64,9 +68,8 @@ def write_avi(frames: Sequence[Window], frames_per_second: float, output: IO[byt
 def _common_size(frames: Sequence[Window], param: str) -> tuple[int, int]:
     sizes = set()
     for index, frame in enumerate(frames):
-        frame.seek(0)
         try:
-            sizes.add(jpeg_size(frame.read(_SCANNED)))
+            sizes.add(jpeg_size(frame))
         except ValueError as error:
             raise ApiError(
                 f"picture {index} cannot be a frame: {error}", param=param, code="unreadable_media"

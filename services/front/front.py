@@ -43,13 +43,14 @@ def make_front(config: FrontConfig, figures: FrontFigures, tracing: Tracing | No
     """Needs a running event loop. Raises `InvalidConfig`."""
     gateways = Gateways(config)
     files = FileStore(config) if config.data else None
+    spooled = spool_places(config)
     fetcher = Fetcher(frozenset(_hosts(config)), config.max_body_bytes, config.url_timeout_s)
     return Front(
         config=config,
         gateways=gateways,
-        sources=Sources(fetcher.fetch, files),
+        sources=Sources(fetcher.fetch, files, config.max_body_bytes, spooled),
         requests=request_places(config),
-        spooled=spool_places(config),
+        spooled=spooled,
         figures=figures,
         tokens=TokenFile(config.tokens) if config.tokens else None,
         files=files,

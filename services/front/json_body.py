@@ -118,11 +118,13 @@ class JsonBody:
         """Where the string that is open begins in `_json`, behind its quote; -1 where its head has been looked at."""
         self._is_escaped = False
         self._decoder: _Decoder | None = None
+        self._last = Media("", 0)
+        """Of the media; each begins where the one before it ends."""
 
     @property
     def media_bytes(self) -> int:
         """Of all media so far, decoded."""
-        return sum(media.num_bytes for media in self.media.values())
+        return self._last.end
 
     def feed(self, data: bytes) -> None:
         """The next bytes. Raises `ApiError` where there is too much."""
@@ -205,11 +207,10 @@ class JsonBody:
         if head is None:
             return
         name = f"media:{self._secret}:{len(self.media)}"
-        end = max((media.end for media in self.media.values()), default=0)
-        media = self.media[name] = Media(head[1].decode().lower(), end)
+        self._last = self.media[name] = Media(head[1].decode().lower(), self._last.end)
         del self._json[start:]
         self._json += name.encode()
-        self._decoder = _Decoder(media, self.spool)
+        self._decoder = _Decoder(self._last, self.spool)
         self._decoder.feed(said[head.end() :])
 
     def _end_string(self) -> None:
@@ -231,7 +232,7 @@ class Window:
 
     def read(self, size: int = -1, /) -> bytes:
         """At most `size` bytes; none at the end."""
-        left = self._end - self._position
+        left = max(self._end - self._position, 0)
         self._file.seek(self._position)
         data = self._file.read(left if size < 0 else min(size, left))
         self._position += len(data)
@@ -242,7 +243,7 @@ class Window:
         return self._position - self._start
 
     def seek(self, offset: int, /) -> int:
-        """To a place that `tell` told."""
+        """To a place counted from the window's start; there is nothing to read behind its end."""
         self._position = self._start + offset
         return offset
 

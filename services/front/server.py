@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slipstream.errors import InvalidConfig
@@ -19,11 +19,13 @@ MAX_HEAD_BYTES = 32 * 1024
 BACKLOG = 1024
 TELL_S = 1.0
 """For requests that are cancelled to say so."""
+LEAVE_S = 1.0
+"""For what was sent of an answer that has no end to be read: uvicorn itself waits for its reader for ever."""
 
 
 class PatientProtocol(H11Protocol):
     """A connection that may be silent for `head_s`, and no longer: uvicorn itself waits for a head for ever. One beyond
-    `max_connections` is closed at once."""
+    `max_connections` is closed at once, and one whose answer has no end soon after it."""
 
     head_s = 15.0
     max_connections = 4096
@@ -31,6 +33,7 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer: asyncio.TimerHandle | None = None
+        self.app = self._answered
         if len(self.connections) > self.max_connections:
             transport.abort()
         else:
@@ -49,6 +52,14 @@ class PatientProtocol(H11Protocol):
         super().on_response_complete()
         self._unset_keepalive_if_required()  # ours covers the time until the next head is whole
         self._await_head()
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = self.cycle
+        try:
+            await self.config.loaded_app(scope, receive, send)
+        finally:
+            if not cycle.response_complete:
+                self.loop.call_later(LEAVE_S, self.transport.abort)
 
     def _await_head(self) -> None:
         self._stop_waiting()

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
 from slipstream.client.caption_client import RemotePath, Video
 from slipstream.client.document_client import check_reads_documents
-from slipstream.errors import InvalidConfig
+from slipstream.errors import InvalidConfig, LimitExceeded
+from slipstream.rpc.callers import Places
 from slipstream.service_info import GatewayInfo
 from slipstream.services.front.api_errors import ApiError, as_api_error
 from slipstream.services.front.chat_messages import Medium, MediumKind, RemoteFile, StoredFile
@@ -52,6 +53,10 @@ class Sources:
     fetch: Fetch
     store: Store | None
     """None: no files are kept here."""
+    max_bytes: int
+    """Of what is fetched for one request."""
+    spooled: Places
+    """Room on disk for that, beside what requests bring themselves."""
 
     @contextlib.asynccontextmanager
     async def opened(self, medium: Medium, body: JsonBody, info: GatewayInfo, owner: str) -> AsyncIterator[Opened]:
@@ -90,8 +95,8 @@ class Sources:
             exits.callback(file.close)
             return file
         assert isinstance(source, str)
-        fetched = exits.enter_context(_temporary())
-        await self.fetch(source, _Sink(fetched))
+        fetched, take = exits.enter_context(_temporary()), exits.enter_context(self.spooled.held(0))
+        await self.fetch(source, _Sink(fetched, self.max_bytes, take))
         await asyncio.to_thread(fetched.seek, 0)
         return fetched
 
@@ -101,12 +106,18 @@ def _temporary() -> IO[bytes]:
 
 
 class _Sink:
-    """Writes to a file, off the event loop."""
+    """Writes to a file, off the event loop. `take` counts the bytes of all, and raises where there are too many."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], max_bytes: int, take: Callable[[int], None]) -> None:
+        self._file, self._take = file, take
+        self._max_bytes = self._left = max_bytes
 
     async def write(self, data: bytes) -> object:
+        """Raises `LimitExceeded`, and what `take` raises."""
+        self._left -= len(data)
+        if self._left < 0:
+            raise LimitExceeded(f"the video has more than {self._max_bytes} bytes, which is this server's limit")
+        self._take(len(data))
         return await asyncio.to_thread(self._file.write, data)
 
 

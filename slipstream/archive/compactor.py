@@ -60,9 +60,9 @@ class Compactor:
             except QueueUnavailable:
                 raise
             except Exception as error:  # whatever is wrong with one batch, the others go on
-                known = {"error": str(error)} if isinstance(error, SlipstreamError) else {"exc_info": error}
-                get_logger().error("results.not_written", batch_id=plan.batch_id, retry_s=PUT_OFF_S, **known)
-                await self._queue.put_off_file(plan.batch_id, PUT_OFF_S)
+                if await self._queue.put_off_file(plan, PUT_OFF_S):
+                    known = {"error": str(error)} if isinstance(error, SlipstreamError) else {"exc_info": error}
+                    get_logger().error("results.not_written", batch_id=plan.batch_id, retry_s=PUT_OFF_S, **known)
                 return True
             if await self._queue.commit_file(plan, file):
                 facts = {"num_jobs": file.num_jobs, "num_bytes": file.num_bytes}

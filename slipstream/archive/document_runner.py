@@ -184,6 +184,7 @@ class DocumentRunner:
                 raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
 
     async def _keep(self, run: _Run, page: PageReading) -> None:
+        await self._models.check_target(run.target)
         number = run.pages.index(page.page)
         data = self._part(run, number, page)
         await run.parts.keep(number, page.page, data, tallies(page.caption))

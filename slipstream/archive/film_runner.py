@@ -29,7 +29,6 @@ from slipstream.archive.records import (
     write_part,
     write_parts_result,
 )
-from slipstream.archive.worker import RetryLater
 from slipstream.captioning.captioner import GatewayCaptioner
 from slipstream.captioning.config import GatewayConfig
 from slipstream.captioning.duplicates import Sparing, caption_sparingly
@@ -237,14 +236,14 @@ class FilmRunner:
     async def _plan_now(self, run: _Run) -> CaptionPlan:
         """For the models there are. Raises `RetryLater` where the target is another one than for the other parts."""
         plan = await self._models.plan(run.lease, run.options)
-        if self._models_now()[0].revision != run.target.revision:
-            raise RetryLater("the target is another one than at the film's beginning", counted=False)
+        await self._models.check_target(run.target)
         return plan
 
     async def _keep(
         self, run: _Run, numbering: FilmParts, segment: Segment, plan: CaptionPlan, caption: Caption
     ) -> None:
         """Of a film's seconds each counts once, however many prompts there are."""
+        await self._models.check_target(run.target)
         receipt = make_receipt(plan, run.content, caption, run.target, run.draft, run.lease.epoch)
         part = JobPart(numbering.number(segment), caption=caption, receipt=receipt, segment=segment)
         counted = dict(tallies(caption)) | ({"video_s": 0.0} if segment.prompt else {})

@@ -25,6 +25,7 @@ from slipstream.errors import (
     VersionMismatch,
 )
 from slipstream.options import CaptionOptions
+from slipstream.service_info import ModelInfo
 
 ELSEWHERE_S = 30.0
 """Until a job that this gateway cannot run is offered again: one of another release, or models that do not fit."""
@@ -74,6 +75,17 @@ class ModelRuns:
             raise RetryLater(str(error), counted=False, delay_s=ELSEWHERE_S) from error
         await self._captioner.look_for_draft(plan)
         return plan
+
+    async def check_target(self, known: ModelInfo) -> None:
+        """Whether what was made is that target's: one that was away meanwhile may have come back as another one. Raises
+        `RetryLater` where it has, or `ServiceUnavailable`."""
+        try:
+            now = await self._captioner.peers.target.ask()
+        except ServiceUnavailable:
+            self._on_target_lost()
+            raise
+        if (now.revision, now.dtype) != (known.revision, known.dtype):
+            raise RetryLater("the target is another one than that of the parts that are kept", counted=False)
 
     @contextlib.asynccontextmanager
     async def captioning(self, lease: Lease, plan: CaptionPlan) -> AsyncIterator[None]:

@@ -30,10 +30,11 @@ SENTINEL_S = 0.5
 WAIT_S = 1.5
 """For replicas to say that they have a write."""
 PROMISES = frozenset(
-    {"open", "submit", "seal", "finish", "put_part", "put_note", "add_chunk", "cancel", "retry_dead", "ping"}
+    {"open", "submit", "seal", "finish", "open_parts", "put_part", "put_note", "add_chunk", "cancel", "retry_dead"}
+    | {"plan_file", "ping"}
 )
-"""Scripts whose answer somebody relies on; health is one. A lease that is lost with its server is taken once more, and
-fenced."""
+"""Scripts whose answer somebody relies on; health is one, and so is what a result file is to hold, as it is written
+then. A lease that is lost with its server is taken once more, and fenced."""
 
 _URL = re.compile(r"sentinel://(?:(?P<user>[^@/]*)@)?(?P<hosts>[^@/]+)/(?P<name>[\w.-]+)(?:/(?P<db>\d+))?")
 

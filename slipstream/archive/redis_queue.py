@@ -4,16 +4,11 @@ What changes a job's state is in the scripts of `lua/`, one round trip each; her
 Times are those of the server, so the clocks of its users do not matter.
 """
 
-import asyncio
 import json
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
-
-from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.group_commit import GroupCommit
 from slipstream.archive.parts import PartRecord, PartsState, PutAnswer
@@ -31,14 +26,12 @@ from slipstream.archive.queue import (
     Outcome,
     QueueDepth,
     QueuePolicy,
-    QueueUnavailable,
     Retried,
     SubmitOutcome,
     UnknownBatch,
     job_id,
     sha256,
 )
-from slipstream.archive.redis_failover import PROMISES, connect, run_replicated
 from slipstream.archive.redis_rows import (
     batch_from,
     damage_in,
@@ -51,101 +44,9 @@ from slipstream.archive.redis_rows import (
     parts_state_from,
     texts,
 )
+from slipstream.archive.redis_store import CONNECTIONS, OnCall, ScriptStore, load_scripts
 from slipstream.errors import InvalidConfig, InvalidRequest, LimitExceeded
 from slipstream.logs import get_logger
-
-# -- store ------------------------------------------------------------------------------------------------------------
-
-# All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
-
-CALL_S = 3.0
-
-NOT_NOW = re.compile(
-    r"\b(MISCONF|OOM|READONLY|LOADING|BUSY|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNKILLABLE|NOPERM|NOAUTH|"
-    r"WRONGPASS)\b|out of memory|command not allowed when used memory|read only replica|loading the dataset",
-    re.IGNORECASE,
-)
-"""In an error answer: the server is there but would not do it now, or not for this user."""
-
-
-def load_scripts() -> dict[str, str]:
-    """The Lua scripts by name, each between the prelude and the epilogue."""
-    texts = {path.name.removesuffix(".lua"): path.read_text() for path in files(__package__).joinpath("lua").iterdir()}
-    prelude, epilogue = texts.pop("prelude"), texts.pop("epilogue")
-    return {name: f"{prelude}\nlocal function script()\n{text}\nend\n\n{epilogue}" for name, text in texts.items()}
-
-
-CONNECTIONS = 32
-WORKER_CONNECTIONS = {"beat": 1, "take": 4}
-"""Beats have a connection of their own, so that nothing that callers ask for can make a lease expire."""
-WORKER_SCRIPTS = {
-    "beat": "beat",
-    **dict.fromkeys(("take", "finish", "retry", "crash", "find", "ping", "open_parts", "put_part"), "take"),
-    **dict.fromkeys(("put_note", "find_note", "add_known", "list_known"), "take"),
-}
-"""Which connections a script uses; the others share those of the callers."""
-OnCall = Callable[[str, float], None]
-"""Hears of a call of the store: the script, and how many seconds it took."""
-
-
-class ScriptStore:
-    """Scripts over the keys of one name. Every failure of the server or the way to it is `QueueUnavailable`, within
-    `CALL_S`. At most `connections` calls for callers are under way; more wait."""
-
-    def __init__(
-        self,
-        url: str,
-        name: str,
-        scripts: Mapping[str, str],
-        connections: int,
-        on_call: OnCall | None = None,
-        replicas: int = 0,
-    ) -> None:
-        self._replicas = replicas
-        self.prefix = f"{{{name}}}:"
-        sizes = {**WORKER_CONNECTIONS, "": connections}
-        self._clients = {use: connect(url, size, CALL_S) for use, size in sizes.items()}
-        self._scripts = {name: self._clients[""].register_script(text) for name, text in scripts.items()}
-        self._on_call = on_call or (lambda script, seconds: None)
-
-    async def run(self, script: str, *args: str | int | float | bytes) -> Any:
-        """The script's answer: bytes, integers and lists of them. Raises `QueueUnavailable`."""
-        task, began = asyncio.current_task(), time.monotonic()
-        asked = task.cancelling() if task else 0
-        try:
-            answer = await self._answer(script, args)
-        finally:
-            self._on_call(script, time.monotonic() - began)
-        if task and task.cancelling() > asked:  # `wait_for` of Python 3.11, used by redis-py, may swallow it
-            raise asyncio.CancelledError
-        return answer
-
-    async def _answer(self, script: str, args: Sequence[str | int | float | bytes]) -> Any:
-        client = self._clients[WORKER_SCRIPTS.get(script, "")]
-        try:
-            async with asyncio.timeout(CALL_S):
-                if self._replicas and script in PROMISES:
-                    return await run_replicated(client, self._scripts[script], self.prefix, args, self._replicas)
-                return await self._scripts[script](keys=[self.prefix], args=args, client=client)
-        except ResponseError as error:
-            if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):
-                raise DamagedRecord(f"the queue's Redis cannot carry out {script}: {_first_sentence(error)}") from error
-            raise QueueUnavailable(f"the queue's Redis refuses: {_first_sentence(error)}") from None
-        except DataError:
-            raise
-        except (RedisError, OSError, TimeoutError) as error:
-            raise QueueUnavailable(f"the queue's Redis is not reachable: {_first_sentence(error)}") from None
-
-    async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
-
-
-def _first_sentence(error: Exception) -> str:
-    return (str(error) or type(error).__name__).split(". ")[0][:200]
-
-
-# -- redis queue ------------------------------------------------------------------------------------------------------
 
 CHUNK_JOBS, CHUNK_BYTES = 100, 1 << 20
 """What one submit script takes at most."""
@@ -274,7 +175,8 @@ class RedisQueue:
                 f"{script.removeprefix('put_')} {name} has {len(data)} bytes; at most {limits.max_part_bytes} are kept"
             )
         answer = await self._run(script, *_token(lease), name, part_row(data), limits.max_job_bytes, *tallies)
-        assert answer != b"outside", "parts were opened, and have numbers below the total that was told"
+        if answer == b"outside":  # how many there are to be was lost with a server
+            return PutAnswer.LOST
         return PutAnswer(answer.decode())
 
     async def find_note(self, lease: Lease, name: str) -> bytes | None:
@@ -308,8 +210,15 @@ class RedisQueue:
     async def list_jobs(
         self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100
     ) -> tuple[list[JobRecord], int]:
-        rows = await self._ask("page", batch_id, after, limit, SCAN_JOBS, *sorted(states))
-        return await self._records(batch_id, rows[1:], states), rows[0]
+        records, position, _ = await self._page(batch_id, states, after, limit)
+        return records, position
+
+    async def _page(
+        self, batch_id: str, states: frozenset[JobState], after: int, limit: int
+    ) -> tuple[list[JobRecord], int, int]:
+        """Jobs, the position to go on from, 0 at the end, and that at which the page ends in any case."""
+        position, end, *rows = await self._ask("page", batch_id, after, limit, SCAN_JOBS, *sorted(states))
+        return await self._records(batch_id, rows, states), position, end
 
     async def _records(
         self, batch_id: str, rows: Sequence[Sequence[Any]], states: frozenset[JobState]

@@ -23,8 +23,9 @@ from slipstream.archive.queue import (
     job_id,
     sha256,
 )
-from slipstream.archive.redis_queue import CHUNK_JOBS, CONNECTIONS, PAGE_PARTS, OnCall, RedisQueue
+from slipstream.archive.redis_queue import CHUNK_JOBS, PAGE_PARTS, RedisQueue
 from slipstream.archive.redis_rows import job_from, texts
+from slipstream.archive.redis_store import CONNECTIONS, OnCall
 from slipstream.archive.result_files import FinishedJob, ResultFile
 from slipstream.archive.result_reader import ResultReader
 from slipstream.archive.results_folder import ResultDiffers, ResultsFolder
@@ -132,10 +133,12 @@ class SpillQueue(RedisQueue):
     async def list_jobs(
         self, batch_id: str, states: frozenset[JobState] = frozenset(), after: int = 0, limit: int = 100
     ) -> tuple[list[JobRecord], int]:
-        records, position = await super().list_jobs(batch_id, states, after, limit)
+        records, position, end = await self._page(batch_id, states, after, limit)
         if position or (states and JobState.QUEUED not in states):
             return records, position
         here, fed, entries = await self._run("chunks", batch_id)
+        if end < here:  # some were fed since
+            return (records, end) if records else await self.list_jobs(batch_id, states, end, limit)
         chunks = [Chunk.read(entry) for entry in texts(entries)]
         if not chunks or records:
             return records, here if chunks else 0
@@ -256,9 +259,10 @@ class SpillQueue(RedisQueue):
         """Removes what is left of jobs that are in a file, so many of them. How many there are more."""
         return int(await self._run("free_jobs", me, batch_id, limit))
 
-    async def put_off_file(self, batch_id: str, seconds: float) -> None:
-        """The next file of the batch cannot be written now; those of others can."""
-        await self._run("block_file", batch_id, round(seconds * 1000))
+    async def put_off_file(self, plan: FilePlan, seconds: float) -> bool:
+        """This file cannot be written now; those of other batches can. False: somebody else has written it."""
+        answer = await self._run("block_file", plan.batch_id, plan.number, len(plan.jobs), round(seconds * 1000))
+        return bool(answer)
 
     # -- for the feeder -----------------------------------------------------------------------------------------------
 

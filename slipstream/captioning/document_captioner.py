@@ -175,7 +175,7 @@ class DocumentCaptioner:
         stats = CaptionStats(arrived=asyncio.get_running_loop().time())
         regions = self.regions_of(page.picture, page.emit) if asked.reads_regions else None
         by_stage: Sequence[PageRegions | None] = [regions]
-        if regions is not None and plan.method.name != TOLERANT_METHOD:  # which is paper 003's as it stands
+        if regions is not None and plan.method.name != TOLERANT_METHOD:  # which is as its paper has it
             by_stage = [None, regions]
         hints = [asyncio.create_task(_hints_of(page, plan, self.surface(asked), stage)) for stage in by_stage]
         try:
@@ -252,8 +252,8 @@ def _checked(asked: DocumentOptions, plan: CaptionPlan) -> CaptionPlan:
 
 
 def hint_texts(texts: Sequence[str], method: str) -> tuple[str, ...]:
-    """What a method is given of a page whose regions have these texts: the page, or, for paper 003's method, the set of
-    its regions, which has no order."""
+    """What a method is given of a page whose regions have these texts: the page, or, for `hsd`, the set of its
+    regions, which has no order."""
     told = tuple(filter(None, texts))
     return told if method == TOLERANT_METHOD or not told else (PARAGRAPHS.join(told),)
 

@@ -1,5 +1,5 @@
 """The region stage of a page: the target first reads what the reader found on it, all regions together, each as a page
-of its own is read. Their texts are better hints for the page than the reader's words (paper 003, section 3.1)."""
+of its own is read. Their texts are better hints for the page than the reader's words, as in the paper of `hsd`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

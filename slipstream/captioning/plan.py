@@ -273,7 +273,7 @@ def _check_hints(plan: CaptionPlan) -> None:
         return
     if plan.method.name != TOLERANT_METHOD or not plan.sampling.greedy:
         raise InvalidRequest(
-            f"a tolerance below 1 is paper 003's and changes the text: ask for method {TOLERANT_METHOD!r} and "
+            f"a tolerance below 1 changes the text, and one method takes it: ask for method {TOLERANT_METHOD!r} and "
             "temperature 0"
         )
 

@@ -23,6 +23,7 @@ from slipstream.cli.film import caption_film, check_subtitles
 from slipstream.cli.views import View, choose_view
 from slipstream.client.async_captioner import AsyncCaptioner
 from slipstream.client.caption_client import CAPTION_TIMEOUT_S, check_video
+from slipstream.client.film_client import FILM_TIMEOUT_S
 from slipstream.errors import InvalidRequest, LimitExceeded, SlipstreamError
 from slipstream.option_specs import OptionSpec
 from slipstream.options import MAX_PREDICTION_BYTES, OPTIONS, CaptionOptions
@@ -108,14 +109,20 @@ def caption_command(
     ] = None,
     connection: ConnectionOptions,
     timeout: Annotated[
-        float,
-        typer.Option(min=0.001, help="Seconds that one caption may take.", rich_help_panel=CONNECTION_PANEL),
-    ] = CAPTION_TIMEOUT_S,
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Seconds that one caption may take, or with --segments one film.",
+            show_default=f"{CAPTION_TIMEOUT_S:g}; of a film {FILM_TIMEOUT_S:g}",
+            rich_help_panel=CONNECTION_PANEL,
+        ),
+    ] = None,
 ) -> None:
     """Caption video files. What is not given is the gateway's default; without --gateway a private stack is run."""
     if subtitles is not None:
         check_subtitles(subtitles, options, len(videos))
     view = choose_view(as_json, len(videos))
+    timeout_s = timeout or (FILM_TIMEOUT_S if options.in_segments else CAPTION_TIMEOUT_S)
 
     async def run() -> int:
         usable, exit_codes = _check_videos(videos, view)
@@ -126,9 +133,9 @@ def caption_command(
             ):
                 for video in usable:
                     if options.in_segments:
-                        exit_codes.append(await caption_film(captioner, video, options, timeout, as_json, subtitles))
+                        exit_codes.append(await caption_film(captioner, video, options, timeout_s, as_json, subtitles))
                     else:
-                        exit_codes.append(await _caption_one(captioner, video, options, timeout, view))
+                        exit_codes.append(await _caption_one(captioner, video, options, timeout_s, view))
         return next(filter(None, exit_codes), 0)
 
     raise typer.Exit(run_async(run()))

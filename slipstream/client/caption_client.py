@@ -93,7 +93,8 @@ class Upload:
 
     def __init__(self, video: Video, first: Any, wrap: Callable[[bytes], Any]) -> None:
         self.failure: SlipstreamError | None = None
-        self.is_whole = False
+        self.is_read = self.is_whole = False
+        """Whether anything of a file has been read, and whether all was sent."""
         self._video = video
         self._first, self._wrap = first, wrap
         self._opened: list[BinaryIO] = []
@@ -112,7 +113,8 @@ class Upload:
             raise
 
     def close(self) -> None:
-        """No file stays open from now on. gRPC begins the messages late, and leaves them where they stand."""
+        """No file is read or stays open from now on. gRPC begins the messages late, and leaves them where they
+        stand."""
         self._is_closed = True
         for file in self._opened:
             file.close()
@@ -135,10 +137,14 @@ class Upload:
             return
         if isinstance(video, str | os.PathLike):
             video = await asyncio.to_thread(self._open, Path(video))
-        while chunk := await asyncio.to_thread(video.read, UPLOAD_CHUNK_BYTES):
+        while not self._is_closed and (chunk := await self._read(video)):
             if not isinstance(chunk, bytes):
                 raise InvalidRequest("the video's file must be opened in binary mode, as by open(path, 'rb')")
             yield chunk
+
+    async def _read(self, file: BinaryReader) -> bytes:
+        self.is_read = True
+        return await asyncio.to_thread(file.read, UPLOAD_CHUNK_BYTES)
 
 
 def call_failure(error: grpc.aio.AioRpcError, timeout_s: float) -> SlipstreamError:
@@ -255,7 +261,8 @@ class _Asking:
         """Only what is not to be had now is asked for again, and only a video that can be sent again."""
         received, failure = self.received, as_slipstream_error(error, "gateway")
         is_away = isinstance(failure, ServiceUnavailable) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-        can_send = not hasattr(self.video, "read") or (upload.is_whole and self._start is not None)
+        can_repeat = upload.is_whole and self._start is not None
+        can_send = not hasattr(self.video, "read") or not upload.is_read or can_repeat
         if not is_away or not can_send:
             return False
         if not received.num_events:  # nobody was there: so are the others asked, once each

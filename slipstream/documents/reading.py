@@ -14,7 +14,7 @@ from slipstream.options import CaptionOptions
 PAGE_OPTIONS = CaptionOptions(prompt="Read this page.", num_frames=1, method="hints")
 """What is asked of a page where nothing else was."""
 STAGES = ("page", "region+page")
-"""How a page is read: by the target at once, or after its regions (paper 003, section 3.1)."""
+"""How a page is read: by the target at once, or after its regions (hierarchical speculative decoding, section 3.1)."""
 
 
 OCR_WHEN = ("always", "paying", "never")

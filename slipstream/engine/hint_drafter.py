@@ -56,7 +56,7 @@ class HintsDrafter(HintDrafter):
 
 
 class HsdDrafter(HintDrafter):
-    """Paper 003's. Its trees depend on the text and the hints alone, so that a lossy text can be made again."""
+    """As its paper has it. Its trees depend on the text and the hints alone, so that a lossy text can be made again."""
 
     counts_costs = False
 

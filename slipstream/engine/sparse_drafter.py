@@ -1,4 +1,4 @@
-"""A session's own model as its draft: a copy of its cache with a few of the video's rows (STD: paper 004, 3.2)."""
+"""A session's own model as its draft: a copy of its cache with a few of the video's rows (Sparse-to-Dense, 3.2)."""
 
 from collections.abc import Sequence
 

@@ -291,7 +291,7 @@ def check_hints(request: TargetStart, *, is_strict: bool) -> None:
     if hints is None or not hints.tolerance.is_lossy:
         return
     if request.local_drafter != TOLERANT_METHOD or not request.sampling.greedy:
-        raise InvalidRequest(f"a tolerance below 1 is paper 003's: ask for {TOLERANT_METHOD!r} and temperature 0")
+        raise InvalidRequest(f"a tolerance below 1 is for {TOLERANT_METHOD!r} alone: ask for that and temperature 0")
     if is_strict:
         raise InvalidRequest(
             "a tolerance below 1 judges trees, and this target's passes have a strict width, which takes chains: leave"

@@ -1,7 +1,7 @@
 """How much a prompt's text attends to its video, recorded while the prompt runs.
 
-This is what SpecVLM rates video tokens by (paper 001, eq. 4-5), what STD selects them by for each layer and KV head
-(paper 004, section 3.2), and with the last text row alone what FastV and PyramidDrop rank by. Only the text rows'
+This is what SpecVLM rates video tokens by (its eq. 4-5), what STD selects them by for each layer and KV head
+(Sparse-to-Dense, section 3.2), and with the last text row alone what FastV and PyramidDrop rank by. Only the text rows'
 scores are computed, beside the pass and without changing it.
 """
 

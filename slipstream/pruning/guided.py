@@ -1,4 +1,4 @@
-"""UV-Prune: keep the video tokens that grow towards the text through the target's early layers (paper 000, eq. 2-4).
+"""UV-Prune: keep the video tokens that grow towards the text through the target's early layers (ParallelVLM, eq. 2-4).
 Its relatives, and the function that applies any pruner with the guidance that it needs.
 
 Equation 3 sums S^l - S^(l-1) over the layers l = 1..L, which telescopes to S^L - S^0. The cosine similarities S of one
@@ -105,7 +105,7 @@ def _text_sum(text_states: Tensor) -> Tensor:
 
 # -- attention --------------------------------------------------------------------------------------------------------
 
-# What follows the target's text-to-video attention in two stages: SpecVLM (paper 001, section 3.2).
+# What follows the target's text-to-video attention in two stages: SpecVLM (its section 3.2).
 
 TOP_P_SHARE = 0.5
 """Of the places, at most this share goes to stage I. The paper calibrates its threshold lambda_r a model and ratio; in

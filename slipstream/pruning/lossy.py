@@ -1,5 +1,5 @@
-"""The lossy baselines of paper 000, table 2: where they drop video tokens of the target itself, how many they keep, and
-what ranks them.
+"""The lossy baselines of ParallelVLM, table 2: where they drop video tokens of the target itself, how many they keep,
+and what ranks them.
 
 Each in its training-free form, and without what is not pruning: SparseVLM does not recycle dropped tokens into new
 ones, and DyCoke merges at the input only, without its second pruning of the cache while decoding.

@@ -17,18 +17,18 @@ def keep_random(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: 
 
 
 def keep_evenly(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """Evenly spaced tokens: the middle of each of `num_keep` equal stretches (paper 001, SD-Uniform)."""
+    """Evenly spaced tokens: the middle of each of `num_keep` equal stretches (SpecVLM's SD-Uniform)."""
     return evenly(video.num_tokens, num_keep)
 
 
 def keep_frames(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """Whole frames at even distances; drops the others (paper 001, SD-Frame)."""
+    """Whole frames at even distances; drops the others (SpecVLM's SD-Frame)."""
     num_frames = -(-num_keep // video.tokens_per_step)
     return whole_steps(video, evenly(-(-video.num_tokens // video.tokens_per_step), num_frames), num_keep)
 
 
 def keep_first_and_latest(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """The first frame and the latest tokens, as caches of attention sinks and a sliding window do (paper 001, figure
+    """The first frame and the latest tokens, as caches of attention sinks and a sliding window do (SpecVLM, figure
     7a)."""
     num_first = min(video.tokens_per_step, num_keep // 2)
     last = torch.arange(video.num_tokens - (num_keep - num_first), video.num_tokens)
@@ -41,7 +41,7 @@ def keep_all(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int
 
 
 def keep_none(video: VideoTokens, num_keep: int, scores: Tensor | None, seed: int) -> Tensor:
-    """No video token: the draft knows the text alone (paper 000, OnSD)."""
+    """No video token: the draft knows the text alone (ParallelVLM's OnSD)."""
     return torch.arange(0)
 
 
@@ -66,7 +66,7 @@ def whole_steps(video: VideoTokens, steps: Tensor, num_keep: int) -> Tensor:
 
 # -- redundancy -------------------------------------------------------------------------------------------------------
 
-# Pruners that drop what repeats over time: in the spirit of DyCoke and FastVID (paper 001, section 4.4).
+# Pruners that drop what repeats over time: in the spirit of DyCoke and FastVID (SpecVLM, section 4.4).
 #
 # Both look at the draft's own video embeddings and need no guidance. The originals merge tokens inside the model;
 # here, as in that comparison, they only say which tokens to keep.

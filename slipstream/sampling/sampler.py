@@ -230,7 +230,7 @@ class TargetSampler:
     def _test(
         self, target: Tensor, position: int, window: Sequence[int], proposals: Sequence[Proposal]
     ) -> Iterator[int]:
-        """Accept tests of paper 000, section 2.2. A token that is not accepted is never yielded in its own place."""
+        """Accept tests of ParallelVLM, section 2.2. A token that is not accepted is never yielded in its own place."""
         drawn = upload(torch.tensor(window[: len(target)], dtype=torch.int64), target.device)
         drawn_p = target[: len(drawn)].gather(1, drawn[:, None]).flatten().tolist()  # one wait for a GPU
         for row, row_probabilities in enumerate(target):

@@ -43,14 +43,14 @@ class Score(StrEnum):
     """What a pruner ranks video tokens by, one number a token; all are made by the target."""
 
     SIMILARITY_VARIATION = "similarity_variation"
-    """Growth of the cosine similarity to the text through layers 1..L (paper 000, eq. 3)."""
+    """Growth of the cosine similarity to the text through layers 1..L (ParallelVLM, eq. 3)."""
     SIMILARITY = "similarity"
     """That similarity after layer L."""
     ATTENTION = "attention"
-    """What the text pays to the token, averaged over layers, heads and text (paper 001, eq. 5). Known at the prefill's
+    """What the text pays to the token, averaged over layers, heads and text (SpecVLM, eq. 5). Known at the prefill's
     end only."""
     ATTENTION_VARIATION = "attention_variation"
-    """Growth of the attention from layer 1 to layer L (paper 000, figure 9)."""
+    """Growth of the attention from layer 1 to layer L (ParallelVLM, figure 9)."""
 
     @property
     def is_attention(self) -> bool:
@@ -127,7 +127,7 @@ def _shares(num_layers: int, places: tuple[int, ...], of: int) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class Lossy:
-    """A baseline that prunes the target's own video tokens, so that its text is another one (paper 000, table 2)."""
+    """A baseline that prunes the target's own video tokens, so that its text is another one (ParallelVLM, table 2)."""
 
     method: str
     keep: float
@@ -145,7 +145,7 @@ class Lossy:
 # -- methods ----------------------------------------------------------------------------------------------------------
 
 SPARSE_GAMMA = 9
-"""Window of STD in the papers (000, table 1; 004, section 4)."""
+"""Window of STD in the papers (ParallelVLM, table 1; Sparse-to-Dense, section 4)."""
 
 
 TOLERANT_METHOD = "hsd"

@@ -141,7 +141,7 @@ class CostModel:
 
 HOLD_SLACK_S, MAX_HOLD_S = 0.005, 1.0
 DEFAULT_GAMMA = 5
-"""Window of sequential decoding in the papers (000, table 1)."""
+"""Window of sequential decoding in the papers (ParallelVLM, table 1)."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Policy(Protocol):
 
 
 class Fixed:
-    """The papers' rule (paper 000, section 4.2, eq. 6; PEARL).
+    """The papers' rule (ParallelVLM, section 4.2, eq. 6; PEARL).
 
     Pre-verify: after a death, one pass with no window, for the first token. Post-verify: windows of exactly
     gamma = round(T_p / T_q), or as given, waited for.

@@ -166,7 +166,7 @@ def accept_greedy(window: Sequence[int], target_choices: Sequence[int]) -> tuple
     """Length of the accepted prefix and the target's own next token.
 
     `target_choices` [len(window) + 1] holds the target's argmax after the committed text, after `window[:1]`, and so on
-    (paper 000, section 2.2, with p and q one-hot).
+    (ParallelVLM, section 2.2, with p and q one-hot).
     """
     if len(target_choices) != len(window) + 1:
         raise ValueError(f"a window of {len(window)} needs {len(window) + 1} choices, not {len(target_choices)}")
@@ -177,7 +177,7 @@ def accept_greedy(window: Sequence[int], target_choices: Sequence[int]) -> tuple
 
 
 def accept_tree(tree: TokenTree, choose: Callable[[int, tuple[int, ...]], int]) -> tuple[tuple[int, ...], int]:
-    """The path of a tree that the target takes, and its own next token (paper 001, section 3.2; SpecInfer).
+    """The path of a tree that the target takes, and its own next token (SpecVLM, section 3.2; SpecInfer).
 
     `choose(row, path)` is the target's choice behind the nodes `path`: row 0 is behind the committed text, row i + 1
     behind node i. It is asked once a step, from the text down.

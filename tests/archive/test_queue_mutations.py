@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from slipstream.archive.redis_queue import load_scripts
+from slipstream.archive.redis_store import load_scripts
 from tests.archive import test_queue_blame as blame
 from tests.archive import test_queue_contract as contract
 from tests.archive import test_queue_owners as owners

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from slipstream.archive import redis_queue
+from slipstream.archive import redis_store
 from slipstream.archive.compactor import Compactor
 from slipstream.archive.feeder import Feeder
 from slipstream.archive.queue import (
@@ -24,9 +24,10 @@ from slipstream.archive.queue import (
     QueuePolicy,
     QueueUnavailable,
 )
-from slipstream.archive.redis_queue import RedisQueue, load_scripts
+from slipstream.archive.redis_queue import RedisQueue
+from slipstream.archive.redis_store import load_scripts
 from slipstream.archive.results_folder import ResultsFolder
-from slipstream.archive.spill_queue import SpillQueue
+from slipstream.archive.spill_queue import FilePlan, SpillQueue
 from slipstream.archive.worker import Worker
 from slipstream.errors import InvalidConfig
 from slipstream.stack.redis_server import EmbeddedServer
@@ -77,7 +78,7 @@ async def test_a_frozen_store_fails_fast_and_a_take_without_answer_is_repeated(
         await queue.open_batch(BatchSpec("batch"))
         await queue.submit("batch", specs("a", "b"))
         await queue.take("w", 0)  # the server knows the script, so that one message is all it takes
-        monkeypatch.setattr(redis_queue, "CALL_S", 0.3)
+        monkeypatch.setattr(redis_store, "CALL_S", 0.3)
         os.kill(server.pid, signal.SIGSTOP)
         try:
             with pytest.raises(QueueUnavailable):
@@ -86,7 +87,7 @@ async def test_a_frozen_store_fails_fast_and_a_take_without_answer_is_repeated(
                 await queue.submit("batch", specs("c"))
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        monkeypatch.setattr(redis_queue, "CALL_S", 5.0)
+        monkeypatch.setattr(redis_store, "CALL_S", 5.0)
 
         async def was_taken() -> bool:  # what was sent while it was frozen is carried out now
             return (await queue.depth()).running > 0
@@ -251,7 +252,7 @@ async def _spill_with_the_listed_commands(server: EmbeddedServer, folder: Path) 
         jobs, _ = await queue.list_jobs("spilled", limit=500)
         assert [job.custom_id for job in jobs] == names
         assert [part.data for part in (await queue.list_parts("spilled", jobs[0].job_id))[0]] == [b"x"]
-        await queue.put_off_file("spilled", 1.0), await queue.pass_turn("spilled"), await queue.sweep()
+        await queue.put_off_file(FilePlan("spilled", 0, ()), 1.0), await queue.pass_turn("spilled"), await queue.sweep()
     finally:
         await queue.close()
 
@@ -265,15 +266,15 @@ async def test_callers_that_hold_all_connections_hinder_no_worker(
     try:
         await queue.open_batch(BatchSpec("batch"))
         await queue.submit("batch", specs("a", "b"))
-        monkeypatch.setattr(redis_queue, "CALL_S", 60.0)
+        monkeypatch.setattr(redis_store, "CALL_S", 60.0)
         await asyncio.gather(*(queue.list_batches() for _ in range(500)))
         assert all(queue._store._clients[use].connection_pool.max_connections <= 4 for use in queue._store._clients)
         pool = queue._store._clients[""].connection_pool
         held = [await pool.get_connection() for _ in range(2)]
-        monkeypatch.setattr(redis_queue, "CALL_S", 0.2)
+        monkeypatch.setattr(redis_store, "CALL_S", 0.2)
         with pytest.raises(QueueUnavailable):
             await queue.list_batches()
-        monkeypatch.setattr(redis_queue, "CALL_S", 5.0)
+        monkeypatch.setattr(redis_store, "CALL_S", 5.0)
         first, second = await queue.take("w", 2)
         assert await queue.beat([first], {}) == ["keep"]
         assert await queue.finish(first, DONE) and await queue.retry(second, "x", 0.0)

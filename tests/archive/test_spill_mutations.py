@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.archive.redis_queue import load_scripts
+from slipstream.archive.redis_store import load_scripts
 from tests.archive import test_filed_contents, test_spill_queue
 from tests.archive.spilled import Spill
 

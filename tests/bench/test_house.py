@@ -42,7 +42,7 @@ CAME_WITH = {
     "dynamic trees: line, rows, chances, waiting; what a draft wrote and reads; its writer and passes on their own": 9,
     "what KEDA is told of the archive's work": 1,
     "prompts that ride along: which rows, a prompt in rows, who waits": 3,
-    "a queue whose server Sentinel replaces": 1,
+    "a queue whose server Sentinel replaces; its scripts apart from it": 2,
     "before and after a batch: marks, estimates, audits, texts found and cut out; their clients and commands": 15,
     "captions that are spared: fingerprints, marks, what follows for a caption, and those kept in the archive": 4,
     "films in buckets by ranges: their cache, sources, boxes, both ends and the wire; blocking calls; manifests": 8,

@@ -134,7 +134,7 @@ def test_plain_decoding_is_predicted_to_take_its_passes() -> None:
 
 
 def test_self_drafting_takes_its_rounds() -> None:
-    """Of 9 tokens drafted in 10 ms each, the first 3.46 are accepted in the mean (paper 000, lemma 1)."""
+    """Of 9 tokens drafted in 10 ms each, the first 3.46 are accepted in the mean (ParallelVLM, lemma 1)."""
     costs = {9: WindowCost(20, 0.030, 0.123)}
     (clip,) = predicted(measured("std", 30.0, 0.010, costs=costs), agreement=None)["clips"]
     expected = 0.8 * (1 - 0.8**9) / 0.2 + 1

@@ -39,19 +39,19 @@ def test_messages_slow_plain_decoding_only_once() -> None:
 @pytest.mark.parametrize("policy", [Fixed(), SelfClocked()])
 @pytest.mark.parametrize("speed_ratio", [3, 9, 25])
 def test_full_agreement_is_as_fast_as_the_draft(speed_ratio: int, policy: Policy) -> None:
-    """Paper 000, theorem 3 with gamma = c: a speedup of c."""
+    """ParallelVLM, theorem 3 with gamma = c: a speedup of c."""
     assert simulate(_ideal(speed_ratio, 1.0, policy)).speedup == pytest.approx(speed_ratio, rel=0.02)
 
 
 @pytest.mark.parametrize("gamma", [3, 5])
 def test_full_agreement_with_short_windows_is_bound_by_the_target(gamma: int) -> None:
-    """Paper 000, theorem 3 with gamma < c: gamma tokens a pass there; here the target's own token comes on top."""
+    """ParallelVLM, theorem 3 with gamma < c: gamma tokens a pass; here the target's own token comes on top."""
     assert simulate(_ideal(9, 1.0, Constant(gamma, gamma))).speedup == pytest.approx(gamma + 1, rel=0.01)
 
 
 @pytest.mark.parametrize(("speed_ratio", "tau"), [(5, 0.5), (9, 0.6), (9, 0.8), (15, 0.7)])
 def test_partial_agreement_stays_between_the_theorems(speed_ratio: int, tau: float) -> None:
-    """Paper 000: theorem 5's tau c ignores rollbacks, so it is above; theorem 6 retries once only, so it is below."""
+    """ParallelVLM: theorem 5's tau c ignores rollbacks, so it is above; theorem 6 retries once, so it is below."""
     speedup = simulate(_ideal(speed_ratio, tau, Fixed())).speedup
     expected_run = tau * (1 - tau**speed_ratio) / (1 - tau)
     assert (1 + tau**speed_ratio) * expected_run / 2 < speedup < tau * speed_ratio

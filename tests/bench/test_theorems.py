@@ -1,4 +1,4 @@
-"""The simulator against paper 000, appendix C, theorem by theorem, with T_p constant and T_q = T_p / c.
+"""The simulator against ParallelVLM, appendix C, theorem by theorem, with T_p constant and T_q = T_p / c.
 
 The papers' tau of theorems 4 and 5 is the share of drafted tokens that is accepted; the simulator's is the chance that
 a token agrees, whose windows are cut at the first that does not: lemma 1 leads from one to the other.

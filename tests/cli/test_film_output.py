@@ -16,6 +16,8 @@ from slipstream.cli.archive.job_lines import job_record
 from slipstream.cli.archive.output import Format, Output, open_writer
 from slipstream.cli.caption import caption_options
 from slipstream.cli.film import check_subtitles, clock_time, segment_line, segment_record
+from slipstream.client.caption_client import CAPTION_TIMEOUT_S
+from slipstream.client.film_client import FILM_TIMEOUT_S
 from slipstream.errors import InvalidConfig
 from slipstream.messages import Caption, Segment, SegmentCaption, SharedFrom, VideoFacts
 from slipstream.options import CaptionOptions
@@ -121,10 +123,14 @@ def test_subtitles_that_cannot_be_written(name: str, options: CaptionOptions, nu
 class FilmGateway(FakeGateway):
     """Cuts what it is sent into two segments, of which the second is torn, or lost with the gateway."""
 
+    left_s = 0.0
+    """How long the last caller would wait."""
+
     async def CaptionSegments(
         self, request_iterator: AsyncIterator[gateway_pb2.CaptionRequest], context: Any
     ) -> AsyncIterator[gateway_pb2.FilmEvent]:
         requests = [request async for request in request_iterator]
+        self.left_s = context.time_remaining()
         self.options, content = requests[0].options, b"".join(request.video for request in requests[1:])
         film = gateway_pb2.FilmFacts(num_segments=2, start_s=1.5, duration_s=4.0, warnings=["the file is cut off"])
         yield gateway_pb2.FilmEvent(film=film)
@@ -157,6 +163,12 @@ def test_a_film_is_shown_segment_by_segment_and_written_as_subtitles(
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["segment"], line["start_s"], line["end_s"]) for line in lines] == [(0, 1.5, 3.5), (1, 3.5, 5.5)]
     assert (lines[0]["text"], lines[1]["error"]) == ("A dog.", "torn")
+
+
+def test_a_film_may_take_as_long_as_by_the_library(films: FilmGateway, tmp_path: Path) -> None:
+    command = ["caption", str(good_video(tmp_path / "a.mkv")), "--gateway", films.address, "--segments", "fixed:2s"]
+    assert run(command) == 0 and CAPTION_TIMEOUT_S < films.left_s <= FILM_TIMEOUT_S
+    assert run([*command, "--timeout", "300"]) == 0 and films.left_s <= 300
 
 
 def test_what_came_before_an_error_is_shown_and_written(

@@ -84,8 +84,8 @@ async def test_the_asynchronous_twin(proxy: Proxy, both: str) -> None:
 class _Pipe(io.RawIOBase):
     """A file that is read once."""
 
-    def __init__(self) -> None:
-        self._content = io.BytesIO(HANG)
+    def __init__(self, content: bytes) -> None:
+        self._content = io.BytesIO(content)
 
     def read(self, size: int = -1, /) -> bytes:
         return self._content.read(size)
@@ -93,7 +93,7 @@ class _Pipe(io.RawIOBase):
 
 def test_a_video_that_cannot_be_sent_again(proxy: Proxy, both: str, gateway: FakeGateway) -> None:
     with connect(both) as captioner, pytest.raises(ServiceUnavailable, match=r"lost \(1 tokens were delivered\)"):
-        lose_after_the_first_token(captioner, cast(BinaryIO, _Pipe()), proxy)
+        lose_after_the_first_token(captioner, cast(BinaryIO, _Pipe(HANG)), proxy)
     assert gateway.resumed_after == []
 
 
@@ -120,7 +120,9 @@ def test_there_is_an_end_to_it(proxy: Proxy, both: str, gateway: FakeGateway, mo
 
 
 def test_nobody_there_is_said_at_once(gateway: FakeGateway) -> None:
-    with connect(f"{NOWHERE},{gateway.address}") as captioner:
-        assert captioner.caption(b"good").text == TEXT
+    videos: list[slipstream.Video] = [b"good", io.BytesIO(b"good"), cast(BinaryIO, _Pipe(b"good"))]
+    for video in videos:
+        with connect(f"{NOWHERE},{gateway.address}") as captioner:
+            assert captioner.caption(video).text == TEXT and gateway.received == b"good"
     with connect(f"{NOWHERE},{NOWHERE}") as captioner, pytest.raises(ServiceUnavailable, match="not reachable"):
         captioner.caption(b"good")

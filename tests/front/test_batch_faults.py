@@ -15,9 +15,10 @@ from slipstream.rpc.v1 import archive_pb2 as pb
 from slipstream.rpc.v1 import gateway_pb2
 from slipstream.services.front import batch_lines, batches
 from slipstream.services.front.batch_lines import BatchLine, ItemMaker
+from slipstream.services.front.batch_records import HttpBatch
 from tests.cli.fake_archive import NUM_PAGES, Context, FakeArchive
 from tests.front.conftest import jpeg
-from tests.front.test_openai_batches import ended, lines_of, opened
+from tests.front.test_openai_batches import CHAT_ENDPOINT, DAY, ended, lines_of, opened
 from tests.support.front import PROMPT, batch_line, client_of, data_url, front_at
 from tests.support.processes import eventually
 
@@ -27,16 +28,24 @@ MODEL = "big"
 
 
 class ReadingArchive(FakeArchive):
-    """One whose gateway has a reader, and which may fail to cancel."""
+    """One whose gateway has a reader, which may fail to cancel, and whose jobs may run again for `reruns` looks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cancel_faults: list[grpc.StatusCode] = []
+        self.reruns = 0
 
     async def CancelBatch(self, request: pb.CancelBatchRequest, context: Context) -> pb.Batch:
         if self.cancel_faults:
             await context.abort(self.cancel_faults.pop(), "broken")
         return await super().CancelBatch(request, context)
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
+        page = await super().ListJobs(request, context)
+        if self.reruns:
+            self.reruns -= 1
+            page.jobs[0].state = pb.JOB_STATE_RUNNING
+        return page
 
     async def GetGateway(self, request: gateway_pb2.GetGatewayRequest, context: Context) -> gateway_pb2.GatewayInfo:
         return gateway_pb2.GatewayInfo(target_model=MODEL, max_frames=8, max_video_bytes=10**9, reads_documents=True)
@@ -158,6 +167,56 @@ async def test_a_batch_cancelled_in_the_middle_of_its_way_in_leaves_nothing_runn
     assert handed_in.cancelled and handed_in.jobs["sound"].state == pb.JOB_STATE_CANCELLED
 
 
+@pytest.mark.parametrize(("window", "status"), [("24h", "cancelled"), ("1s", "expired")])
+async def test_a_batch_that_waits_for_room_ends_when_it_is_to(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: str, status: str
+) -> None:
+    """Room that never comes; its media go with it."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    archive.refusals, archive.room = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 10**5, 0
+    lines = [batch_line(name, asked_of(clip(data_url(b"a video")))) for name in ("a", "b")]
+    folder = str(tmp_path)
+    async with front_at(archive.address, data=folder, shared_media=True) as address, client_of(address) as client:
+        batch = await opened(client, lines, window)
+        await eventually(lambda: archive.submits > 1)
+        if status == "cancelled":
+            await client.batches.cancel(batch.id)
+        batch = await ended(client, batch)
+    assert batch.status == status and batch.request_counts.failed == len(lines)
+    assert all(handed_in.cancelled for handed_in in archive.batches.values())
+    assert not list((tmp_path / "media").iterdir())
+
+
+async def test_the_same_request_again_leaves_running_jobs_alone(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+
+    async def write_out(self: batches.Batches, owner: str, token: str, batch: HttpBatch) -> None:
+        written.append(batch.batch_id)
+
+    monkeypatch.setattr(batches.Batches, "_write_out", write_out)
+    async with front_at(archive.address, data=str(tmp_path)) as address, client_of(address) as client:
+        file = await client.files.create(file=("a.jsonl", STUCK_AND_ODD[0].encode()), purpose="batch")
+        asked: Any = {"input_file_id": file.id, "completion_window": DAY, "endpoint": CHAT_ENDPOINT}
+        asked |= {"extra_headers": {"idempotency-key": "once"}}
+        batch = await client.batches.create(**asked)
+        while batch.status == "validating":
+            batch = await client.batches.retrieve(batch.id)
+        again = await client.batches.create(**asked)
+        assert (again.id, again.status, written) == (batch.id, "in_progress", [])
+
+
+async def test_a_job_that_runs_again_has_not_failed(
+    archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has dead ones tried again just when the batch is written out."""
+    monkeypatch.setattr(batches, "LOOK_S", 0.01)
+    archive.reruns = 1
+    batch, lines = await run(archive, tmp_path, batch_line("a", asked_of(clip())))
+    assert batch.request_counts.completed == len(lines) == 1 and not archive.reruns
+
+
 async def test_requests_that_the_archive_has_lost_end_with_their_time(
     archive: ReadingArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +229,8 @@ async def test_requests_that_the_archive_has_lost_end_with_their_time(
         archive.batches.clear()
         with pytest.raises(openai.InternalServerError, match="has its store changed"):
             await client.with_options(max_retries=0).batches.retrieve(batch.id)
+        sound = await opened(client, STUCK_AND_ODD[1:])
+        assert {one.id async for one in client.batches.list()} == {sound.id, batch.id}
         tomorrow = SimpleNamespace(time=lambda: time.time() + 2 * 86_400, monotonic=time.monotonic)
         monkeypatch.setattr(batches, "time", tomorrow)
         batch = await client.batches.retrieve(batch.id)

@@ -43,7 +43,15 @@ def test_what_is_no_picture_of_that_size(pictures: list[bytes]) -> None:
 
 
 def test_sizes() -> None:
-    assert jpeg_size(jpeg(5, (123, 45))) == (123, 45)
-    for head in (b"", b"\xff\xd8", b"\xff\xd8" + b"\xff" * 100, b"\xff\xd8\xff\xe0\x00\x02" * 50):
+    picture, metadata = jpeg(5, (123, 45)), b"\xff\xe1\xff\xff" + bytes(0xFFFF - 2)
+    for whole in (picture, picture[:2] + 3 * metadata + picture[2:]):
+        assert jpeg_size(*windows([whole])) == (123, 45)
+    heads = (b"", b"\xff\xd8", b"\xff\xd8" + b"\xff" * 100, b"\xff\xd8\xff\xe0\x00\x02" * 50, b"\xff\xd8" + metadata)
+    for number, _ in enumerate(heads):
         with pytest.raises(ValueError, match="JPEG"):
-            jpeg_size(head)
+            jpeg_size(windows([*heads, picture])[number])
+
+
+def test_behind_a_window_there_is_nothing_to_read() -> None:
+    first, _ = windows([b"abc", b"another's"])
+    assert [first.seek(at) and first.read(9) for at in (2, 3, 4)] == [b"c", b"", b""]

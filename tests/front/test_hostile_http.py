@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -149,6 +150,21 @@ async def test_who_sends_slowly_is_let_go(gateway: FakeGateway) -> None:
         drops = [post(CHAT, b"", length=5000), *[b" "] * 400]
         answer = await raw(address, drops, pause_s=0.01)
         assert not answer or status_of(answer) == 408
+
+
+async def test_who_does_not_read_is_let_go(gateway: FakeGateway, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": str(tmp_path), "write_s": 0.3, "max_connections": 1}
+    health = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with front_at(gateway.address, **options) as address, asyncio.timeout(60):
+        async with client_of(address) as client:
+            file = await client.files.create(file=("v.mp4", bytes(30 * MIB)), purpose="user_data")
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))) as deaf:
+            deaf.sendall(health.replace(b"/health", f"/v1/files/{file.id}/content".encode()))
+            await asyncio.to_thread(deaf.recv, 1)
+            assert not await raw(address, health)
+            while not await raw(address, health):
+                pass
 
 
 async def test_many_who_only_hold_a_connection(process: HttpProcess, gateway: FakeGateway) -> None:

@@ -197,6 +197,12 @@ async def test_who_may_ask_from_another_page(gateway: FakeGateway) -> None:
     async with front_at(gateway.address, cors_origins="https://a.example") as address:
         assert b"access-control-allow-origin: https://a.example" in await raw(address, ask)
         assert b"access-control-allow-origin" not in await raw(address, ask.replace(b"a.example", b"b.example"))
+        names = b"authorization,idempotency-key,x-stainless-lang"
+        told = ask.replace(b"Connection", b"Access-Control-Request-Headers: " + names + b"\r\nConnection")
+        answer = await raw(address, told)
+        assert status_of(answer) == 200 and b"access-control-allow-headers: " + names in answer
+        answer = await raw(address, told.replace(b"OPTIONS", b"GET"))
+        assert b"access-control-expose-headers: x-request-id, retry-after, retry-after-ms" in answer
 
 
 async def test_one_caller_has_a_share_of_the_places(gateway: FakeGateway) -> None:

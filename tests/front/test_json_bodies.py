@@ -2,8 +2,10 @@
 
 import base64
 import json
+import sys
 import tracemalloc
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -80,6 +82,29 @@ def test_too_much(text: str, status: int) -> None:
     with JsonBody(MIB, MIB) as body, pytest.raises(ApiError) as refused:
         fed(text.encode(), 4096, body)
     assert refused.value.status == status
+
+
+def num_calls(num_media: int) -> int:
+    """How many functions are called to read a body with so many small media in it."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    text = json.dumps([data_url(b"abc")] * num_media).encode()
+    with JsonBody(MIB, MIB) as body:
+        sys.setprofile(count)
+        try:
+            body.feed(text)
+        finally:
+            sys.setprofile(None)
+        assert (len(body.media), body.media_bytes) == (num_media, 3 * num_media)
+    return calls
+
+
+def test_many_media_are_no_more_work_each_than_few() -> None:
+    assert num_calls(400) < 2.1 * num_calls(200)
 
 
 def test_media_are_not_held_in_memory() -> None:

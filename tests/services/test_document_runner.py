@@ -240,6 +240,28 @@ async def test_pages_of_another_model_are_read_again() -> None:
     assert world.source.asked == ["", ""] and await world.texts() == [f"better {page}" for page in range(1, 8)]
 
 
+async def test_a_target_that_comes_back_as_another_one_ends_the_run() -> None:
+    """The caption waits for a target that is away, and goes on at whichever is there then."""
+    world = World(FakeSource())
+    lease = await world.submit()
+
+    class Restarted(FakeSource):
+        async def pages(self, *args: Any) -> AsyncGenerator[DocumentFacts | PageReading, None]:
+            async for page in super().pages(*args):
+                if isinstance(page, PageReading) and page.page == 4:
+                    world.models.target.model = replace(world.models.target.model, revision="r2")
+                yield page
+
+    world.runner._documents._source = Restarted()
+    with pytest.raises(RetryLater, match="another one") as later:
+        await world.run(lease)
+    assert not later.value.counted and await world.texts() == ["text 1", "text 2", "text 3"]
+    assert await world.queue.retry(lease, "again", 0.0, counted=False)
+    world.runner._documents._source = FakeSource(text="better")
+    assert (await world.ended(await world.take())).state is JobState.DONE
+    assert await world.texts() == [f"better {page}" for page in range(1, 8)]
+
+
 async def test_a_late_part_of_who_lost_the_lease_is_refused() -> None:
     """The holder is stopped in the middle of a page, and wakes when another has read the document to its end."""
     slow = FakeSource(lasts=asyncio.Event(), text="late")

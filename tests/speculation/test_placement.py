@@ -22,7 +22,7 @@ from slipstream.speculation.placement import (
 
 MAX_WINDOW = 24
 T_P, T_Q, TAU = 0.42, 0.0466, 0.92
-"""Paper 000, 7B/72B on 8 L40S, at an acceptance that the pocket pair has."""
+"""ParallelVLM's 7B/72B on 8 L40S, at an acceptance that the pocket pair has."""
 
 
 def costs_of(tau: float, plain_s: float = T_P) -> CostModel:

@@ -80,7 +80,7 @@ class MemoryQueue(JobTable):
     async def finish(self, lease: Lease, outcome: Outcome) -> bool:
         job = self._held(lease)
         if job is None or job.record.state is not JobState.RUNNING:
-            return job is not None and job.record.state.is_terminal
+            return job is not None and job.record.state is outcome.state
         tallies = self._batch(lease.batch_id).tallies
         if outcome.state is JobState.DONE:
             if len(job.parts) < job.record.parts_total:

@@ -1,5 +1,6 @@
 -- Removes what is left of jobs that are in a result file. Arguments: who compacts, batch, how many. Answers how many are left.
 local me, batch = arg(1), arg(2)
+make_way()
 elected('compactor', me)
 local left = tonumber(redis.call('HGET', batch_key(batch), 'freeing') or 0)
 local n = math.min(left, tonumber(arg(3)))

@@ -4,6 +4,7 @@
 -- what is left of them is to be freed.
 local MAX_JOBS, MAX_BATCHES = 20000, 200
 local me, file_bytes, age = arg(1), tonumber(arg(2)), tonumber(arg(3))
+make_way()
 if not elected('compactor', me) then return {} end
 local enough = held_bytes() >= BUDGET / 2 and math.min(file_bytes, BUDGET / 8) or file_bytes
 

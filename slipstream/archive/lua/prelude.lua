@@ -16,7 +16,7 @@
 --   p:<job>, d:<job>, m:<job>  of a job with parts: hash of the parts by number, each behind its digest; zset of the
 --                numbers that are there; hash: what they depend on, total, layout, bytes, t:<tally>. Beside the
 --                parts lie notes as n:<name>; `notes` of the last hash has their names, `note_bytes` what of `bytes` is
---                theirs. A batch has the sums p:total, p:done, p:bytes of its jobs
+--                theirs. A batch has the sums p:total, p:done, p:bytes of its jobs, and p:idle of those that failed
 --   k:<set>      stream of captions with the fingerprints of their videos, for near-duplicates
 --
 -- Where results leave the store (BUDGET > 0) there are also:
@@ -181,9 +181,12 @@ end
 
 local function parts_bytes(id) return tonumber(redis.call('HGET', meta_key(id), 'bytes') or 0) end
 
--- Of all jobs but those that failed, which stay until somebody retries them.
+-- Of all jobs but those that failed, which stay until somebody retries them. Less than nothing is what releases counted
+-- that took off what they had never added.
 local function held_bytes()
-  return math.max(0, sum(P .. 'totals', 'bytes')) + sum(P .. 'totals', 'part_bytes')
+  local bytes = sum(P .. 'totals', 'bytes')
+  if bytes < 0 then add(P .. 'totals', 'bytes', -bytes) end
+  return math.max(0, bytes) + sum(P .. 'totals', 'part_bytes') - sum(P .. 'totals', 'idle_part_bytes')
 end
 
 local function is_faulty(state) return state == 'failed' or state == 'dead' end
@@ -197,18 +200,28 @@ local function weight(state, bytes, result)
 end
 
 -- A job that is over for good is to be written into a result file.
-local function put_aside(id, batch, bytes)
-  local at = redis.call('HGET', job_key(id), 'at')
-  if not at then return end
+local function put_aside(id, batch, at, bytes)
   append(ended_key(batch), at .. ' ' .. id)
   add(batch_key(batch), 'ended_bytes', bytes + parts_bytes(id))
   ended[batch] = true
 end
 
+-- Of jobs that were handed in before results left the store nothing was counted.
 local function weigh(id, batch, from, to)
+  local at = redis.call('HGET', job_key(id), 'at')
+  if not at then return end
   local bytes, result = job_bytes(id, to)
   add(P .. 'totals', 'bytes', weight(to, bytes, result) - weight(from, bytes, result))
-  if to == 'done' or to == 'cancelled' then put_aside(id, batch, bytes) end
+  if to == 'done' or to == 'cancelled' then put_aside(id, batch, at, bytes) end
+end
+
+-- The parts of a job that failed are kept for whoever retries it, and take no room from others meanwhile. So many bytes.
+local function set_idle(id, batch, bytes)
+  local before = tonumber(redis.call('HGET', job_key(id), 'idle_part_bytes') or 0)
+  if bytes == before then return end
+  redis.call('HSET', job_key(id), 'idle_part_bytes', bytes)
+  add(batch_key(batch), 'p:idle', bytes - before)
+  add(P .. 'totals', 'idle_part_bytes', bytes - before)
 end
 
 -- The one place where a job's state changes. `from` is false for a new job; what follows it are fields that change, too.
@@ -225,6 +238,7 @@ local function move(id, batch, from, to, ...)
   changed[batch] = true
   if from == 'dead' then redis.call('ZREM', P .. 'dead', id) end
   if to == 'dead' then redis.call('ZADD', P .. 'dead', now, id) end
+  if is_faulty(to) then set_idle(id, batch, parts_bytes(id)) elseif is_faulty(from) then set_idle(id, batch, 0) end
   if BUDGET > 0 then weigh(id, batch, from, to) end
 end
 
@@ -439,6 +453,10 @@ local function remember(batch, id, digest, neighbours)
   local name, content = name_of(id, digest)
   redis.call('HSET', names_key(batch), string.sub(id, 1, 4), neighbours .. name .. content)
 end
+
+-- A store that is full lets a script write that frees something first, whatever that is: without this, what empties it
+-- could not begin.
+local function make_way() redis.call('DEL', P .. 'nothing') end
 
 -- Whether `me` is the one that compacts or feeds now, for all gateways. Two at once would do no harm but work in vain.
 local function elected(office, me)

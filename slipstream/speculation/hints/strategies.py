@@ -1,4 +1,4 @@
-"""How hints become trees: paper 003's windows, ours, which resynchronises, and the text itself as a hint.
+"""How hints become trees: the windows of `hsd`, ours, which resynchronises, and the text itself as a hint.
 
 Pure, and never what decides a token.
 """
@@ -25,14 +25,14 @@ class HintStrategy(Protocol):
         """What may follow the text; None: nothing that is worth a row."""
 
 
-# -- paper 003 --------------------------------------------------------------------------------------------------------
+# -- hierarchical speculative decoding --------------------------------------------------------------------------------
 
 WINDOW = 3
-"""n of paper 003, section 3.2."""
+"""n of that paper, section 3.2."""
 
 
 class Windowed:
-    """Paper 003, section 3.2: the last three tokens are the window; what follows it, wherever it stands in any of the
+    """Its section 3.2: the last three tokens are the window; what follows it, wherever it stands in any of the
     unordered texts, is a candidate to that text's end; the prefix tree of all candidates is judged in one pass.
 
     The paper bounds neither their number nor the tree. Here `limits` do: the tree is filled level by level, as nothing

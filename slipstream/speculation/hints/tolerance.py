@@ -1,4 +1,4 @@
-"""Paper 003's tolerance: a token that is nearly as likely as the model's own choice is taken for it. Lossy. Pure.
+"""Hierarchical speculative decoding's tolerance: what is nearly as likely as the model's choice is taken. Lossy. Pure.
 
 Eq. 10 can be read in two ways, and both are here by name. Below 1 either changes the text; at 1 only the model's own
 choice is accepted, and the text is plain decoding's.
@@ -38,7 +38,7 @@ class Tolerance:
     def check(self) -> "Tolerance":
         """Itself. Raises `InvalidRequest` for values that there are not."""
         if not 0.0 < self.tau <= 1.0:
-            raise InvalidRequest(f"tolerance is tau of paper 003's eq. 10, above 0 to 1, not {self.tau}")
+            raise InvalidRequest(f"tolerance must be above 0 and at most 1, not {self.tau}")
         if self.rule not in tuple(ToleranceRule):
             known = ", ".join(ToleranceRule)
             raise InvalidRequest(f"tolerance_rule {self.rule!r} is unknown; choose one of {known}")
@@ -79,7 +79,7 @@ class Rating:
 def accept_tolerantly(
     tree: TokenTree, rate: Callable[[int, tuple[int, ...], Sequence[int]], Rating], tolerance: Tolerance
 ) -> tuple[tuple[int, ...], int]:
-    """The path of a tree that is accepted, and the model's own next token (paper 003, section 3.2).
+    """The path of a tree that is accepted, and the model's own next token (section 3.2 of that paper).
 
     At every node the likeliest of the candidates behind it is compared with the model's own choice by eq. 10.
     `rate(row, path, candidates)` is asked once a step, as `choose` of `accept_tree` is.

@@ -1,0 +1,63 @@
+"""What a batch's requests are about, where gateways can open it."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from slipstream.service_info import GatewayInfo
+from slipstream.services.front.batch_lines import BatchLine, ItemMaker
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.file_store import FileStore, new_file_id
+from slipstream.services.front.json_body import JsonBody
+from tests.support.front import PROMPT
+
+MODEL = "big"
+VIDEO = b"a long film"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FileStore:
+    return FileStore(FrontConfig(listen="", gateway="", data=str(tmp_path)))
+
+
+def sources_of(files: FileStore, folder: Path, num_lines: int) -> list[Path]:
+    """What gateways open of a batch whose requests all are about one file."""
+    with files.new("") as file:
+        file.write(VIDEO)
+        kept = file.keep(new_file_id(), "a.mp4", "user_data", None)
+    content = [{"type": "text", "text": PROMPT}, {"type": "file", "file": {"file_id": kept.file_id}}]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+    maker, found = ItemMaker(GatewayInfo(), MODEL, "", files, folder), []
+    for number in range(1, num_lines + 1):
+        with JsonBody(10**6, 10**6) as fed:
+            fed.feed(json.dumps(body).encode())
+            found.append(Path(maker.item(BatchLine(number, str(number), fed.value(), fed)).source))
+    files.delete("", kept.file_id)
+    return found
+
+
+def test_a_file_of_many_requests_is_on_disk_once(files: FileStore, tmp_path: Path) -> None:
+    """And stays there for them when its owner deletes it."""
+    sources = sources_of(files, tmp_path / "media", 3)
+    assert len({source.stat().st_ino for source in sources}) == 1 and sources[0].stat().st_nlink == len(sources) == 3
+    assert sources[0].read_bytes() == VIDEO
+
+
+def test_a_line_that_is_handed_in_again_finds_its_file(files: FileStore, tmp_path: Path) -> None:
+    for _ in range(2):
+        (source,) = sources_of(files, tmp_path / "media", 1)
+        assert source.read_bytes() == VIDEO and list(source.parent.iterdir()) == [source]
+
+
+def test_media_in_another_file_system_are_copies(
+    files: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", link)
+    sources = sources_of(files, tmp_path / "media", 2)
+    assert [source.read_bytes() for source in sources] == [VIDEO] * 2 and sources[0].stat().st_nlink == 1

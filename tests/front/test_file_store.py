@@ -1,0 +1,53 @@
+"""Files on disk, and how much of it one owner may have."""
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.services.front.api_errors import ApiError
+from slipstream.services.front.config import FrontConfig
+from slipstream.services.front.file_store import FileStore, NewFile, new_file_id
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FileStore:
+    return FileStore(FrontConfig(listen="", gateway="", data=str(tmp_path), max_owner_bytes=10, max_file_bytes=8))
+
+
+def kept(file: NewFile) -> str:
+    with file:
+        return file.keep(new_file_id(), "a", "user_data", None).file_id
+
+
+def refusal(file: NewFile, data: bytes) -> str | None:
+    with pytest.raises(ApiError) as refused:
+        file.write(data)
+    assert refused.value.status == 413
+    return refused.value.code
+
+
+def test_files_written_at_once_share_what_their_owner_may_have(files: FileStore) -> None:
+    first, second, other = files.new("ann"), files.new("ann"), files.new("bob")
+    with other:
+        for file in (first, second, other):
+            file.write(bytes(5))
+        assert refusal(first, b"1") == refusal(second, b"1") == "quota_exceeded"
+        other.write(bytes(3))
+    kept(first)
+    assert refusal(second, b"1") == "quota_exceeded"
+    with second, pytest.raises(ApiError, match="10 of 10 bytes"):
+        files.new("ann")
+    with files.new("ann") as third:
+        third.write(bytes(5))
+        assert refusal(third, b"1") == "quota_exceeded"
+
+
+def test_what_is_deleted_makes_room(files: FileStore) -> None:
+    with files.new("ann") as open_all_the_time:
+        for _ in range(3):
+            file = files.new("ann")
+            file.write(bytes(8))
+            files.delete("ann", kept(file))
+        open_all_the_time.write(bytes(2))
+    with files.new("ann") as large:
+        assert refusal(large, bytes(9)) == "too_large"
