@@ -88,7 +88,7 @@ async def _lose_leaders(given: argparse.Namespace, replicas: int) -> Report:
             running = [asyncio.create_task(submitters.run()) for _ in range(CALLERS)]
             failovers = 0
             while failovers < given.failovers or len(submitters.accepted) < given.jobs:
-                await group.fail_over(cut_seconds(chance))
+                await group.fail_over(cut_seconds(chance) if failovers % 2 else 0.0)
                 failovers += 1
                 say(f"wait {replicas}: {failovers} failovers, {len(submitters.accepted)} jobs acknowledged")
             for task in running:

@@ -140,30 +140,63 @@ def _place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class Followers:
+    """How many replicas are to have what is promised: so many, and all that follow the leader. Sentinels choose the
+    next one by what replicas told of themselves up to ten seconds before, so it may be any of them."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self._seen = 0
+
+    @property
+    def needed(self) -> int:
+        """Replicas."""
+        return max(self.least, self._seen)
+
+    def see(self, role: Any) -> None:
+        """What the leader says of its role. Where it may not be asked, nobody knows of more replicas than the least."""
+        if isinstance(role, list) and role[0] == b"master":
+            self._seen = len(role[2])
+
+
 async def run_replicated(
-    client: Redis, script: AsyncScript, prefix: str, args: Sequence[str | int | float | bytes], replicas: int
+    client: Redis, script: AsyncScript, prefix: str, args: Sequence[str | int | float | bytes], followers: Followers
 ) -> Any:
-    """The script's answer, once so many replicas have all that it says. Raises `QueueUnavailable` where too few do.
+    """The script's answer, once replicas have all that it says. Raises `QueueUnavailable` where too few do."""
+    told, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
+    answer, reached = await _followed(client, prefix, followers, told)
+    if isinstance(answer, NoScriptError):
+        await client.script_load(script.script)
+        answer, reached = await _followed(client, prefix, followers, told)
+    if isinstance(answer, Exception):
+        raise answer
+    if asked <= reached < followers.needed:  # more follow than was known: nobody waited for them
+        _, reached = await _followed(client, prefix, followers)
+    if reached < followers.needed:
+        raise QueueUnavailable(
+            f"{reached} replicas of the queue's Redis have this write, and {followers.needed} are to have it: all that"
+            f" follow, and as many as --redis-wait says ({followers.least}); nothing is promised, ask again"
+        )
+    return answer
+
+
+async def _followed(
+    client: Redis, prefix: str, followers: Followers, *scripts: Sequence[str | int | float | bytes]
+) -> tuple[Any, int]:
+    """What the script answers, if there is one, and how many replicas have what it has seen.
 
     WAIT speaks of the writes of its own connection, so it goes with the script. A script that only finds what was
     written before writes nothing, and WAIT would then speak of something older: hence one more write, behind which
     replicas have everything that the script has seen."""
-    for is_known in (True, False):
-        if not is_known:
-            await client.script_load(script.script)
-        pipeline = client.pipeline(transaction=False)
-        pipeline.execute_command("EVALSHA", script.sha, 1, prefix, *args)
-        pipeline.execute_command("SET", f"{prefix}replicated", 1)
-        pipeline.execute_command("WAIT", replicas, round(WAIT_S * 1000))
-        answer, mark, reached = await pipeline.execute(raise_on_error=False)
-        if not (is_known and isinstance(answer, NoScriptError)):
-            break
-    for each in (answer, mark, reached):
-        if isinstance(each, Exception):
+    pipeline = client.pipeline(transaction=False)
+    for words in scripts:
+        pipeline.execute_command(*words)
+    pipeline.execute_command("SET", f"{prefix}replicated", 1)
+    pipeline.execute_command("ROLE")
+    pipeline.execute_command("WAIT", followers.needed, round(WAIT_S * 1000))
+    *answers, mark, role, reached = await pipeline.execute(raise_on_error=False)
+    followers.see(role)
+    for each in (mark, reached):
+        if isinstance(each, Exception) and not (answers and isinstance(answers[0], Exception)):
             raise each
-    if reached < replicas:
-        raise QueueUnavailable(
-            f"{reached} replicas of the queue's Redis have this write, and --redis-wait asks for {replicas}; nothing is"
-            " promised, ask again"
-        )
-    return answer
+    return (answers[0] if answers else None), reached

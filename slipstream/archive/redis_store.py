@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 
 from slipstream.archive.queue import DamagedRecord, QueueUnavailable
-from slipstream.archive.redis_failover import PROMISES, connect, run_replicated
+from slipstream.archive.redis_failover import PROMISES, Followers, connect, run_replicated
 
 # All scripts may be repeated, so one that met a connection from before a restart is sent again at once.
 
@@ -57,7 +57,7 @@ class ScriptStore:
         on_call: OnCall | None = None,
         replicas: int = 0,
     ) -> None:
-        self._replicas = replicas
+        self._followers = Followers(replicas)
         self.prefix = f"{{{name}}}:"
         sizes = {**WORKER_CONNECTIONS, "": connections}
         self._clients = {use: connect(url, size, CALL_S) for use, size in sizes.items()}
@@ -80,8 +80,8 @@ class ScriptStore:
         client = self._clients[WORKER_SCRIPTS.get(script, "")]
         try:
             async with asyncio.timeout(CALL_S):
-                if self._replicas and script in PROMISES:
-                    return await run_replicated(client, self._scripts[script], self.prefix, args, self._replicas)
+                if self._followers.least and script in PROMISES:
+                    return await run_replicated(client, self._scripts[script], self.prefix, args, self._followers)
                 return await self._scripts[script](keys=[self.prefix], args=args, client=client)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not NOT_NOW.search(str(error)):

@@ -71,6 +71,31 @@ async def test_without_enough_replicas_nothing_is_promised_also_not_the_second_t
 
 
 @in_one_loop
+async def test_any_replica_that_follows_may_lead_next_so_all_are_waited_for(
+    group: RedisGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RedisQueue(group.url, "one is slow", replicas=1)
+    await patiently(lambda: queue.open_batch(BatchSpec("batch")))
+    async with group.no_replicas(1):
+        monkeypatch.setattr(redis_failover, "WAIT_S", 0.2)
+        with pytest.raises(QueueUnavailable, match=r"1 replicas .* and 2 are to have it"):
+            await queue.submit("batch", specs("a"))
+    assert await patiently(lambda: queue.submit("batch", specs("a"))) == [SubmitOutcome.KNOWN]
+    await queue.close()
+
+
+@in_one_loop
+async def test_a_user_that_may_not_ask_for_the_role_is_promised_the_least(group: RedisGroup) -> None:
+    async with Redis(port=await group.settled()) as admin:
+        await admin.execute_command("ACL", "SETUSER", "default", "-role")
+        queue = RedisQueue(group.url, "no role", replicas=1)
+        await queue.open_batch(BatchSpec("batch"))
+        assert await queue.submit("batch", specs("a")) == [SubmitOutcome.ADDED]
+        await admin.execute_command("ACL", "SETUSER", "default", "+role")
+    await queue.close()
+
+
+@in_one_loop
 async def test_a_server_that_was_emptied_of_scripts_is_told_them_again(group: RedisGroup) -> None:
     queue = RedisQueue(group.url, "emptied", replicas=2)
     await queue.open_batch(BatchSpec("batch"))

@@ -134,14 +134,15 @@ class RedisGroup:
         return (await self._watching.settled()).port
 
     async def fail_over(self, cut_s: float) -> None:
-        """Cuts the replicas off from the leader, which goes on alone for so long and is then lost. Returns when another
-        one leads and the old one follows it."""
+        """Cuts the replicas off from the leader, which goes on alone for so long and is then lost; 0: they follow it to
+        its end. Returns when another one leads and the old one follows it."""
         port = await self.settled()
-        others = [server for each, server in self.servers.items() if each != port]
+        others = [server for each, server in self.servers.items() if each != port and cut_s]
         for server in others:
             os.kill(server.pid, signal.SIGSTOP)
-        await _tell(Place(HOST, port), "CLIENT", "KILL", "TYPE", "REPLICA")
-        await asyncio.sleep(cut_s)
+        if cut_s:
+            await _tell(Place(HOST, port), "CLIENT", "KILL", "TYPE", "REPLICA")
+            await asyncio.sleep(cut_s)
         await self.servers[port].kill()
         for server in others:
             os.kill(server.pid, signal.SIGCONT)
@@ -152,10 +153,10 @@ class RedisGroup:
         await self.settled()
 
     @contextlib.asynccontextmanager
-    async def no_replicas(self) -> Any:
-        """Within, no replica answers."""
+    async def no_replicas(self, number: int = REPLICAS) -> Any:
+        """Within, none answers, or so many do not."""
         port = await self.settled()
-        others = [server for each, server in self.servers.items() if each != port]
+        others = [server for each, server in self.servers.items() if each != port][:number]
         for server in others:
             os.kill(server.pid, signal.SIGSTOP)
         try:
