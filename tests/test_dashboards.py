@@ -92,6 +92,11 @@ CASES = (
         11,
         {'slipstream_queue_jobs{state="queued"}': "3x20", 'slipstream_queue_jobs{state="running"}': "1x4 0x20"},
     ),
+    Case(
+        "SlipstreamArchiveStands",
+        61,
+        {'slipstream_queue_jobs{state="queued"}': "3x70", 'slipstream_jobs_total{outcome="retried"}': "0+1x70"},
+    ),
     Case("SlipstreamOldJob", 12, {"slipstream_queue_oldest_job_age_seconds": "21600+60x20"}),
     Case("SlipstreamJobsDead", 12, {'slipstream_queue_jobs{state="dead"}': "0x9 2x9"}, {"state": "dead"}),
     Case(

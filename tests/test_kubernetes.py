@@ -271,6 +271,7 @@ def test_what_scales_is_there_and_the_scaler_takes_what_it_is_told() -> None:
         (service,) = (each for each in of_kind(objects, "Service") if each["metadata"]["name"] == name)
         assert (namespace, rest) == (service["metadata"]["namespace"], ["svc", "cluster", "local"])
         assert {"name": "scaler", "port": int(port), "targetPort": "scaler"} in service["spec"]["ports"]
+        assert service["spec"]["publishNotReadyAddresses"], "workers are started while no gateway has a target"
         (worker,) = (pod for pod in pods(objects) if pod.component == "worker")
         (slots,) = (config.archive_slots for _, config in services_in(worker) if isinstance(config, GatewayConfig))
         assert _share(trigger["metadata"][SHARE_KEY], 1) == slots

@@ -147,7 +147,9 @@ class ArchiveOptions:
         default="",
     )
     redis_wait: int = option(
-        "replicas of that Redis that have what is acknowledged; too few: it is refused", default=0, check=between(0, 16)
+        "replicas of that Redis that have what is acknowledged, at least; too few: it is refused",
+        default=0,
+        check=between(0, 16),
     )
     redis_unsafe: bool = option(
         "whether to take a Redis that may lose accepted jobs, by a late log, none, or evicting them: true or false",
