@@ -38,7 +38,7 @@ class Tolerance:
     def check(self) -> "Tolerance":
         """Itself. Raises `InvalidRequest` for values that there are not."""
         if not 0.0 < self.tau <= 1.0:
-            raise InvalidRequest(f"tolerance must be above 0 and at most 1, not {self.tau}")
+            raise InvalidRequest(f"tolerance is above 0 to 1 (tau of eq. 10), not {self.tau}")
         if self.rule not in tuple(ToleranceRule):
             known = ", ".join(ToleranceRule)
             raise InvalidRequest(f"tolerance_rule {self.rule!r} is unknown; choose one of {known}")
