@@ -14,9 +14,9 @@ device without a wait, apart from engine and sampling, what is damaged of a clip
 MOST_FOR_A_ROUND = 30 + 7
 """The last five again, and the draft's session."""
 MOST_MORE_FOR_A_JOB = 17 + 7
-"""17 at the renovation; then `model_runs`, `redis_rows` and `redis_store` were split off files that had grown. A job may name
-an object, its text is marked, which is counted, its commit goes to the queue with others, and a line of output stands
-apart from the file that it goes into."""
+"""17 at the renovation; then `model_runs`, `redis_rows` and `redis_store` were split off files that had grown. A job
+may name an object, its text is marked, which is counted, its commit goes to the queue with others, and a line of output
+stands apart from the file that it goes into."""
 ATTEMPTS = 5
 """On a busy machine a draft may be late or lost: that caption takes another way, which crosses more files."""
 
