@@ -1,9 +1,9 @@
-"""The archive on engines that exist, part by part. `failover`: the queue's leader is cut off from its replicas and then
-lost, again and again, with and without `--redis-wait`. `manifests`: what Kubernetes would be sent, by its schemas and
-by definitions of KEDA and LeaderWorkerSet. `ray`: a dataset captioned on two raylets, under deaths. `slurm`: two tasks
-of a real Slurm, one of them preempted. `hosts` and `soak`: three hosts, network namespaces of this machine, switched
-off, cut off and failed over. `queues`: four gateways on four queues, beside one. `releases`: an older release and this
-one on one queue.
+"""The archive on engines that exist, part by part. `failover`: the queue's leader is lost again and again, while its
+replicas follow it or when they were cut off, with and without `--redis-wait`. `manifests`: what Kubernetes would be
+sent, by its schemas and by definitions of KEDA and LeaderWorkerSet. `ray`: a dataset captioned on two raylets, under
+deaths. `slurm`: two tasks of a real Slurm, one of them preempted. `hosts` and `soak`: three hosts, network namespaces
+of this machine, switched off, cut off and failed over. `queues`: four gateways on four queues, beside one. `releases`:
+an older release and this one on one queue.
 """
 
 import argparse

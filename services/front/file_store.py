@@ -150,8 +150,9 @@ class FileStore:
         """A file to write. Raises `ApiError` for an owner who has too many or too much. `limit`: of its bytes, where
         that is not what the owner has left."""
         room = self._room(owner) if limit is None else Room(limit)
+        most = self._config.max_file_bytes if limit is None else limit
         try:
-            return NewFile(self._folder / owner_key(owner), limit or self._config.max_file_bytes, room)
+            return NewFile(self._folder / owner_key(owner), most, room)
         except OSError as error:
             raise _no_room(error) from None
 

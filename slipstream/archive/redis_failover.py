@@ -164,12 +164,11 @@ async def run_replicated(
 ) -> Any:
     """The script's answer, once replicas have all that it says. Raises `QueueUnavailable` where too few do."""
     told, asked = ("EVALSHA", script.sha, 1, prefix, *args), followers.needed
-    answer, reached = await _followed(client, prefix, followers, told)
-    if isinstance(answer, NoScriptError):
+    try:
+        answer, reached = await _followed(client, prefix, followers, told)
+    except NoScriptError:
         await client.script_load(script.script)
         answer, reached = await _followed(client, prefix, followers, told)
-    if isinstance(answer, Exception):
-        raise answer
     if asked <= reached < followers.needed:  # more follow than was known: nobody waited for them
         _, reached = await _followed(client, prefix, followers)
     if reached < followers.needed:
@@ -196,7 +195,7 @@ async def _followed(
     pipeline.execute_command("WAIT", followers.needed, round(WAIT_S * 1000))
     *answers, mark, role, reached = await pipeline.execute(raise_on_error=False)
     followers.see(role)
-    for each in (mark, reached):
-        if isinstance(each, Exception) and not (answers and isinstance(answers[0], Exception)):
+    for each in (*answers, mark, reached):
+        if isinstance(each, Exception):
             raise each
     return (answers[0] if answers else None), reached
