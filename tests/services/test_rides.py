@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -54,6 +54,19 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def riding(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[RowPrefill]]:
+    """Prompts that have stood in line."""
+    prompts, join = list[weakref.ref[RowPrefill]](), Rides.join
+
+    def noted(rides: Rides, prefill: RowPrefill) -> RidingPrompt:
+        prompts.append(weakref.ref(prefill))
+        return join(rides, prefill)
+
+    monkeypatch.setattr(Rides, "join", noted)
+    return prompts
+
+
+@pytest.fixture
 def rode(monkeypatch: pytest.MonkeyPatch) -> list[RideCounts]:
     """What decoding passes have carried."""
     counts: list[RideCounts] = []
@@ -100,11 +113,13 @@ async def decoded(engine: TargetEngine, session: TargetSession) -> list[int]:
 
 
 async def captioned(
-    engine: TargetEngine, seed: int, *, in_background: bool, sampling: str
+    engine: TargetEngine, seed: int, *, in_background: bool, sampling: str, until: Callable[[], object] = lambda: True
 ) -> tuple[list[int], Prefilled]:
+    """Decoded from when `until` says so."""
     session = await opened(engine, f"{seed}", seed, in_background=in_background, sampling=sampling)
     *_, facts = [event async for event in engine.prefill(session)]
     assert isinstance(facts, Prefilled)
+    await eventually(until)
     text = await decoded(engine, session)
     await engine.close(session)
     return text, facts
@@ -112,15 +127,26 @@ async def captioned(
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 async def test_texts_are_those_without_rides(
-    model: VideoLM, always: None, rode: list[RideCounts], sampling: str
+    model: VideoLM,
+    always: None,
+    rode: list[RideCounts],
+    riding: list[object],
+    sampling: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """People's texts are begun once there is a prompt to ride along, and none runs alone before they are whole."""
     async with running(model, 0.0) as engine:
         expected = [(await captioned(engine, seed, in_background=False, sampling=sampling))[0] for seed in range(4)]
     assert not rode
     async with running(model, 1.0) as engine:
-        found = await asyncio.gather(
-            *(captioned(engine, seed, in_background=seed > 1, sampling=sampling) for seed in range(4))
-        )
+        archive = asyncio.gather(*(captioned(engine, n, in_background=True, sampling=sampling) for n in range(2, 4)))
+        people = (captioned(engine, n, in_background=False, sampling=sampling, until=lambda: riding) for n in range(2))
+        with monkeypatch.context() as held:
+            held.setattr(Rides, "_queue_alone", lambda rides: None)
+            found = await asyncio.gather(*people)
+        assert engine._rides is not None
+        engine._rides._queue_alone()
+        found += await archive
     assert [text for text, _ in found] == expected
     assert rode, "prompts rode along"
     facts = [facts for _, facts in found]
@@ -178,21 +204,15 @@ async def test_who_leaves_while_riding_frees_its_memory_and_the_next_rides(model
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_a_prompt_that_leaves_while_it_rides_is_gone_without_a_collection(
-    model: VideoLM, monkeypatch: pytest.MonkeyPatch, place: int
+    model: VideoLM, monkeypatch: pytest.MonkeyPatch, riding: list[weakref.ref[RowPrefill]], place: int
 ) -> None:
     """Its rows are most of its memory, be it the first in line or the next."""
-    riding, join = list[weakref.ref[RowPrefill]](), Rides.join
-
-    def noted(rides: Rides, prefill: RowPrefill) -> RidingPrompt:
-        riding.append(weakref.ref(prefill))
-        return join(rides, prefill)
 
     async def prefilled(session: TargetSession) -> None:
         async with aclosing(engine.prefill(session)) as events:
             async for _ in events:
                 pass
 
-    monkeypatch.setattr(Rides, "join", noted)
     monkeypatch.setattr(Rides, "_queue_alone", lambda rides: None)  # so they stand in line until they leave
     async with running(model, 1.0) as engine:
         with no_collection():
